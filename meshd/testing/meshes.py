@@ -265,6 +265,11 @@ class Mesh:
                 raise AssertionError(f"{name} of {node_id} stays below {least}\n{self.output()}")
             threading.Event().wait(_STEP)
 
+    def marked(self) -> int:
+        """How often nodes were taken for gone so far. On a busy machine that may be one that runs: it was
+        silent for longer than its lease."""
+        return len(re.findall(r": a node is (?:away|down) ", self.output()))
+
     def output(self) -> str:
         """What all of them printed and logged."""
         return "\n".join(f"=== {node_id}\n{node.output()}" for node_id, node in self.nodes.items())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from meshd.config import StoreSettings
 from meshd.kit.clock import SystemClock
@@ -110,16 +111,19 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh, 
     for number in range(20):
         put(f"before-{number}")
     _await_copies(mesh, name, 2, set(bodies))
-    over, wrong = threading.Event(), []
+    over, wrong, refused, marked = threading.Event(), list[str](), list[str](), mesh.marked()
 
     def read() -> None:
         clients = [mesh[name].client() for name in NODES]
         while not over.is_set():
             for key, body in list(bodies.items()):
                 for client in clients:
-                    found = client.get_object(Bucket=name, Key=key)["Body"].read()
-                    if found != body:
-                        wrong.append(key)
+                    try:
+                        if client.get_object(Bucket=name, Key=key)["Body"].read() != body:
+                            wrong.append(key)
+                    except ClientError as error:
+                        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+                        (refused if status == 503 else wrong).append(f"{key}: {error}")
                 over.wait(0.02)
 
     reader = threading.Thread(target=read)
@@ -138,6 +142,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh, 
         over.set()
         await_end(reader)
     assert wrong == []
+    assert not refused or mesh.marked() > marked, refused  # unless one was taken for gone
     _await_copies(mesh, calm, 3, {"k"})  # nobody touched that
 
 
