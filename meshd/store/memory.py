@@ -8,6 +8,7 @@ and
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,11 @@ class MemoryWriter:
             raise StoreClosedError(f"the writer of {self._bucket}/{self._key} is closed; open a new one")
 
 
+def _close_all(blobs: dict[int, int]) -> None:
+    while blobs:
+        os.close(blobs.popitem()[1])
+
+
 class MemoryStore:
     """See ObjectStore."""
 
@@ -110,6 +116,7 @@ class MemoryStore:
         self._uploads: dict[str, Upload] = {}
         self._parts: dict[str, dict[int, UploadedPart]] = {}
         self._blobs: dict[int, int] = {}  # extent's file → memfd
+        self._end = weakref.finalize(self, _close_all, self._blobs)
         self._next = self._epoch = 0
         self._replicas = MemoryReplicas(self._versions, self._uploads, self._parts)
 
@@ -117,9 +124,8 @@ class MemoryStore:
         return f"<MemoryStore {self._versions!r} uploads={len(self._uploads)}>"
 
     def close(self) -> None:
-        blobs, self._blobs = self._blobs, {}
-        for fd in blobs.values():
-            os.close(fd)
+        """What nobody closes is closed with the store itself."""
+        self._end()
 
     def fence(self) -> None:
         """See `epochs`. Raises StaleEpochError."""

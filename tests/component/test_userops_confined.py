@@ -60,7 +60,7 @@ def give(values, *, what: str):
     return eval(what)
 
 def each(call, *more):
-    for fd in range(3, 64):
+    for fd in range(3, 4096):
         try:
             call(fd, *more)
         except OSError:
@@ -289,7 +289,8 @@ def test_a_module_that_speaks_before_it_is_read_is_not_believed() -> None:
         {},
     ]
     for answer in answers:
-        source = f"import os\nfor fd in range(3, 64):\n try: os.write(fd, {json.dumps(answer).encode()!r})\n"
+        said = json.dumps(answer).encode()
+        source = f"import os\nfor fd in range(3, 4096):\n try: os.write(fd, {said!r})\n"
         with pytest.raises(UnusableModuleError, match="declares"):
             ConfinedProcess("mine", f"{source} except OSError: pass".encode(), 256 * MIB, OPEN)
 

@@ -91,6 +91,6 @@ def test_what_a_failed_test_shared_is_made_anew(
         text=True,
         check=False,
         timeout=60,
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
     )
     assert done.stdout.splitlines()[-1].startswith(f"{outcome} in "), done.stdout + done.stderr
