@@ -341,7 +341,8 @@ class Connection(RequestHandler):
         super()._process_keepalive()
 
     def let_go(self) -> None:
-        """Close it if it is idle; if it answers a request that is here in whole, have it close afterwards."""
+        """Close it if it is idle; if it answers the last of the requests that are here, in whole, have it
+        close afterwards."""
         request, waiter = self._current_request, self._waiter
         if self._passed is not None:
             self._passed.last = True
@@ -350,7 +351,7 @@ class Connection(RequestHandler):
                 self.force_close()
         elif self._lingering is not None:
             self._lingering.hurry()
-        elif request is not None and request.content.is_eof():
+        elif request is not None and request.content.is_eof() and not self._messages:
             self.close()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
