@@ -21,7 +21,7 @@ from meshd.web.malformed import described, endless_head, is_malformed
 from meshd.web.mending import Mending
 from meshd.web.passing import PassedOn
 from meshd.web.replies import Reply, head_bytes, new_request_id
-from meshd.web.sending import AtOnce
+from meshd.web.sending import AtOnce, untaken
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
 
@@ -187,7 +187,8 @@ class Connection(RequestHandler):
 
     def is_stalled(self, now: float, seconds: float, least: int) -> bool:
         """Whether in the last `seconds` the client took less than `least` bytes of what waits for it."""
-        unread = self.unread
+        transport = self.transport or self._ending
+        unread = 0 if transport is None else untaken(transport)
         since, then, moved, answers = self._unread_then
         fresh = not since or moved != self.moved or answers != self._request_count
         if not unread or fresh or (now - since > seconds and then - unread >= least):

@@ -22,6 +22,7 @@ from meshd.web.replies import connection_word, head_bytes
 from meshd.web.tearing import TornError
 
 if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from aiohttp import web
@@ -244,8 +245,23 @@ class AtOnce:
 
 def _room(sock: socket.socket) -> int:
     """Bytes the kernel would take for a connection: its buffer less what waits in it."""
-    waiting = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - int(waiting)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _waiting(sock)
+
+
+def _waiting(sock: socket.socket | TransportSocket) -> int:
+    """Bytes the kernel keeps until the other side has taken them. Raises OSError."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
+
+
+def untaken(transport: asyncio.Transport) -> int:
+    """Bytes that wait for the other side, in this process and in the kernel; 0 while none do in this process.
+    The kernel may keep megabytes, and asks for no more until a third of them is gone."""
+    waiting, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
+    if not waiting or sock is None:
+        return waiting
+    with suppress(OSError, ValueError):  # it is just being closed
+        waiting += _waiting(sock)
+    return waiting
 
 
 def _finish_at_once(

@@ -143,24 +143,27 @@ def test_a_client_that_reads_nothing_is_given_up() -> None:
         wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key, daemon.ca_cert)
         over = threading.Event()
         try:
-            silent, slow = wire.connect(receive_buffer=4096), wire.connect(receive_buffer=65536)
-            for sock in (silent, slow):
+            silent, slow, slower = (wire.connect(receive_buffer=size) for size in (4096, 65536, 65536))
+            for sock in (silent, slow, slower):
                 sock.sendall(wire.head("GET", f"/{BUCKET}/big"))
-            with ThreadPoolExecutor(1) as pool:
-                sipping = pool.submit(sip, slow, over)
+            with ThreadPoolExecutor(2) as pool:
+                # In four seconds the one that is slower takes less than the kernel keeps for it.
+                sipping = [pool.submit(sip, slow, over), pool.submit(sip, slower, over, 0.1)]
                 await_true(lambda: b'why="stalled"} 1.0' in scraped(daemon))
+                over.wait(8)
                 over.set()
-                assert sipping.result(60)  # whoever reads, however slowly, is served
+                assert all(each.result(60) for each in sipping)  # whoever reads, however slowly, is served
+                assert b'why="stalled"} 1.0' in scraped(daemon)
         finally:
             over.set()
             wire.close()
             client.close()
 
 
-def sip(sock: socket.socket, over: threading.Event) -> bool:
+def sip(sock: socket.socket, over: threading.Event, pause: float = 0.005) -> bool:
     """Read a record now and then, however long a scrape takes meanwhile; whether there was always more."""
     while sock.recv(1 << 14):
-        if over.wait(0.005):
+        if over.wait(pause):
             return True
     return False
 
