@@ -16,12 +16,24 @@ from meshwire.examples import ExampleError, features
 from meshwire.fields import MAX_FIELDS, class_of, parse_source, sample_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from meshsdk.client import Client
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _LABELS = ("cls", "label")
+# What files of these extensions are full of, and the kind that makes samples of that.
+_WITHIN = {
+    "jsonl": ("line", "lines"),
+    "ndjson": ("line", "lines"),
+    "tfrec": ("record", "tfrecord"),
+    "tfrecord": ("record", "tfrecord"),
+    "tfrecords": ("record", "tfrecord"),
+    "mds": ("row", "mds"),
+    "parquet": ("row", "parquet"),
+    "pq": ("row", "parquet"),
+}
+_INDEX = "json"
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
 _MEMBERS = 200
@@ -43,6 +55,24 @@ def guess_fields(client: Client, source: str) -> dict[str, Any]:
         names = _members(client, place.bucket, shard) if tar else _listed(client, place.bucket, shard)
         return fields_of_names(names, None, source)
     return fields_of_names(keys, place.prefix, source)
+
+
+def held_whole(fields: Mapping[str, Any]) -> str:
+    """The kind to choose, in words, where all fields, in the protocol's form, are whole files of many
+    samples; nothing where any is not (`0001.jsonl` beside `0001.jpg` is a sample's), an index apart.
+    """
+    extensions = [ext for made in fields.values() for ext in made.get("ext", ()) if ext != _INDEX]
+    kinds = [_within(ext) for ext in extensions]
+    if not kinds or kinds[0] is None or None in kinds:
+        return ""
+    part, kind = kinds[0]
+    return f"kind={kind!r} makes a sample of every {part} of .{extensions[0]} files"
+
+
+def _within(extension: str) -> tuple[str, str] | None:
+    """Of `00000.mds.zstd` and `tfrecord-00000-of-00008` too: an extension begins at a name's first dot."""
+    parts = (part.partition("-")[0] for part in extension.split("."))
+    return next((_WITHIN[part] for part in parts if part in _WITHIN), None)
 
 
 def guess_features(client: Client, source: str) -> dict[str, str]:

@@ -5,13 +5,14 @@ Law: what makes no sense is said before anything is asked; what is not told is g
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import meshsdk
 from meshsdk.datasets import Dataset
 from meshsdk.errors import ConfigurationError, NotFoundError
-from meshsdk.guessing import guess_columns, guess_features, guess_fields
+from meshsdk.guessing import guess_columns, guess_features, guess_fields, held_whole
 from meshsdk.native import describe_snapshot, fetch_snapshot, pin_snapshot
 from meshsdk.selecting import array_fields, check_source, missed, part_fields, select_fields
 from meshsdk.settings import checked_seconds
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from meshsdk.client import Client
     from meshsdk.loaders import Loader
     from meshsdk.native import SnapshotInfo
+
+_log = logging.getLogger("meshsdk")
 
 KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
 
@@ -93,7 +96,18 @@ def _pinned(
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
     else:
         chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
-    return pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
+    told = held_whole(chosen or {}) if kind == "auto" else ""
+    try:
+        pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
+    except NotFoundError as error:
+        if told and fields is None:  # what was guessed fits no sample: the names may be of shards
+            raise error.saying(f"{told}.") from error
+        raise
+    if told and pinned.objects >= pinned.samples:  # fewer objects: archives, of which these are members
+        _log.warning(
+            "%s: a sample is a whole file; %s, kind='objects' says that files are meant", source, told
+        )
+    return pinned
 
 
 def _load_loader() -> type[Loader]:

@@ -11,7 +11,7 @@ from meshsdk import ops
 from meshsdk.cli.benching import parse_op
 from meshsdk.cli.reading import parse_fields
 from meshsdk.errors import ConfigurationError
-from meshsdk.guessing import fields_of_names
+from meshsdk.guessing import fields_of_names, held_whole
 from meshsdk.mixing import staged
 from meshsdk.orders import shuffle_spec
 from meshsdk.selecting import check_source, select_fields
@@ -121,6 +121,29 @@ def test_ops_as_the_plan_has_them() -> None:
 def test_bad_ops_say_what_is_wrong(make: Any, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         make()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("jsonl", "lines"),
+        ("jsonl;ndjson", "lines"),
+        ("jsonl.gz", "lines"),
+        ("tfrecord-00000-of-00008", "tfrecord"),
+        ("00000.mds.zstd", "mds"),
+        ("parquet", "parquet"),
+        ("pq", "parquet"),
+    ],
+)
+def test_files_of_many_samples_have_a_kind(given: str, kind: str) -> None:
+    fields = select_fields({"label": "@class", "index": "json", "x": given})
+    assert held_whole(fields).startswith(f"kind={kind!r} makes a sample of every ")
+
+
+@pytest.mark.parametrize("given", ["jpg", "json", "jpg;jsonl", "parquets"])
+def test_files_of_one_sample_have_none(given: str) -> None:
+    assert held_whole(select_fields({"label": "@class", "x": given})) == ""
+    assert held_whole(select_fields({"boxes": "jsonl", "image": "jpg"})) == ""
 
 
 def test_orders() -> None:

@@ -1,0 +1,61 @@
+"""Files that hold many samples, opened without a kind: a file is one sample then, and that is told."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+import meshsdk as mesh
+from meshsdk.errors import NotFoundError
+from tests.archive_making import tar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
+
+LINES = b"1\n2\n"
+
+
+@pytest.fixture(scope="module", name="client")
+def opened(daemon: Daemon) -> Iterator[mesh.Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("rows.jsonl", "lines"), ("x.tfrecord-00000-of-00008", "tfrecord"), ("rows.parquet", "parquet")],
+)
+def test_files_of_many_samples_that_are_one_each_are_told(
+    client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture, name: str, kind: str
+) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    client.put(bucket, f"v1/{name}", LINES)
+    source = f"s3://{bucket}/v1/"
+    assert len(mesh.open(source, client=client)) == 1
+    [told] = [said for said in caplog.messages if said.startswith(source)]
+    assert f"a sample is a whole file; kind={kind!r} makes a sample of every " in told
+    caplog.clear()
+    assert len(mesh.open(source, {"x": name.partition(".")[2]}, kind="objects", client=client)) == 1
+    assert source not in caplog.text
+
+
+def test_lines_and_members_of_archives_are_samples_without_a_word(
+    client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    client.put(bucket, "v1/rows.jsonl", LINES)
+    assert len(mesh.open(f"s3://{bucket}/v1", {"x": "jsonl"}, kind="lines", client=client)) == 2
+    client.put(bucket, "packed/0.tar", tar_of({f"{number}.jsonl": LINES for number in range(3)}))
+    assert len(mesh.open(f"s3://{bucket}/packed", client=client)) == 3
+    assert "a whole file" not in caplog.text
+
+
+def test_shards_whose_names_make_no_sample_have_a_kind(client: mesh.Client, bucket: str) -> None:
+    for name in ("index.json", "shard.00000.mds", "shard.00001.mds"):
+        client.put(bucket, f"v1/{name}", b"{}")
+    with pytest.raises(NotFoundError, match=r"kind='mds' makes a sample of every row of \.00000\.mds files"):
+        mesh.open(f"s3://{bucket}/v1", client=client)
