@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import meshsdk
 from meshsdk.datasets import Dataset
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshsdk")
 
-KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def open(
     url: str,
     fields: Mapping[str, Any] | None = None,
     *,
-    kind: str = "auto",
+    kind: Kind = "auto",
     snapshot: str | None = None,
     client: Client | None = None,
     deadline: float | None = None,

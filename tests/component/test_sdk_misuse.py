@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.testing.daemons import Daemon
+    from meshsdk.opening import Kind
 
 BUCKET = "misused"
 
@@ -339,7 +340,7 @@ def test_what_was_meant_where_nothing_is_found(
 
 
 @pytest.mark.parametrize(("kind", "words"), [("tar", "no archive is in"), ("parquet", "no file of Parquet")])
-def test_a_kind_of_which_there_is_nothing(client: mesh.Client, kind: str, words: str) -> None:
+def test_a_kind_of_which_there_is_nothing(client: mesh.Client, kind: Kind, words: str) -> None:
     with pytest.raises(NotFoundError, match=words):
         mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"} if kind == "tar" else None, kind=kind, client=client)
 

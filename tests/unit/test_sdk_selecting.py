@@ -146,6 +146,12 @@ def test_files_of_one_sample_have_none(given: str) -> None:
     assert held_whole(select_fields({"boxes": "jsonl", "image": "jpg"})) == ""
 
 
+def test_a_kind_there_is_not_is_refused() -> None:
+    given: Any = "rows"
+    with pytest.raises(ConfigurationError, match=r"kind='rows': use one of auto, objects, tar, lines, "):
+        mesh.open("s3://photos", kind=given)
+
+
 def test_orders() -> None:
     assert shuffle_spec(True) == shuffle_spec("global") == {"kind": "global"}
     assert shuffle_spec(mesh.Blocks(shards=8)) == {"kind": "blocks", "shards": 8}

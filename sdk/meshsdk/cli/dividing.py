@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from meshsdk.cli.inspecting import Opening
     from meshsdk.cli.running import Session
+    from meshsdk.opening import Kind
 
 _DEADLINE = 600.0  # seconds an unavailable node is waited for
 
@@ -72,7 +73,7 @@ def mix(
     session: Session,
     sources: Sequence[str],
     fields: Sequence[str],
-    kind: str,
+    kind: Kind,
     positions: int | None,
     block: int,
     epochs: int,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshsdk.client import Client
     from meshsdk.doctor.checkups import Subject
     from meshsdk.doctor.showing import Diagnosis
+    from meshsdk.opening import Kind
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _VIEW = re.compile(r"[a-z0-9][a-z0-9.-]*--[a-z0-9.-]+")
@@ -51,7 +52,7 @@ def doctor(
     world: int | None,
     step_time: float,
     fields: Sequence[str],
-    kind: str,
+    kind: Kind,
     condition: str | None,
     ops: Sequence[str],
     loader: int,
@@ -104,7 +105,7 @@ def _subject(
     target: str,
     batch: int | None,
     world: int | None,
-    dataset: tuple[Sequence[str], str, str | None, Sequence[str]],
+    dataset: tuple[Sequence[str], Kind, str | None, Sequence[str]],
 ) -> Subject:
     from meshsdk.doctor.subjects import plan_subject, view_subject
     from meshsdk.loaders import Loader

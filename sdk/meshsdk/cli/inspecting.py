@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshsdk.cli.running import Session, Steps
     from meshsdk.client import Client
     from meshsdk.datasets import Dataset
+    from meshsdk.opening import Kind
     from meshwire.snapshotstats import Spread
 
 _PATIENCE = 1.0  # seconds: a preflight is there to say at once that a server is not
@@ -56,7 +57,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *,
         url: Remote,
         fields: Sequence[str],
-        kind: str,
+        kind: Kind,
         condition: str | None,
         snapshot: str | None,
         ops: Sequence[str],

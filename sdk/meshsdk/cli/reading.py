@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshsdk.client import Client
     from meshsdk.datasets import Dataset
     from meshsdk.native import FieldSchema
+    from meshsdk.opening import Kind
 
 
 _SHOWN = 60  # characters of a text
@@ -76,7 +77,7 @@ def head(
     count: int,
     samples: int,
     fields: Sequence[str],
-    kind: str,
+    kind: Kind,
     condition: str | None,
 ) -> None:
     """Writes the first bytes of an object; of a folder, or with --field, the fields and first samples of a
