@@ -19,7 +19,7 @@ from meshd.store.errors import NotCachedError
 from meshwire.snapshots import BytesColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from meshd.assembly.elsewhere import Elsewhere, Fetched
     from meshd.assembly.rendering import Pieces
@@ -83,8 +83,7 @@ class PinnedObjects:
         columns = bytes_columns(self._snapshot).values()
         numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
         objects = self._snapshot.objects
-        for number in numbers - self._records.keys() - self._far:
-            record = self._here(number)
+        for number, record in self._here(numbers - self._records.keys() - self._far):
             if record is None:
                 self._far.add(number)
                 continue
@@ -105,31 +104,45 @@ class PinnedObjects:
 
     def record(self, number: int) -> Record:
         """The record of an object of the snapshot. Raises BatchError SnapshotChanged."""
-        record = self._records.get(number)
-        if record is None:
-            record = self._here(number)
+        if number not in self._records:
+            self._know({number})
+        return self._records[number]
+
+    def _know(self, numbers: Collection[int]) -> None:
+        """Afterwards there is a record of each. Raises BatchError SnapshotChanged."""
+        for number, record in self._here(set(numbers) - self._records.keys()):
             if record is None:
                 raise self.changed(number)
             self._records[number] = record
-        return record
 
-    def _here(self, number: int) -> Record | None:
-        """None: another node may have it. Raises BatchError SnapshotChanged where there is none."""
-        objects = self._snapshot.objects
-        bucket, key = objects.bucket_of(number), objects.keys[number]
-        try:
-            record = self._store.get(bucket, key)
-        except NotCachedError:  # its bytes are at an origin
-            return None
-        if record is not None and record.broken and not self._elsewhere.alone:
-            return None  # damaged here; another owner has it
-        if record is not None and record.etag == objects.etags[number]:
-            if not self._elsewhere.alone:
+    def _here(self, numbers: Collection[int]) -> Iterator[tuple[int, Record | None]]:
+        """Each object with its record; None: another node may have it. Raises BatchError SnapshotChanged
+        where there is none.
+        """
+        if not numbers:
+            return
+        objects, places = self._snapshot.objects, np.fromiter(numbers, np.int64, len(numbers))
+        alone = self._elsewhere.alone
+        for number, key, etag in zip(
+            numbers, objects.keys.take(places), objects.etags.take(places), strict=True
+        ):
+            bucket = objects.bucket_of(number)
+            try:
+                record = self._store.get(bucket, key)
+            except NotCachedError:  # its bytes are at an origin
+                yield number, None
+                continue
+            if record is None or record.etag != etag:
+                if alone:
+                    raise self.changed(number, "was deleted" if record is None else "was replaced")
+                yield number, None
+            elif alone:
+                yield number, record
+            elif record.broken:  # damaged here; another owner has it
+                yield number, None
+            else:
                 self._elsewhere.used(bucket, key)
-            return record
-        if self._elsewhere.alone:
-            raise self.changed(number, "was deleted" if record is None else "was replaced")
-        return None
+                yield number, record
 
     def changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
         """What is raised of an object that is not what it was."""
@@ -185,8 +198,12 @@ class PinnedObjects:
         locations = self._locations.get(number)
         if locations is None:
             locations = self._locations[number] = self._store.locate(self.record(number))
-        if len(locations) == 1 and length < locations[0].length:
-            return ((locations[0].path, locations[0].offset + offset, length),)
+        if len(locations) == 1:
+            place = locations[0]
+            if length == place.length and not offset:
+                return ((place.path, place.offset, length, place.crc32c),)
+            if length < place.length:
+                return ((place.path, place.offset + offset, length),)
         return cut_pieces(locations, offset, length)
 
     def read(self, number: int, offset: int, length: int) -> bytes:
@@ -207,6 +224,7 @@ class PinnedObjects:
                 column.offset[samples].tolist(),
                 column.length[samples].tolist(),
             )
+            self._know(set(chosen[0]) - self._far)
             columns.append([self.pieces(*place) for place in zip(*chosen, strict=True)])
         return list(zip(*columns, strict=True))
 

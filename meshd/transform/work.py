@@ -160,7 +160,7 @@ class Slice:
             return tuple((paths.setdefault(piece[0], len(paths)), *piece[1:]) for piece in pieces)
 
         def all_placed(sources: Sequence[Sequence[Piece]]) -> Placed:
-            return tuple(placed(pieces) for pieces in sources)
+            return tuple(map(placed, sources))
 
         rows = tuple(
             Row(work.row, work.position, all_placed(work.sources), all_placed(work.partner))

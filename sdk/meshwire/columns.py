@@ -85,10 +85,12 @@ class StringColumn:
         return self._bounds.size - 1
 
     def __getitem__(self, index: int) -> str:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"string {index} of {len(self)}")
-        index = int(index) % len(self)
-        return self._blob[int(self._bounds[index]) : int(self._bounds[index + 1])].decode()
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"string {index} of {count}")
+        index = int(index) % count
+        start, end = self._bounds[index : index + 2].tolist()
+        return self._blob[start:end].decode()
 
     def __iter__(self) -> Iterator[str]:
         bounds = self._bounds.tolist()
