@@ -1,8 +1,8 @@
 """What was just changed in the control store, known everywhere before its author hears of it.
 
 Law: a bucket that was made, a setting that was put is in force at every node that answers when the change is
-acknowledged: whoever is asked next says so. A node that does not answer hears of it from the control store
-itself and holds nobody up.
+acknowledged: whoever is asked next says so. A node that does not answer, or does not know of it within
+`PATIENCE`, hears of it from the control store itself and holds nobody up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 HEARD: Final = f"{PREFIX}heard"
-_PATIENCE: Final = 2.0
+PATIENCE: Final = 2.0
+"""Seconds; who knows of it later than that is not waited for."""
 _LOOK: Final = 0.002
 _TOPICS: Final = ("buckets", "access")
 
@@ -51,7 +52,7 @@ class News:
 
     async def hear(self, known: dict[str, int]) -> None:
         """Return when this process knows as much, or patience is at its end."""
-        deadline = asyncio.get_running_loop().time() + _PATIENCE
+        deadline = asyncio.get_running_loop().time() + PATIENCE
         while any(self._control.revision(topic) < known.get(topic, 0) for topic in _TOPICS):
             if asyncio.get_running_loop().time() > deadline:
                 return
@@ -59,7 +60,7 @@ class News:
 
     async def _tell(self, node: Node, body: bytes) -> None:
         try:
-            async with self._peers.call(node, "POST", HEARD, body=body, timeout=_PATIENCE) as answer:
+            async with self._peers.call(node, "POST", HEARD, body=body, timeout=PATIENCE) as answer:
                 await answer.read()
         except (PeerUnreachableError, PeerRefusedError, StaleMapError, PieceError):
             return
