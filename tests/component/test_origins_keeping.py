@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,10 +78,10 @@ def test_pins_and_quotas(small: Daemon, origin: Place) -> None:
         put(origin, "flood", f"{index:02d}", os.urandom(512 * KIB))
     client = bucket(small, origin, "pinned", immutable=True, pins=["keep/"])
     bucket(small, origin, "flood", immutable=True, quota=4 * MIB)
-    eventually(lambda: metric(small, "meshd_cache_capacity_bytes") > 0)
-    threading.Event().wait(2.5)  # the keeper looks at pins and quotas every two seconds
     for index in range(40):
         until_kept(client, "pinned", f"keep/{index:02d}", origin)
+    # The keeper has looked at pins and quotas where it has seen what was kept since they were set.
+    eventually(lambda: metric(small, "meshd_cache_bytes") >= 40 * 128 * KIB)
     for _ in range(3):
         for index in range(40):
             read(client, "flood", f"{index:02d}")
