@@ -120,6 +120,8 @@ class Connection(RequestHandler):
         if self._lingering is not None:
             self._lingering.client_gone()
         self._ending = None
+        if self._waiter is not None and self._waiter.done() and self._task_handler is not None:
+            self._task_handler.cancel()  # it would begin what came last with nothing left to do it by
         super().connection_lost(exc)
 
     @property

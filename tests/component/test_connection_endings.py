@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -168,6 +169,35 @@ def test_who_is_connected_when_a_node_stops_is_answered() -> None:
             client.close()
         async with asyncio.timeout(PATIENCE):
             await ending
+
+    run(scene)
+
+
+def test_a_request_that_comes_as_its_client_goes() -> None:
+    """It is not begun, and nobody is told of an error."""
+
+    async def scene() -> None:
+        begun, told = list[str](), list[dict[str, Any]]()
+
+        async def answer(request: MeshRequest) -> web.StreamResponse:
+            begun.append(request.path)
+            return await _answer(request)
+
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        async with serving(HttpSettings(), answer) as (server, port):
+            client = socket.create_connection(("127.0.0.1", port))
+            await until(lambda: bool(server.connections))
+            (connection,) = server.connections
+            assert isinstance(connection, Connection)
+            await until(lambda: connection.is_idle)
+            assert connection.transport is not None
+            connection.transport.abort()
+            connection.data_received(ASK)  # before the loop says that it is gone
+            await until(lambda: not server.open_ones)
+            await asyncio.sleep(0)
+            client.close()
+        gc.collect()  # of a task's error the loop hears when the task goes
+        assert (begun, told) == ([], [])
 
     run(scene)
 
