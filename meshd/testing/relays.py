@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Self
 
+from meshd.testing.listening import end_listening
 from meshd.testing.waiting import await_end
 
 _PIECE = 65536
@@ -62,11 +63,15 @@ class Relay:
         self.port = int(server.sockets[0].getsockname()[1])
         started.set()
         self._loop.run_forever()
-        server.close()
+        self._loop.run_until_complete(self._end(server))
+        self._loop.close()
+
+    async def _end(self, server: asyncio.Server) -> None:
+        await end_listening(server)
         for task in self._tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
-        self._loop.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what they aborted is closed then
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

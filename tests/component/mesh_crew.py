@@ -35,6 +35,7 @@ from meshd.service.documents.uses import UseFile
 from meshd.service.remote.objects import RemoteObjects
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.testing.listening import end_listening
 from meshd.testing.waiting import await_end
 from meshd.transform.pool import TransformPool
 from meshd.web.server import build_server
@@ -158,13 +159,7 @@ class MeshCrew:
     async def _end(self, one: Running) -> None:
         if not one.listener.is_serving():
             return
-        # A connection that is being accepted when its listener closes would be leaked, and its client wait.
-        loop = asyncio.get_running_loop()
-        for listening in one.listener.sockets:
-            loop.remove_reader(listening.fileno())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        one.listener.close()
+        await end_listening(one.listener)
         transports = [connection.transport for connection in one.server.connections]
         await one.server.shutdown(0.2)
         for transport in transports:

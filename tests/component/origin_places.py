@@ -20,6 +20,7 @@ from botocore.config import Config
 
 from meshd.kit.clock import SystemClock
 from meshd.testing.daemons import Daemon
+from meshd.testing.listening import end_listening
 from meshd.testing.ports import own_port
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Proxy:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
-        server.close()
+        await end_listening(server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.faults.refuse:
@@ -123,9 +124,10 @@ class Proxy:
                 writer.write(answer)
                 if not line.startswith("HEAD") and not await self._answer(answer, upstream[0], writer):
                     break
-        if upstream is not None:
-            upstream[1].close()
-        writer.close()
+        for end in (writer, *(upstream or ())[1:]):
+            end.close()  # when all has gone that is still to be sent
+            if self._stop.is_set():  # nobody may read that any more
+                end.transport.abort()
 
     async def _body(self, head: bytes, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
