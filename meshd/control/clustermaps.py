@@ -35,7 +35,7 @@ class ClusterMaps:
 
     def __init__(self, control: ControlStore) -> None:
         self._control = control
-        self._seen = -1
+        self._seen = (-1, -1)
         self._map: ClusterMap | None = None
         self._version = ABSENT
         self._mesh: bytes | None = None
@@ -46,13 +46,14 @@ class ClusterMaps:
 
     def current(self) -> ClusterMap | None:
         """The newest map known here, None before there is one. Never waits."""
-        revision = self._control.revision(TOPIC)
-        if revision != self._seen:
+        seen = self._control.restores, self._control.revision(TOPIC)
+        if seen != self._seen:
             entry = self._control.peek(TOPIC).get(_KEY)
-            if entry is not None and entry.version != self._version:
+            known = self._version if seen[0] == self._seen[0] else ABSENT
+            if entry is not None and entry.version != known:
                 self._learn(parse_map(entry.value))
                 self._version = entry.version
-            self._seen = revision
+            self._seen = seen
         return self._map
 
     def _learn(self, found: ClusterMap) -> None:

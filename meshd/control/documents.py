@@ -26,7 +26,7 @@ class Documents(Generic[D]):
     def __init__(self, control: ControlStore, topic: str, kind: type[D]) -> None:
         self._control, self._topic = control, topic
         self._decode = msgspec.json.Decoder(kind).decode
-        self._seen = -1
+        self._seen = (-1, -1)
         self._values: dict[str, D] = {}
         self._versions: dict[str, int] = {}
 
@@ -35,10 +35,10 @@ class Documents(Generic[D]):
 
     def current(self) -> Mapping[str, D]:
         """Every document now, by name."""
-        revision = self._control.revision(self._topic)
-        if revision != self._seen:
-            self._reload()
-            self._seen = revision
+        seen = self._control.restores, self._control.revision(self._topic)
+        if seen != self._seen:
+            self._reload({} if seen[0] != self._seen[0] else self._versions)
+            self._seen = seen
         return self._values
 
     def version(self, name: str) -> int:
@@ -71,13 +71,12 @@ class Documents(Generic[D]):
     def _key(self, name: str) -> str:
         return f"{self._topic}/{name}"
 
-    def _reload(self) -> None:
+    def _reload(self, known: Mapping[str, int]) -> None:
+        """`known`: versions whose values are here already."""
         cut = len(self._topic) + 1
         entries = {key[cut:]: entry for key, entry in self._control.peek(self._topic).items()}
         self._values = {
-            name: self._values[name]
-            if self._versions.get(name) == entry.version
-            else self._decode(entry.value)
+            name: self._values[name] if known.get(name) == entry.version else self._decode(entry.value)
             for name, entry in entries.items()
         }
         self._versions = {name: entry.version for name, entry in entries.items()}

@@ -50,6 +50,8 @@ class _Still:
 class EmbeddedControl:
     """A ControlStore in `directory`, which is created if it is missing. Raises ControlError."""
 
+    restores = 0  # it is put back while nobody has it open
+
     def __init__(self, directory: Path, clock: Clock, *, poll: float = _POLL) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:

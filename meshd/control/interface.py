@@ -1,6 +1,7 @@
 """What a control store is: versioned keys, conditional writes, watches, leases.
 
-Law: keys are `topic/name`. Versions grow with every write of the store and are never used twice.
+Law: keys are `topic/name`. Versions grow with every write of the store and are never used twice, but where it
+was put back from a backup: then they go on from an earlier one, and `restores` tells.
 `get`, `put`, `delete`, `list_all` speak for the engine (linearizable); `revision` and `peek` for what this
 process knows, without waiting: that is what hot paths look at.
 """
@@ -79,7 +80,13 @@ class ControlStore(Protocol):
     """See the module's docstring. All methods may raise ControlError."""
 
     def revision(self, topic: str) -> int:
-        """Version of the newest write under `topic/` known here; 0 if none. A microsecond; never waits."""
+        """Version of the newest write under `topic/` known here; 0 if none. A microsecond; never waits. Who
+        remembers what was there by its revision remembers `restores` with it.
+        """
+
+    @property
+    def restores(self) -> int:
+        """How often this process saw that the store was put back from a backup. A microsecond."""
 
     def still(self) -> AbstractContextManager[object]:
         """Within it, in this thread, `revision` looks once a topic and then says the same. Nothing may wait

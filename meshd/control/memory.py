@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class MemoryControl:
     """A ControlStore of one process."""
 
+    restores = 0
+
     def __init__(self, clock: Clock) -> None:
         self._entries: dict[str, Versioned] = {}
         self._revisions: dict[str, int] = {}

@@ -14,8 +14,9 @@ import logging
 import threading
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from meshd.control.etcd.copies import Copy, topic_of
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
 from meshd.control.etcd.leases import EtcdLeases
 from meshd.control.interface import MESH_ID, ControlError, VersionConflictError, Versioned, check_key
@@ -40,14 +41,6 @@ _FOREIGN: Final = (
 )
 
 
-class _Copy(NamedTuple):
-    """All keys under the prefix at `revision`; `topics`: the revision of each one's newest change."""
-
-    entries: dict[str, Versioned]
-    topics: dict[str, int]
-    revision: int
-
-
 class EtcdControl:
     """A ControlStore under `prefix` (ends in `/`) of an etcd cluster. Raises ControlError when it cannot be
     read to begin with. Make it after forking; `close` ends its thread, and the gateway."""
@@ -60,7 +53,7 @@ class EtcdControl:
         self._watchers = Watchers()
         self._leases = EtcdLeases(gateway, self._prefix)
         try:
-            self._copy = self._load(_Copy({}, {}, 0))
+            self._copy = self._load(Copy({}, {}, 0))
         except ControlError:
             gateway.close()
             raise
@@ -75,28 +68,20 @@ class EtcdControl:
     def revision(self, topic: str) -> int:
         return self._copy.topics.get(topic, 0)
 
+    @property
+    def restores(self) -> int:
+        return self._copy.restores
+
     def still(self) -> AbstractContextManager[object]:
         return nullcontext()  # `revision` is a look at a dictionary
 
     def peek(self, topic: str) -> Mapping[str, Versioned]:
         return _under(self._copy.entries, f"{topic}/")
 
-    def _load(self, before: _Copy) -> _Copy:
+    def _load(self, before: Copy) -> Copy:
         """Everything, read anew: at the start, and when the watch fell too far behind."""
         answer = self._range(self._prefix, self._end)
-        entries = {key: entry for key, entry in self._found(answer)}
-        revision = number(answer["header"].get("revision"))
-        topics = {topic: before.topics.get(topic, 0) for topic in before.topics}
-        for key, entry in entries.items():
-            topic = key.partition("/")[0]
-            topics[topic] = max(topics.get(topic, 0), entry.version)
-        for key, entry in before.entries.items():  # what is gone went at some revision up to this one
-            found = entries.get(key)
-            if found is None or found.version < entry.version:  # by a backup a key may be an earlier one
-                topics[key.partition("/")[0]] = revision
-        if revision < before.revision:  # by a backup what was deleted since is there again, too
-            topics = dict.fromkeys(topics, revision)
-        return _Copy(dict(sorted(entries.items())), topics, revision)
+        return before.reread(dict(self._found(answer)), number(answer["header"].get("revision")))
 
     def _follow(self) -> None:
         """The thread: watch, and read anew what was missed."""
@@ -136,29 +121,32 @@ class EtcdControl:
         before = self._copy
         copy = self._load(before)
         self._check_mesh(copy.entries)
-        if copy.revision < before.revision:
+        restored = copy.restores > before.restores
+        if restored:
             told = {"revision": copy.revision, "before": before.revision}
             _log.error("etcd was put back from a backup: what was changed since is lost", extra=told)
-        if copy.revision < before.revision or copy.revision >= self._copy.revision:
+        if restored or copy.revision >= self._copy.revision:
             self._take(copy)
 
     def _apply(self, message: Mapping[str, Any]) -> None:
         events = message.get("events") or []
         revision = max([number(event["kv"]["mod_revision"]) for event in events], default=0)
-        if revision <= self._copy.revision:
-            return
-        entries, topics = dict(self._copy.entries), dict(self._copy.topics)
-        fresh = False
-        for event in events:
-            key, at = self._name(event["kv"]), number(event["kv"]["mod_revision"])
-            topics[key.partition("/")[0]] = at
-            if event.get("type") == "DELETE":
-                entries.pop(key, None)
-            else:
-                fresh |= key not in entries
-                entries[key] = Versioned(decoded(event["kv"].get("value")), at)
-        self._check_mesh(entries)
-        self._take(_Copy(dict(sorted(entries.items())) if fresh else entries, topics, revision))
+        with self._moved:  # another thread may have read everything anew meanwhile
+            before = self._copy
+            if revision <= before.revision:
+                return
+            entries, topics = dict(before.entries), dict(before.topics)
+            for event in events:
+                key, at = self._name(event["kv"]), number(event["kv"]["mod_revision"])
+                topics[topic_of(key)] = at
+                if event.get("type") == "DELETE":
+                    entries.pop(key, None)
+                else:
+                    entries[key] = Versioned(decoded(event["kv"].get("value")), at)
+            self._check_mesh(entries)
+            if entries.keys() - before.entries.keys():
+                entries = dict(sorted(entries.items()))
+            self._take(before._replace(entries=entries, topics=topics, revision=revision))
 
     def _check_mesh(self, entries: Mapping[str, Versioned]) -> None:
         """Raises EtcdError where the mesh of the copy is not in these."""
@@ -167,7 +155,7 @@ class EtcdControl:
         if self._foreign:
             raise EtcdError(_FOREIGN)
 
-    def _take(self, copy: _Copy) -> None:
+    def _take(self, copy: Copy) -> None:
         with self._moved:
             self._copy = copy
             self._moved.notify_all()
@@ -182,8 +170,9 @@ class EtcdControl:
 
     def _take_newer(self) -> None:
         copy = self._load(self._copy)
-        if copy.revision > self._copy.revision:
-            self._take(copy)
+        with self._moved:
+            if copy.revision > self._copy.revision:
+                self._take(copy)
 
     # --- reading and writing ------------------------------------------------------------------------------
 

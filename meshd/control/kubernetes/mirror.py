@@ -33,11 +33,13 @@ class _ForeignError(KubernetesError):
 
 
 class Copy(NamedTuple):
-    """All keys at `revision`; `topics`: the revision of each one's newest change."""
+    """All keys at `revision`; `topics`: the revision of each one's newest change. `restores`: how often they
+    were put back from a backup."""
 
     entries: Mapping[str, Versioned]
     topics: Mapping[str, int]
     revision: int
+    restores: int = 0
 
 
 class Mirror:
@@ -103,9 +105,10 @@ class Mirror:
         for key in before.entries:  # what is gone went at some revision up to this one
             if key not in entries:
                 topics[key.partition("/")[0]] = revision
+        restores = before.restores
         if revision < before.revision:  # put back: anything may be otherwise, and nothing shows what
-            topics = dict.fromkeys(topics, revision)
-        return Copy(dict(sorted(entries.items())), topics, revision)
+            restores, topics = restores + 1, dict.fromkeys(topics, revision)
+        return Copy(dict(sorted(entries.items())), topics, revision, restores)
 
     def _follow(self) -> None:
         """The thread: watch, and read anew what was missed."""
@@ -210,4 +213,5 @@ def _after(before: Copy, resource: Resource, kind: str, document: Mapping[str, A
     else:
         entries[entry.key] = entry.value
     topics = {**before.topics, entry.key.partition("/")[0]: version}
-    return Copy(dict(sorted(entries.items())) if fresh else entries, topics, version)
+    entries = dict(sorted(entries.items())) if fresh else entries
+    return before._replace(entries=entries, topics=topics, revision=version)

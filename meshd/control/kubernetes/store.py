@@ -70,6 +70,10 @@ class KubernetesControl:
     def revision(self, topic: str) -> int:
         return self._mirror(f"{topic}/").look().topics.get(topic, 0)
 
+    @property
+    def restores(self) -> int:
+        return sum(mirror.look().restores for mirror in self._mirrors.values())
+
     def still(self) -> AbstractContextManager[object]:
         return nullcontext()  # `revision` is a look at a dictionary
 
