@@ -9,7 +9,7 @@ import ssl
 import uuid
 from contextlib import aclosing, asynccontextmanager
 from contextlib import closing as closed
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -128,7 +128,7 @@ def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
             await a.put("topic/gone", b"1")
             b = EtcdControl(one.gateway(), "/compact/")
             await b.put("topic/mine", b"1")  # comes back by the watch: it has begun
-            held, b._watch = b._watch, lambda: None  # type: ignore[method-assign]
+            held, b._watch = b._watch, lambda: False  # type: ignore[method-assign]
             for connection in tuple(b._gateway._streams):
                 connection.sock.shutdown(socket.SHUT_RDWR)
             for number in range(5):
@@ -143,6 +143,35 @@ def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
                     await anext(watch)
             assert b.revision("topic") >= latest
             b.close()
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_heard_nothing_is_followed_at_once(
+    one: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written between two watches would be late by the pause."""
+    monkeypatch.setattr("meshd.control.etcd.store._IDLE", 0.2)
+    monkeypatch.setattr("meshd.control.etcd.store._PAUSE", 600.0)
+
+    async def main() -> None:
+        with closed(EtcdControl(one.gateway(), "/quiet/")) as a:
+            await a.put("topic/a", b"1")
+            begun, stream = list[str](), a._gateway.stream
+
+            def watched(path: str, *arguments: Any) -> Iterator[dict[str, Any]]:
+                begun.append(path)
+                return stream(path, *arguments)
+
+            monkeypatch.setattr(a._gateway, "stream", watched)
+            async with asyncio.timeout(30):
+                while len(begun) < 3:  # noqa: ASYNC110  nothing tells of it
+                    await asyncio.sleep(0.05)
+            with closed(EtcdControl(one.gateway(), "/quiet/")) as b:
+                await b.put("topic/b", b"1")
+                async with closing_watch(a) as watch:
+                    while a.peek("topic").keys() != b.peek("topic").keys():
+                        await anext(watch)
 
     asyncio.run(main())
 

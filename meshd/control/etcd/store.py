@@ -86,8 +86,9 @@ class EtcdControl:
     def _follow(self) -> None:
         """The thread: watch, and read anew what was missed."""
         while not self._closed:
+            quiet = False
             try:
-                self._watch()
+                quiet = self._watch()
                 self._lost = False
             except EtcdError as error:
                 level = logging.DEBUG if self._lost or self._closed else logging.WARNING
@@ -95,10 +96,12 @@ class EtcdControl:
                 self._lost = True
             except Exception:
                 _log.exception("the watch of the control store failed; it begins again")
-            if not self._closed:
+            if not self._closed and not quiet:
                 threading.Event().wait(_PAUSE)
 
-    def _watch(self) -> None:
+    def _watch(self) -> bool:
+        """Whether it ended for want of a word: then the next begins at once, for what is written meanwhile is
+        waited for by who wrote it."""
         if self._torn:
             self._read_anew()
         self._torn = True
@@ -110,10 +113,11 @@ class EtcdControl:
         for message in self._gateway.stream("watch", {"create_request": wanted}, _IDLE):
             if not message:  # nothing happened, and nothing was missed
                 self._torn = False
-                return
+                return True
             if self._closed or message.get("canceled"):  # of what was missed some is forgotten
-                return
+                return False
             self._apply(message)
+        return False
 
     def _read_anew(self) -> None:
         """After a watch that broke off. No less is there than was known, unless etcd was put back from a
