@@ -127,6 +127,39 @@ def test_text_and_urls_of_other_libraries(fs: MeshFileSystem, bucket: str) -> No
     assert again.cat(f"{bucket}/lines.jsonl") == fs.cat(f"{bucket}/lines.jsonl")
 
 
+def test_files_of_a_transaction_are_there_together_or_not_at_all(fs: MeshFileSystem, bucket: str) -> None:
+    with fs.transaction:
+        for name in ("one", "two"):
+            with fs.open(f"{bucket}/{name}", "wb") as file:
+                file.write(b"whole")
+        assert fs.find(bucket) == []
+    assert fs.find(bucket) == [f"{bucket}/one", f"{bucket}/two"]
+    assert fs.cat_file(f"{bucket}/two") == b"whole"
+    with contextlib.suppress(ZeroDivisionError), fs.transaction:
+        with fs.open(f"{bucket}/three", "wb") as file:
+            file.write(b"half")
+        _ = 1 / 0
+    with contextlib.suppress(ZeroDivisionError), fs.transaction, fs.open(f"{bucket}/four", "wb") as file:
+        file.write(b"half")
+        _ = 1 / 0
+    assert len(fs.find(bucket)) == 2
+
+
+@pytest.mark.usefixtures("client")
+def test_options_that_are_any_file_systems_are_taken(bucket: str) -> None:
+    """zarr gives `asynchronous` to whatever is behind a URL."""
+    MeshFileSystem.clear_instance_cache()  # of those with another endpoint in the environment
+    array = zarr.create_array(f"mesh://{bucket}/waves", shape=(4, 3), chunks=(2, 3), dtype="int32")
+    array[:] = np.arange(12).reshape(4, 3)
+    assert zarr.open_array(f"mesh://{bucket}/waves", mode="r")[2].tolist() == [6, 7, 8]
+    with fsspec.open(f"mesh://{bucket}/waves/zarr.json", block_size=7) as file:
+        assert file.blocksize == 7
+        assert json.load(file)["shape"] == [4, 3]
+    with pytest.raises(TypeError, match="endpont"):
+        fsspec.filesystem("mesh", endpont="http://127.0.0.1:1")
+    MeshFileSystem.clear_instance_cache()
+
+
 # --- zarr -----------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,24 @@ def test_samples_are_an_iterable_dataset(dataset: mesh.Dataset) -> None:
 
 
 @libraries
+def test_files_are_streamed_by_their_urls(
+    daemon: Daemon, dataset: mesh.Dataset, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` gives the file system what is meant for `open`, as an encoding."""
+    datasets = pytest.importorskip("datasets")
+    from meshsdk.adapters.filesystems import MeshFileSystem
+
+    MeshFileSystem.clear_instance_cache()
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    files = f"mesh://{bucket}/n/0*.txt"
+    lines = datasets.load_dataset("text", data_files=files, split="train", streaming=True)
+    assert [line["text"] for line in lines] == ["x" * number for number in range(1, 10)]
+    MeshFileSystem.clear_instance_cache()
+
+
+@libraries
 def test_a_trainer_resumes_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

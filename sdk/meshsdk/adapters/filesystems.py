@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 PROTOCOL = "mesh"
 _IN_MEMORY = 16 << 20
+# What libraries give any file system: options of fsspec's own base class (zarr), arguments of `open`
+# (`datasets`, where it streams). `connect` knows none of it, and refuses what it does not know.
+_OF_OTHERS = {"asynchronous", "batch_size", "listings_expiry_time", "loop", "max_paths", "use_listings_cache"}
+_OF_OTHERS |= {"encoding", "errors", "newline"}
 
 
 @contextmanager
@@ -49,14 +53,16 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 class MeshFileSystem(AbstractFileSystem):
-    """Options are those of `meshsdk.connect`: endpoint, access_key, …; left out, the environment's."""
+    """Options are those of `meshsdk.connect`: endpoint, access_key, …; left out, the environment's. And
+    `block_size`: bytes that a file which is read asks for at once, unless `open` says."""
 
     protocol = PROTOCOL
     root_marker = ""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, block_size: int | None = None, **options: Any) -> None:
         super().__init__(use_listings_cache=False)
-        self.client = connect(**options)
+        self.block_size = block_size
+        self.client = connect(**{name: value for name, value in options.items() if name not in _OF_OTHERS})
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -201,12 +207,14 @@ class MeshFileSystem(AbstractFileSystem):
         mode: str = "rb",
         block_size: int | None = None,
         cache_options: Any = None,
+        autocommit: bool = True,
         **more: Any,
     ) -> Any:
         if mode == "rb":
-            return MeshFile(self, path, mode, block_size or "default", cache_options=cache_options, **more)
+            size = block_size or self.block_size or "default"
+            return MeshFile(self, path, mode, size, cache_options=cache_options, **more)
         if mode == "wb":
-            return MeshWriter(self, path)
+            return MeshWriter(self, path, autocommit=autocommit)
         raise ConfigurationError(f"mode {mode!r}: objects are read or written as a whole: 'rb', 'wb'")
 
     # --- changing ---------------------------------------------------------------------------------
@@ -270,11 +278,12 @@ class MeshFile(AbstractBufferedFile):
 
 class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
     """A file that is written: here, up to 16 MiB in memory, and stored when it is closed; not if its own
-    `with` block failed (a wrapper's, as of text, closes it like any other)."""
+    `with` block failed (a wrapper's, as of text, closes it like any other). Of a transaction (`autocommit`
+    is off) it is stored when that ends."""
 
-    def __init__(self, fs: MeshFileSystem, path: str) -> None:
+    def __init__(self, fs: MeshFileSystem, path: str, *, autocommit: bool = True) -> None:
         super().__init__(max_size=_IN_MEMORY)
-        self.fs, self.path, self._failed = fs, path, False
+        self.fs, self.path, self._failed, self._stores = fs, path, False, autocommit
 
     def writable(self) -> bool:
         return True
@@ -287,13 +296,18 @@ class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
         self._failed = kind is not None
         self.close()
 
+    def commit(self) -> None:
+        """Stores what a transaction held back."""
+        self._stores = True
+        self.close()
+
     def discard(self) -> None:
         """Closes it; nothing is stored."""
         self._failed = True
         self.close()
 
     def close(self) -> None:
-        if self.closed:
+        if self.closed or not (self._stores or self._failed):
             return
         try:
             if not self._failed:
