@@ -13,6 +13,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshsdk import endings
 from meshsdk.errors import ClosedError
 from meshsdk.readers import Reader
 
@@ -69,14 +70,16 @@ class Delivery:
         self._thread = threading.Thread(target=reader.run, name="mesh-reader", daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
+        self._finalizer.atexit = False  # the pass it belongs to closes it then
 
     def take(self) -> Frame:
         """The next frame, waiting for it; raises what its step ended with (MeshError)."""
-        if self._pid != os.getpid():
+        if self.forked:
             raise ClosedError("this pass belongs to the parent process: iterate the loader anew after a fork")
         result = self._reader.out.get()
         if isinstance(result, BaseException):
             self.close()
+            endings.check()
             raise result
         self._reader.taken += 1
         self._reader.waker.wake()
@@ -85,6 +88,11 @@ class Delivery:
     def ready(self) -> bool:
         """Whether `take` would return at once."""
         return not self._reader.out.empty()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that it runs in."""
+        return self._pid != os.getpid()
 
     @property
     def tally(self) -> Tally:

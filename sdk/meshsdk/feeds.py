@@ -73,7 +73,6 @@ class Feed:
                 del batch  # or its slot would be held while waiting for the next
         finally:
             running.close()
-            self.transport.close()
 
     def one(self, epoch: int, step: int, origin: int) -> Batch:
         """A step's batch, in memory of its own."""

@@ -348,7 +348,6 @@ class Loader:
         running, self._pass = self._pass, None
         if running is not None:
             running.close()
-            self._transport.close()
 
     def _check_open(self) -> None:
         if self._closed:

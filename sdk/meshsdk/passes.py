@@ -1,16 +1,18 @@
 """One pass over the rest of an epoch: delivery and stage, run together.
 
 Law: gives batches in step order and counts what it gave; the loader decides which steps. Invariant:
-closing it ends its thread and sockets, whatever state it is in.
+closing it ends its thread and sockets, whatever state it is in; the interpreter's end closes it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from meshsdk import endings
 from meshsdk.deliveries import Delivery
 from meshsdk.errors import MeshError
 from meshsdk.observing import Step
@@ -51,6 +53,9 @@ class Pass:
         epoch: int,
         observers: Sequence[Observer] = (),
     ) -> None:
+        endings.opened(self)
+        self.consumer: threading.Thread | None = None
+        self._transport = transport
         self._delivery = Delivery(transport, order, arena)
         self._stage = stage
         self._meter = meter
@@ -67,6 +72,13 @@ class Pass:
 
     def next(self) -> Batch:
         """The next batch, waiting for it; raises what its step ended with."""
+        self.consumer = threading.current_thread()
+        try:
+            return self._next()
+        finally:
+            self.consumer = None
+
+    def _next(self) -> Batch:
         meter, cpu, clock = self._meter, time.thread_time(), time.monotonic()
         if self._given == 1:
             meter.steady(clock)
@@ -124,16 +136,20 @@ class Pass:
         return self._delivery.tally if self._open else None
 
     def close(self) -> None:
-        """Idempotent."""
-        if self._open:
-            self._delivery.close()
-            self._open = False
+        """Idempotent. A forked child only lets go of what is the parent's."""
+        if not self._open:
+            return
+        self._open = False
+        self._delivery.close()
+        here = not self._delivery.forked
+        if here:
             self._stage.close()
-            self._begun.clear()
-            self._meter.absorb(self._delivery.tally)
-            self._meter.stop()
-            for observer in self._observers:
-                observer.ends(time.monotonic(), self._meter)
+        self._begun.clear()
+        self._meter.absorb(self._delivery.tally)
+        self._meter.stop()
+        for observer in self._observers if here else ():
+            observer.ends(time.monotonic(), self._meter)
+        self._transport.close()
 
     def __repr__(self) -> str:
         return f"Pass({'open' if self._open else 'closed'}, {self._untaken} to take, {self._delivery!r})"

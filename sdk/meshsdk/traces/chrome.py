@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Final
+import weakref
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from meshsdk.errors import ConfigurationError
 
@@ -39,6 +40,7 @@ class ChromeTrace:
             self._file = path.open("wb", buffering=_BUFFER)
         except OSError as error:
             raise ConfigurationError(f"the trace {path} cannot be written: {error.strerror}") from error
+        self._finalizer = weakref.finalize(self, _complete, self._file, self.pid)
         self._path, self._written, self._full = path, 0, False
         self._taken: float | None = None
         self._lanes: list[float] = []
@@ -101,11 +103,7 @@ class ChromeTrace:
 
     def close(self) -> None:
         """The file is complete. Idempotent; a forked child only lets go of it."""
-        if self._file.closed:
-            return
-        if self.pid == os.getpid():
-            self._file.write(b"\n]\n")
-            self._file.close()
+        self._finalizer()
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -139,3 +137,9 @@ class ChromeTrace:
     def _put(self, data: bytes) -> None:
         self._file.write(data)
         self._written += len(data)
+
+
+def _complete(file: BinaryIO, pid: int) -> None:
+    if pid == os.getpid():
+        file.write(b"\n]\n")
+        file.close()
