@@ -16,7 +16,7 @@ from meshwire.examples import ExampleError, features
 from meshwire.fields import MAX_FIELDS, class_of, parse_source, sample_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from meshsdk.client import Client
 
@@ -33,28 +33,53 @@ _WITHIN = {
     "parquet": ("row", "parquet"),
     "pq": ("row", "parquet"),
 }
+_TABLES = ("csv", "tsv")
+_ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
 _INDEX = "json"
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
 _MEMBERS = 200
 
 
-def guess_fields(client: Client, source: str) -> dict[str, Any]:
-    """Fields in the protocol's form.
+def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, Any]:
+    """Fields in the protocol's form, for a source that is read as this kind.
 
-    Raises NotFoundError when nothing is under the source, ConfigurationError when the names tell nothing.
+    Raises NotFoundError when nothing is under the source, ConfigurationError when the names tell nothing, or
+    that another kind is to be chosen; ServerError UnprocessableSource for an archive that is none.
     """
     place = parse_source(source)
     page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
     keys = [entry.key for entry in page.entries if entry.size]
     if not keys:
-        raise NotFoundError(f"nothing is under {source}: see what there is with `mesh ls`.", status=404)
+        there = "only empty files are" if page.entries else "nothing is"
+        raise NotFoundError(f"{there} under {source}: see what there is with `mesh ls`.", status=404)
     shard = next((key for key in keys if archive_kind(key) is not None), None)
-    if shard is not None:
+    if shard is not None and kind != "objects":
         tar = archive_kind(shard) == "tar"
-        names = _members(client, place.bucket, shard) if tar else _listed(client, place.bucket, shard)
+        # Where a tar begins with no member's header, the node says what is the matter with it.
+        names = (tar and _members(client, place.bucket, shard)) or _listed(client, place.bucket, shard)
         return fields_of_names(names, None, source)
+    if told := _other_kind(keys, place.prefix, source):
+        raise ConfigurationError(told)
     return fields_of_names(keys, place.prefix, source)
+
+
+def _other_kind(keys: Sequence[str], prefix: str, source: str) -> str:
+    """What to choose where names are those of Zarr's chunks, or of TFRecords; else nothing."""
+    from meshwire.tfrecordsources import is_tfrecord
+
+    last = {key: key.rpartition("/")[2] for key in keys}
+    arrays = [key.removeprefix(prefix)[: -len(_ZARR)].rstrip("/") for key in keys if last[key] == _ZARR]
+    if arrays:
+        return (
+            f"{source} holds Zarr arrays: name them, and the kind. fields={{'x': {max(arrays)!r}}} and "
+            "kind='chunks' make a sample of every whole chunk of one, kind='zarr' of every row"
+        )
+    if any(name in _ZARR_BEFORE for name in last.values()):
+        return f"{source} holds Zarr arrays of version 2: write them as version 3 (zarr_format=3)"
+    if is_tfrecord(keys[0]) and not sample_key(keys[0])[1]:
+        return f"{source} holds TFRecords: kind='tfrecord' makes a sample of every record"
+    return ""
 
 
 def held_whole(fields: Mapping[str, Any]) -> str:
@@ -62,6 +87,11 @@ def held_whole(fields: Mapping[str, Any]) -> str:
     samples; nothing where any is not (`0001.jsonl` beside `0001.jpg` is a sample's), an index apart.
     """
     extensions = [ext for made in fields.values() for ext in made.get("ext", ()) if ext != _INDEX]
+    if extensions and all(ext.partition(".")[0] in _TABLES for ext in extensions):
+        return (
+            f"kind='lines' makes a sample of every line of .{extensions[0]} files, the header's too; of what "
+            "is written as Parquet, kind='parquet' makes one of every row"
+        )
     kinds = [_within(ext) for ext in extensions]
     if not kinds or kinds[0] is None or None in kinds:
         return ""

@@ -43,6 +43,7 @@ class SnapshotInfo:
         samples, shards, objects: how many.
         bytes: of all objects.
         skipped: keys that formed no sample, as a field was lacking.
+        kind: of the source, as it was read: "objects", "tar", "lines" …; "" of a node that does not tell.
     """
 
     hash: str
@@ -53,6 +54,7 @@ class SnapshotInfo:
     bytes: int
     fields: Mapping[str, FieldInfo]
     skipped: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,12 @@ def _snapshot(source: str, answer: Mapping[str, Any]) -> SnapshotInfo:
     }
     numbers = {name: int(answer[name]) for name in ("samples", "shards", "objects", "bytes")}
     return SnapshotInfo(
-        str(answer["snapshot"]), source, fields=fields, skipped=int(answer.get("skipped", 0)), **numbers
+        str(answer["snapshot"]),
+        source,
+        fields=fields,
+        skipped=int(answer.get("skipped", 0)),
+        kind=str(answer.get("kind", "")),
+        **numbers,
     )
 
 

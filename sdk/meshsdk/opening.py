@@ -78,7 +78,7 @@ def open(
     try:
         return Dataset(client, _pinned(client, source, fields, kind, deadline))
     except NotFoundError as error:
-        if told := missed(source, fields):
+        if told := missed(source, fields, kind):
             raise error.saying(told) from error
         raise
 
@@ -96,7 +96,7 @@ def _pinned(
     if kind == "parquet":
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
     else:
-        chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
+        chosen = select_fields(fields) if fields is not None else guess_fields(client, source, kind)
     told = held_whole(chosen or {}) if kind == "auto" else ""
     try:
         pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
@@ -104,7 +104,7 @@ def _pinned(
         if told and fields is None:  # what was guessed fits no sample: the names may be of shards
             raise error.saying(f"{told}.") from error
         raise
-    if told and pinned.objects >= pinned.samples:  # fewer objects: archives, of which these are members
+    if told and pinned.kind == "objects":  # else these are members of archives
         _log.warning(
             "%s: a sample is a whole file; %s, kind='objects' says that files are meant", source, told
         )

@@ -6,6 +6,7 @@ fail raises with the cause and the fix; what is merely odd is a note.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from math import prod
@@ -16,18 +17,19 @@ import numpy as np
 from meshsdk.batches import Ragged
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
 from meshsdk.sizes import human
-from meshwire.sniffing import look
+from meshwire.sniffing import Look, look
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshsdk.datasets import Dataset
     from meshsdk.native import FieldSchema
-    from meshwire.sniffing import Look
 
 ROWS = 8
 _AHEAD = 4
 _LOOKED_AT = 4096
+_OF_OP = re.compile(r"ops\[(\d+)\]")
+_ARRAYS = {"npy", "npz", "safetensors"}  # ops that take the shape, and make dense rows of it
 _UNTOLD = "the first sample does not tell"  # as the node says where it cannot complete an op's arguments
 
 
@@ -85,7 +87,7 @@ def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, r
     row_bytes = round(sum(map(_bytes_of, found)) / len(found))
     batch_bytes = 0 if global_batch is None else -(-global_batch // world) * row_bytes
     _check_memory(batch_bytes)
-    notes = [*_bad_notes(bad, len(picks)), *_raw_notes(ds, found[0]), *_ragged_notes(schema, found)]
+    notes = [*_bad_notes(bad, len(picks)), *_raw_notes(ds, found[0]), *_ragged_notes(ds, schema, found)]
     if global_batch is not None and global_batch > len(ds):
         notes.append(f"global_batch={global_batch} is more than the {len(ds)} samples: most rows are padding")
     told = tuple(str(error) for error in bad.values())
@@ -99,7 +101,9 @@ def _schema(ds: Dataset) -> Mapping[str, FieldSchema]:
     except InvalidPlanError as error:
         if _UNTOLD not in str(error):
             raise
-        hints = "".join(_hint(ds, 0, name) for op in ds.ops[:1] for name in op.every)
+        found = _OF_OP.match(str(error))
+        ops = [op for number, op in enumerate(ds.ops) if found and number == int(found[1])]
+        hints = "".join(_hint(ds, 0, name, op.op) for op in ops for name in op.every if name in ds.fields)
         raise PreflightError(f"{error}{hints}") from error
 
 
@@ -135,7 +139,7 @@ def _hopeless(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleErro
     )
     field, op = str(error.detail.get("field", "")), error.detail.get("op", "")
     reason = error.detail.get("error", str(error))
-    hint = _hint(ds, pick, field) if _meets_stored(ds, field, op) else ""
+    hint = _hint(ds, pick, field, op) if _meets_stored(ds, field, op) else ""
     name = error.detail.get("key", pick)
     told = f"{op} of {field!r} says of {name}: {reason}." if op else f"{reason}."
     return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
@@ -147,13 +151,21 @@ def _meets_stored(ds: Dataset, field: str, op: str) -> bool:
     return field in ds.fields and first == op
 
 
-def _hint(ds: Dataset, pick: int, field: str) -> str:
-    """What a field's stored bytes look like, and what to do about it."""
-    seen = _seen(ds.unmapped()[pick][field])
-    return "" if seen is None else f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
+def _hint(ds: Dataset, pick: int, field: str, op: str) -> str:
+    """What a field's stored bytes look like, and what to do about it; nothing where this op does it."""
+    seen = _seen(ds, ds.unmapped()[pick][field])
+    if seen is None or f"ops.{op}(" in seen.fix:
+        return ""
+    return f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
 
 
-def _seen(data: Any) -> Look | None:
+def _seen(ds: Dataset, data: Any) -> Look | None:
+    if ds.snapshot.kind == "zarr":  # its codecs' bytes look like compressed files
+        place = f"{ds.snapshot.source.rstrip('/')}/ARRAY/zarr.json"
+        return Look(
+            "of a Zarr array",
+            f"put ops.zarr_chunk({{field!r}}, {place!r}) before any other op (of rows ops.zarr)",
+        )
     return look(bytes(data[:_LOOKED_AT])) if isinstance(data, np.ndarray) else None
 
 
@@ -199,21 +211,27 @@ def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
     for name, field in ds.snapshot.fields.items():
         if field.kind != "bytes" or name in mapped:
             continue
-        seen = _seen(row.get(name))
+        seen = _seen(ds, row.get(name))
         if seen is not None:
             notes.append(f"{name!r} has no op and is {seen.what}: {seen.fix.format(field=name)}")
     return notes
 
 
-def _ragged_notes(schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _ragged_notes(
+    ds: Dataset, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Of fields that come ragged although they are arrays of several dimensions, such as images."""
-    return [
-        f"{name!r} has rows of different shapes, as {' and '.join(shapes[:2])}, and is delivered ragged: "
-        "crop or resize it to one size"
-        for name, field in schema.items()
-        if field.shape is None
-        and np.ndim(rows[0].get(name, 0)) > 1
-        and prod(np.shape(rows[0][name]))
-        and (shapes := sorted({str(list(np.shape(row[name]))) for row in rows}))
-        and len(shapes) > 1
-    ]
+    notes = []
+    for name, field in schema.items():
+        shapes = sorted({str(list(np.shape(row[name]))) for row in rows if name in row})
+        if field.shape is not None or np.ndim(rows[0].get(name, 0)) < 2 or not prod(np.shape(rows[0][name])):
+            continue
+        last = [op.op for op in ds.ops if name in op.every][-1:]
+        if len(shapes) > 1:
+            told = f"has rows of different shapes, as {' and '.join(shapes[:2])}, and is delivered ragged: "
+            notes.append(f"{name!r} {told}crop or resize it to one size")
+        elif len(rows) > 1:
+            told = f"is delivered ragged, although all rows tried are {shapes[0]}: nothing says that all are"
+            fix = f"give ops.{last[0]} shape={shapes[0]}" if set(last) & _ARRAYS else "crop or resize it"
+            notes.append(f"{name!r} {told}. For a dense tensor {fix}")
+    return notes

@@ -82,7 +82,7 @@ def _expand(value: Any) -> Any:
     return value
 
 
-def missed(source: str, fields: Mapping[str, Any] | None) -> str:
+def missed(source: str, fields: Mapping[str, Any] | None, kind: str = "auto") -> str:
     """What may have been meant where nothing is found; nothing if that cannot be told."""
     if any(mark in source for mark in "*?{["):
         return "A dataset's URL has no wildcards: name the folder, and choose with ds.filter(…)."
@@ -92,6 +92,8 @@ def missed(source: str, fields: Mapping[str, Any] | None) -> str:
         return f"A dataset is a folder, or one archive: if {last} is a file, name its folder, {folder}."
     if any(value == "class" for value in (fields or {}).values()):
         return 'A label that is the folder has "@class", with the @.'
+    if kind == "lines" and fields:
+        return 'A field is an extension of files, as "jsonl"; ops.json(FIELD, PATH) takes a value of a line.'
     return ""
 
 

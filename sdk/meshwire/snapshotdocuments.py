@@ -181,6 +181,7 @@ class Snapshot:
         """What `POST /-/snapshots` answers, as plain JSON values."""
         return {
             "snapshot": self.hash,
+            "kind": self.kind,
             "samples": self.samples,
             "shards": self.shards,
             "objects": len(self.objects),

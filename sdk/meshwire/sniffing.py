@@ -27,6 +27,7 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, Look]]] = (
     (b"MM\x00*", Look("a TIFF file", _DECODE)),
     (b"\x93NUMPY", Look("a .npy file", "put ops.npy({field!r}) before any other op")),
     (b"\x89HDF\r\n", Look("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'")),
+    (b"ARROW1", Look("an Arrow file", "write it as Parquet, and open that with kind='parquet'")),
     (b"PAR1", Look("a Parquet file", "open the source with kind='parquet': every row is a sample")),
     (
         b"\x28\xb5\x2f\xfd",
@@ -49,6 +50,7 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, Look]]] = (
     (b"<!DOCTYPE html", Look("an HTML page", "fetch it again: a server's error was probably stored instead")),
     (b"version https://git-lfs", Look("a pointer of Git LFS", "store the file itself: git lfs pull")),
 )
+_TENSORS: Final = Look("a .safetensors file", "put ops.safetensors({field!r}, NAME) before any other op")
 _LINES: Final = Look("lines of JSON", "open the source with kind='lines': every line is a sample")
 _JSON: Final = Look("a JSON document", "take a value out of it: ops.json({field!r}, PATH)")
 _NUMBER: Final = Look("a number as text", "put ops.int_label({field!r}) before any other op")
@@ -63,6 +65,8 @@ def look(data: bytes) -> Look | None:
             return found
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return Look("a WebP file", _DECODE)
+    if data[8:10] == b'{"' and not any(data[5:8]):  # a header's length, below 2**40, and the header
+        return _TENSORS
     if data.lstrip()[:1] in (b"{", b"["):
         lines = data.strip().split(b"\n")
         more = len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines[:2])

@@ -174,7 +174,12 @@ def parse_array(document: bytes, name: str) -> SourceArray:
     found = parse_layout(document, name)
     shape, chunk, inner, smallest = found.shape, found.chunk, found.inner, found.smallest
     if chunk[1:] != shape[1:] or smallest[1:] != shape[1:] or (inner and chunk[0] % inner[0]):
-        raise PlanError(name, f"a row is cut into several chunks; write it with chunks of [n, {shape[1:]}]")
+        whole = ", ".join(map(str, ("n", *shape[1:])))
+        raise PlanError(
+            name,
+            f"a row is cut into several chunks; write it with chunks of [{whole}], or open it with "
+            "kind='chunks' and the op zarr_chunk",
+        )
     if found.encodings and smallest[0] != 1:
         raise PlanError(
             name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import zarr
 from PIL import Image
 
 import meshsdk as mesh
@@ -130,6 +131,39 @@ def test_what_cannot_work_says_why_and_what_to_do(
     ds = mesh.open(f"s3://data/{place}", fields={"x": field}, client=client).map(chosen("x"))
     with pytest.raises(PreflightError, match=cause):
         ds.preflight()
+
+
+def test_an_op_that_failed_is_not_what_to_put(client: Client) -> None:
+    client.put("data", "cut/0.jpg", jpeg(0)[:200])
+    cut = mesh.open("s3://data/cut", fields={"x": "jpg"}, client=client)
+    with pytest.raises(PreflightError, match="not a readable JPEG") as told:
+        cut.map(ops.decode("x")).preflight()
+    assert "put ops.decode" not in str(told.value)
+
+
+def test_chunks_of_zarr_are_no_compressed_files(client: Client) -> None:
+    stored: dict[str, Any] = {}
+    group = zarr.open_group(zarr.storage.MemoryStore(stored), mode="w", zarr_format=3)
+    group.create_array("heat", data=np.arange(40.0).reshape(4, 10), chunks=(2, 5))
+    for key, value in stored.items():
+        client.put("data", f"series/{key}", value.to_bytes())
+    ds = mesh.open("s3://data/series", {"x": "heat"}, kind="chunks", client=client)
+    assert ds.snapshot.kind == "zarr"
+    [note] = ds.preflight().notes
+    assert "put ops.zarr_chunk('x', 's3://data/series/ARRAY/zarr.json')" in note
+    whole = ds.map(ops.zarr_chunk("x", "s3://data/series/heat/zarr.json")).preflight()
+    assert (whole.schema["x"].shape, whole.notes) == ((2, 5), ())
+
+
+def test_rows_that_happen_to_be_alike_may_be_dense(client: Client) -> None:
+    for number in range(3):
+        client.put("data", f"alike/{number}.npy", npy(np.ones((2, 3))))
+    ds = mesh.open("s3://data/alike", {"x": "npy"}, client=client)
+    [note] = ds.map(ops.npy("x")).preflight().notes
+    assert "all rows tried are [2, 3]" in note
+    assert note.endswith("give ops.npy shape=[2, 3]")
+    dense = ds.map(ops.npy("x", shape=[2, 3])).preflight()
+    assert (dense.schema["x"].shape, dense.notes) == ((2, 3), ())
 
 
 def test_how_a_field_is_stored_is_no_cause_where_its_first_op_did(client: Client) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import meshsdk as mesh
-from meshsdk.errors import NotFoundError
+from meshsdk.errors import ConfigurationError, InvalidPlanError, NotFoundError, ServerError
 from tests.archive_making import tar_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def opened(daemon: Daemon) -> Iterator[mesh.Client]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("rows.jsonl", "lines"), ("x.tfrecord-00000-of-00008", "tfrecord"), ("rows.parquet", "parquet")],
+    [
+        ("rows.jsonl", "lines"),
+        ("rows.csv", "lines"),
+        ("x.tfrecord-00000-of-00008", "tfrecord"),
+        ("rows.parquet", "parquet"),
+    ],
 )
 def test_files_of_many_samples_that_are_one_each_are_told(
     client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture, name: str, kind: str
@@ -51,6 +56,8 @@ def test_lines_and_members_of_archives_are_samples_without_a_word(
     assert len(mesh.open(f"s3://{bucket}/v1", {"x": "jsonl"}, kind="lines", client=client)) == 2
     client.put(bucket, "packed/0.tar", tar_of({f"{number}.jsonl": LINES for number in range(3)}))
     assert len(mesh.open(f"s3://{bucket}/packed", client=client)) == 3
+    client.put(bucket, "single/0.tar", tar_of({"0.jsonl": LINES}))
+    assert len(mesh.open(f"s3://{bucket}/single", {"x": "jsonl"}, client=client)) == 1
     assert "a whole file" not in caplog.text
 
 
@@ -59,3 +66,50 @@ def test_shards_whose_names_make_no_sample_have_a_kind(client: mesh.Client, buck
         client.put(bucket, f"v1/{name}", b"{}")
     with pytest.raises(NotFoundError, match=r"kind='mds' makes a sample of every row of \.00000\.mds files"):
         mesh.open(f"s3://{bucket}/v1", client=client)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ("zarr.json", "heat/zarr.json", "heat/c/0"),
+            r"holds Zarr arrays.*'x': 'heat'.*kind='chunks'.*'zarr'",
+        ),
+        (("zarr.json", "c/0"), r"fields=\{'x': ''\}"),
+        ((".zgroup", "heat/.zarray", "heat/0.0"), "holds Zarr arrays of version 2"),
+        (("train-00000-of-00002", "train-00001-of-00002"), "kind='tfrecord' makes a sample of every record"),
+    ],
+)
+def test_names_that_are_no_samples_have_a_kind(
+    client: mesh.Client, bucket: str, names: tuple[str, ...], told: str
+) -> None:
+    for name in names:
+        client.put(bucket, f"v1/{name}", b"{}")
+    with pytest.raises(ConfigurationError, match=told):
+        mesh.open(f"s3://{bucket}/v1", client=client)
+
+
+def test_an_array_of_zarrs_second_version_is_told(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "v1/heat/.zarray", b"{}")
+    with pytest.raises(InvalidPlanError, match=r"no v1/heat/zarr\.json; Zarr version 2 is not read"):
+        mesh.open(f"s3://{bucket}/v1", {"x": "heat"}, kind="zarr", client=client)
+
+
+def test_archives_are_guessed_as_they_are_opened(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "v1/0.tar", tar_of({"1.jpg": b"1", "2.jpg": b"2"}))
+    assert mesh.open(f"s3://{bucket}/v1", client=client).fields == ("image",)
+    assert mesh.open(f"s3://{bucket}/v1", kind="objects", client=client).fields == ("tar",)
+    client.put(bucket, "broken/0.tar", b"<html>no such page</html>" * 100)
+    with pytest.raises(ServerError, match=r"broken/0\.tar cannot be read as an archive"):
+        mesh.open(f"s3://{bucket}/broken", client=client)
+    client.put(bucket, "empty/0.jpg", b"")
+    with pytest.raises(NotFoundError, match="only empty files are under"):
+        mesh.open(f"s3://{bucket}/empty", client=client)
+
+
+def test_a_field_of_lines_is_an_extension(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "v1/rows.jsonl", b'{"text": "a"}\n')
+    with pytest.raises(
+        NotFoundError, match=r"end in \.text .*an extension of files, as \"jsonl\"; ops\.json"
+    ):
+        mesh.open(f"s3://{bucket}/v1", {"x": "text"}, kind="lines", client=client)

@@ -133,6 +133,8 @@ def test_bad_ops_say_what_is_wrong(make: Any, named: str) -> None:
         ("00000.mds.zstd", "mds"),
         ("parquet", "parquet"),
         ("pq", "parquet"),
+        ("csv", "lines"),
+        ("tsv.gz", "lines"),
     ],
 )
 def test_files_of_many_samples_have_a_kind(given: str, kind: str) -> None:

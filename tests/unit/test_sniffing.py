@@ -16,6 +16,8 @@ from meshwire.sniffing import look
         (b"\xff\xd8\xff\xe0", "a JPEG file"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "a WebP file"),
         (b"\x93NUMPY\x01", "a .npy file"),
+        (b"\x40\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F16"', "a .safetensors file"),
+        (b"ARROW1\0\0", "an Arrow file"),
         (b"PK\x03\x04", "a zip or .npz file"),
         (b' {"a": 1}', "a JSON document"),
         (b'[{"a": 1},\n {"b": 2}]', "a JSON document"),

@@ -94,7 +94,13 @@ class ZarrSources:
         if record is None:
             arrays = [name.removesuffix(f"/{METADATA}") for name in records if name.endswith(METADATA)]
             below = [name.removeprefix(source.prefix) for name in arrays]
-            hint = suggestion(spec.array or "", below) if below else "; there is no array at all"
+            before = any(name.endswith("/.zarray") for name in records)
+            none = (
+                "; Zarr version 2 is not read: write it as version 3"
+                if before
+                else "; there is no array at all"
+            )
+            hint = suggestion(spec.array or "", below) if below else none
             raise PlanError(path, f"there is no {key}{hint}")
         if record.size > MAX_METADATA:
             raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
