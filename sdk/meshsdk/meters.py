@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """What a reader has done so far; written by its thread only. `latency`: seconds until answers began,
-    without what the nodes took; `receiving`: until they were in place; `parted`: frames that came in
-    parts; `local`: those taken over from a node on this host."""
+    """What a reader has done so far; written by its thread only. `receiving`: seconds from when it
+    turned to answers that had begun until they were in place; `parted`: frames that came in parts; `local`:
+    those taken over from a node on this host."""
 
     retries: int = 0
     bytes: int = 0
     local: int = 0
     cpu: float = 0.0
-    latency: float = 0.0
     receiving: float = 0.0
     parted: int = 0
     origins: dict[str, int] = field(default_factory=dict)
@@ -120,7 +119,7 @@ class LoaderStats:
 
 @dataclass(slots=True)
 class Meter:
-    """The running numbers behind LoaderStats; `latency`, `receiving`: see Tally, of finished readers."""
+    """The running numbers behind LoaderStats; `receiving`: see Tally, of finished readers."""
 
     samples: int = 0
     batches: int = 0
@@ -135,7 +134,6 @@ class Meter:
     preprocessing: float = 0.0
     fetch: float = 0.0
     parted: int = 0
-    latency: float = 0.0
     receiving: float = 0.0
     frames: dict[str, int] = field(default_factory=dict)
     _began: float | None = None
@@ -182,7 +180,6 @@ class Meter:
         self.bytes += tally.bytes
         self.local += tally.local
         self.cpu += tally.cpu
-        self.latency += tally.latency
         self.receiving += tally.receiving
         for origin, count in tally.origins.items():
             self.frames[origin] = self.frames.get(origin, 0) + count

@@ -248,7 +248,6 @@ class Reader:
     def _count(self, frame: Frame, size: int) -> None:
         tally, arrival, origin = self.tally, frame.arrival, frame.origin
         if arrival is not None:
-            tally.latency += max(arrival.began - arrival.asked - arrival.server.total, 0.0)
             tally.receiving += arrival.done - arrival.began
         self._expected = max(self._expected, frame.nbytes)
         tally.bytes += size

@@ -191,6 +191,21 @@ def test_a_dataset_without_a_script(plain: str, signed: None, capsys: pytest.Cap
     assert "note: nothing is computed" in shown
 
 
+@pytest.mark.parametrize(
+    ("rate", "delay", "fix"),
+    [(400e3, 0.0, "a faster link: this one is full"), (0.0, 0.1, "Loader(…, connections=8)")],
+)
+def test_a_full_link_is_told_from_answers_that_begin_late(
+    plain: str, slow: Proxy, capsys: pytest.CaptureFixture[str], rate: float, delay: float, fix: str
+) -> None:
+    """Of frames of 96 KiB; four are asked for at once in both."""
+    slow.faults.rate, slow.faults.delay = rate, delay
+    sized = ["s3://plain/train", "--op", "decode:image", "--op", "resize:image:128", "-b", "2"]
+    found = settled(lambda: doctor(capsys, *sized), lambda found: fix in found["fix"])
+    assert found["dominant"] == "network"
+    assert fix in found["fix"]
+
+
 def test_what_can_be_looked_into(plain: str, node: Daemon) -> None:
     with sdk(node) as client:
         for subject in (
@@ -210,8 +225,12 @@ def test_a_script_that_ends_too_early(plain: str, signed: None, tmp_path: Path) 
     script.write_text(SCRIPT.replace("slow/train", "plain/train").replace("range(40)", "()"))
     with pytest.raises(MeshError, match="before all was measured"):
         examine_script([sys.executable, str(script), "0", "0"], steps=2)
+    with pytest.raises(MeshError, match="exit code 3.*see what it printed"):
+        examine_script([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(ConfigurationError, match="cannot be run"):
         examine_script(["/no/such/program"])
+    with pytest.raises(ConfigurationError, match=r"mesh doctor -- python train\.py"):
+        examine_script(["train.py"])
 
 
 def test_top_tells_what_a_node_does(

@@ -131,9 +131,15 @@ OPS = [
         (Split(0.2, 0.8, 0.0, 0.0, 1), Circumstances(dtypes={"float32": 600}), "narrow types", 2.5),
         (
             Split(0.2, 0.8, 0.0, 0.0, 1),
-            Circumstances(network=Network(9, latency=9.0, receiving=1.0, seconds=9.0)),
+            Circumstances(network=Network(9, receiving=1.0, seconds=9.0)),
             "connections=8",
             1 / 0.6,
+        ),
+        (
+            Split(0.2, 0.8, 0.0, 0.0, 1),
+            Circumstances(network=Network(9, receiving=8.0, seconds=9.0)),
+            "a faster link",
+            5.0,
         ),
         (
             Split(0.2, 0.8, 0.0, 0.0, 1),
@@ -183,3 +189,14 @@ def test_a_table_for_a_person() -> None:
     assert "AU 20.0%" in shown
     assert "2 ranks" in shown
     assert "note: a note" in shown
+
+
+def test_a_step_that_computes_nothing_has_no_ceiling() -> None:
+    idle = Split(1e-8, 0.01, 0.02, 0.0, 256)
+    assert (idle.ceiling, idle.computes) == (0.0, False)
+    row = next(
+        line
+        for line in text(Diagnosis([idle], advise(idle, Circumstances()), 32)).splitlines()
+        if "ceiling" in line
+    )
+    assert row.split()[-2:] == ["–", "0%"]

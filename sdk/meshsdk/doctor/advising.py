@@ -22,6 +22,7 @@ _WIDE: Final = ("float32", "float64")
 _MOST_CONNECTIONS: Final = 16
 _BUSY: Final = 0.8  # of a core: the thread that receives is what limits
 _CHECKING: Final = 0.1  # of the client's CPU time is checksums
+_FULL: Final = 0.5  # of its time something is being received: more questions would not have more come
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _network(found: Split, about: Circumstances) -> Advice:
         return _advice(
             found, "network", 1 - _CHECKING, "Loader(…, verify=False): the client's CPU is what limits"
         )
-    if network.latency > network.receiving and about.connections < _MOST_CONNECTIONS:
+    if network.receiving < _FULL * network.seconds and about.connections < _MOST_CONNECTIONS:
         count = min(2 * about.connections, _MOST_CONNECTIONS)
         return _advice(
             found,

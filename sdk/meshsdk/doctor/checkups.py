@@ -70,11 +70,10 @@ class Subject:
 
 @dataclass(slots=True)
 class Network:
-    """Of the frames that were prepared already: seconds until answers began, and until they were received,
-    without what the node took; CPU of this process, in `seconds`; their bytes; how many were not kept."""
+    """Of the frames that were prepared already: of the `seconds` that the loop took, those in which one was
+    being received, and CPU of this process; their bytes; how many were not kept."""
 
     frames: int = 0
-    latency: float = 0.0
     receiving: float = 0.0
     cpu: float = 0.0
     seconds: float = 0.0
@@ -179,7 +178,6 @@ class Checkup:
         stats = meter.read(None, 0)
         self.network = Network(
             stats.batches,
-            meter.latency,
             meter.receiving,
             stats.cpu,
             stats.seconds,

@@ -50,9 +50,14 @@ def examine(
 
 
 def doubts(checkup: Checkup) -> list[str]:
-    """What is to be known about the figures."""
+    """What is to be known about the figures. How long nothing takes need not be known."""
     network, found = checkup.network, []
-    unsure = {name: run.doubt for name, run in checkup.runs.items() if run.doubt > UNSURE}
+    computes = split(checkup.runs).computes
+    unsure = {
+        name: run.doubt
+        for name, run in checkup.runs.items()
+        if run.doubt > UNSURE and (computes or name != "compute")
+    }
     if unsure:
         told = ", ".join(f"{TITLES[name]} ±{doubt:.0%}" for name, doubt in unsure.items())
         found.append(

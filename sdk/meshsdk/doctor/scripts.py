@@ -48,7 +48,8 @@ def examine_script(
                 list(command), stdout=2, env={**os.environ, VARIABLE: folder}, start_new_session=True
             )
         except OSError as error:
-            raise ConfigurationError(f"{command[0]!r} cannot be run: {error.strerror}") from error
+            hint = f". Is it `mesh doctor -- python {command[0]}`?" if command[0].endswith(".py") else ""
+            raise ConfigurationError(f"{command[0]!r} cannot be run: {error.strerror}{hint}") from error
         try:
             reports = _listen(process, place, progress)
         finally:
@@ -68,11 +69,17 @@ def _listen(
         if reports and len(reports) >= reports[0]["here"]:
             return reports
         if ended:
-            raise MeshError(
-                f"the command ended (exit code {process.returncode}) before all was measured: its loader "
-                "must give more batches. Let it run for longer, or measure fewer with --steps; --loader says "
-                "which of its loaders trains"
-            )
+            raise MeshError(_early(process.returncode))
+
+
+def _early(code: int) -> str:
+    """Why there is no diagnosis: a command that failed has said why itself."""
+    if code:
+        return f"the command failed (exit code {code}) before all was measured: see what it printed"
+    return (
+        "the command ended before all was measured: its loader must give more batches. Let it run for longer, "
+        "or measure fewer with --steps; --loader says which of its loaders trains"
+    )
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -75,7 +75,7 @@ def text(found: Diagnosis, width: int = 100) -> str:
     for stage in ("compute", *STALLS):
         seconds = getattr(split, stage)
         reached += seconds
-        rate = f"{split.rows / reached:,.0f}" if reached else "–"
+        rate = f"{split.rows / reached:,.0f}" if reached > split.step / 1000 else "–"
         stall = "" if stage == "compute" else f"{1000 * seconds:.1f} ms"
         table.add_row(_WITH[stage], f"{1000 * reached:.1f} ms", rate, stall, f"{split.share(stage):.0%}")
     out = io.StringIO()
@@ -87,7 +87,7 @@ def text(found: Diagnosis, width: int = 100) -> str:
 def _words(found: Diagnosis) -> list[str]:
     split = found.split
     lines = []
-    if split.compute > split.step / 1000:
+    if split.computes:
         lines.append(
             f"AU {split.au:.1%}: so much of its time the job computes; it could do {split.ceiling:,.0f}/s"
         )

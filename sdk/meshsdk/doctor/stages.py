@@ -69,7 +69,12 @@ class Split:
     @property
     def ceiling(self) -> float:
         """Samples a second, had data always been there; 0 where nothing is computed."""
-        return self.rows / self.compute if self.compute else 0.0
+        return self.rows / self.compute if self.computes else 0.0
+
+    @property
+    def computes(self) -> bool:
+        """Whether a step does anything but take its batch."""
+        return self.compute > self.step / 1000
 
     @property
     def au(self) -> float:
