@@ -225,7 +225,7 @@ def test_a_script_that_ends_too_early(plain: str, signed: None, tmp_path: Path) 
     script.write_text(SCRIPT.replace("slow/train", "plain/train").replace("range(40)", "()"))
     with pytest.raises(MeshError, match="before all was measured"):
         examine_script([sys.executable, str(script), "0", "0"], steps=2)
-    with pytest.raises(MeshError, match="exit code 3.*see what it printed"):
+    with pytest.raises(MeshError, match=r"exit code 3.*see what it printed"):
         examine_script([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(ConfigurationError, match="cannot be run"):
         examine_script(["/no/such/program"])

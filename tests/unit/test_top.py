@@ -332,3 +332,18 @@ def test_one_screen_and_one_document() -> None:
     told = json.loads(json.dumps(screen().to_dict()))
     assert told["jobs"][0]["source"] == "s3://photos/train/"
     assert set(told) == {"host", "gpus", "jobs", "nodes", "reported", "notes"}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_where_there_is_little_room_names_are_kept_and_columns_left_out(width: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width).print(render(screen()))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    [head, *_] = [line.split() for line in lines if line.startswith("job")]
+    assert {"job", "pid", "step", "samples/s", "stall", "AU"} <= set(head)
+    assert ("GPU" in head, "network" in head) == (width > 80, width > 60)
+    assert any(line.startswith("resnet") and "4711" in line for line in lines)
+    [head, first, second] = [line.split() for line in lines if line.startswith(("node", "http"))]
+    assert {"requests/s", "5xx/s", "queue", "disk"} <= set(head)
+    assert (first[0], second[:3]) == ("http://a:9000", ["http://b:9000", "no", "answer"])

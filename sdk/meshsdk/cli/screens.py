@@ -1,22 +1,24 @@
 """What `mesh top` shows, as tables.
 
-Law: renders what it is given; as wide as it is told, never wider.
+Law: renders what it is given; as wide as it is told, never wider: where there is no room for all columns, who
+it is about is kept, and the columns that say least are left out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from meshsdk.sizes import human
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
     from meshsdk.tops.gpus import Gpu
     from meshsdk.tops.hosts import HostRates
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 _QUIET = 1024  # bytes a second: a disk or link below that is left out
 _WORSE, _BAD = 0.05, 0.2
+_LEAST_NAME: Final = 20  # characters
+_SPARE_OF_JOBS: Final = ("GPU", "epoch", "network", "rank", "fetch", "prep")
+"""In this order: what the network took is what the others leave of the stall."""
+_SPARE_OF_NODES: Final = ("in/s", "ready", "rows/s", "out/s", "prepared/s")
 
 
 def render(screen: Screen) -> RenderableType:
@@ -32,19 +38,58 @@ def render(screen: Screen) -> RenderableType:
     parts: list[RenderableType] = [_host(screen.host)]
     if screen.gpus.found:
         parts += ["", _gpus(screen.gpus.found)]
-    parts += ["", _jobs(screen.jobs) if screen.jobs else Text("no loader runs on this machine", "dim")]
+    none = Text("no loader runs on this machine", "dim")
+    parts += ["", _Fitting(_jobs(screen.jobs), _SPARE_OF_JOBS) if screen.jobs else none]
     if screen.reported:
         parts += ["", _reported(screen.reported)]
     if screen.nodes:
-        parts += ["", _nodes(screen.nodes)]
+        parts += ["", _Fitting(_nodes(screen.nodes), _SPARE_OF_NODES)]
     parts += [Text(note, "dim") for note in screen.notes]
     return Group(*parts)
+
+
+class _Fitting:
+    """A table whose first column names rows, of the width that there is: closer together, then without some
+    of its columns."""
+
+    def __init__(self, whole: Table, spare: Sequence[str]) -> None:
+        """`spare`: columns that may be left out, the first of them first."""
+        self._whole, self._spare = whole, spare
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        table = self._whole
+        if not _fits(table, console, options):
+            for count in range(len(self._spare) + 1):
+                table = _without(self._whole, self._spare[:count])
+                table.collapse_padding = True
+                if _fits(table, console, options):
+                    break
+        yield table
+
+
+def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    """Whether all columns have their widths and the first enough of it; it gets what the others leave."""
+    unbounded = options.update(max_width=10_000)
+    first = table.columns[0]
+    whole = first.width = max(Measurement.get(console, unbounded, cell).maximum for cell in first.cells)
+    room = whole + options.max_width - Measurement.get(console, unbounded, table).maximum
+    first.width = max(min(whole, room), 1)
+    return room >= min(whole, _LEAST_NAME)
+
+
+def _without(table: Table, titles: Sequence[str]) -> Table:
+    """Another one: a column knows its place."""
+    kept = [column for column in table.columns if column.header not in titles]
+    made = _table(*(str(column.header) for column in kept))
+    for row in zip(*(column.cells for column in kept), strict=True):
+        made.add_row(*row)
+    return made
 
 
 def _table(*columns: str, left: int = 1) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, title in enumerate(columns):
-        table.add_column(title, justify="left" if number < left else "right", no_wrap=number >= left)
+        table.add_column(title, justify="left" if number < left else "right", no_wrap=True)
     return table
 
 

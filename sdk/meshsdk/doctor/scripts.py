@@ -77,8 +77,8 @@ def _early(code: int) -> str:
     if code:
         return f"the command failed (exit code {code}) before all was measured: see what it printed"
     return (
-        "the command ended before all was measured: its loader must give more batches. Let it run for longer, "
-        "or measure fewer with --steps; --loader says which of its loaders trains"
+        "the command ended before all was measured: its loader must give more batches. Let it run for "
+        "longer, or measure fewer with --steps; --loader says which of its loaders trains"
     )
 
 
