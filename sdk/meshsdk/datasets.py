@@ -7,6 +7,7 @@ spawned with it.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from meshwire.plans import OpSpec
     from meshwire.snapshotdocuments import Snapshot
     from meshwire.snapshotstats import SnapshotStats
+
+_log = logging.getLogger("meshsdk")
 
 _LOADERS = {
     "shuffle": "a loader shuffles, mesh.Loader(ds, global_batch=…, shuffle=True)",
@@ -151,13 +154,20 @@ class Dataset:
 
         It is evaluated once, on the node, over what is stored, not over what ops make of it: `key`, `name`
         (below the source), `stem`, `size` in bytes, FIELD_size, `index`, a label's class, and a field's
-        content, as text or by a path into its JSON. Raises NotFoundError when nothing is left.
+        content, as text or by a path into its JSON. Raises NotFoundError when nothing is left; where all is
+        left, a warning of the logger `meshsdk` says so.
         """
         if not isinstance(expression, str):
             raise ConfigurationError(
                 f"filter takes an expression, as ds.filter('size > 10000'); got {type(expression).__name__}. "
                 "It is evaluated on the node, where Python functions do not run"
             )
+        found = self._filtered(expression, deadline)
+        if found.snapshot.samples == self.snapshot.samples:
+            _log.warning("%s", _nothing_left_out(expression, self.snapshot))
+        return found
+
+    def _filtered(self, expression: str, deadline: float) -> Dataset:
         return self._derived({"filter": expression}, self.ops, deadline)
 
     def split(
@@ -182,6 +192,11 @@ class Dataset:
             raise ConfigurationError(
                 "split takes fractions by name, as ds.split(train=0.9, val=0.1); got "
                 f"{type(fractions).__name__}"
+            )
+        if self.packing is not None or self.mixing is not None:
+            raise ConfigurationError(
+                "split before mix and pack: split each dataset with the same fractions, then mix its parts, "
+                "as mesh.mix(web['train'], books['train'])"
             )
         return split(self, {**(fractions or {}), **more}, by, seed, deadline)
 
@@ -374,3 +389,13 @@ class Dataset:
         return type(self), (
             self.client, self.snapshot, self.ops, self.epoch, self.packing, self.mixing,
         )  # fmt: skip
+
+
+def _nothing_left_out(expression: str, snapshot: SnapshotInfo) -> str:
+    """What is to be told of a filter that holds for all samples, as one of another kind of value does."""
+    name = next((name for name, field in snapshot.fields.items() if field.classes and name in expression), "")
+    label = f"{name} is its class's name here, as {snapshot.fields[name].classes[0]!r}; " if name else ""
+    return (
+        f"filter({expression!r}) leaves nothing out: it holds for all {snapshot.samples} samples. {label}a "
+        "text never equals a number (number(…) makes one of it)"
+    )

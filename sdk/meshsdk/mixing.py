@@ -86,6 +86,10 @@ def mix(
     ConfigurationError.
     """
     ops = _checked(datasets)
+    if positions == 0:
+        raise ConfigurationError(
+            "positions=0: of an epoch, one at least; left out, as many as there are samples"
+        )
     given = [dataset.snapshot.samples for dataset in datasets] if weights is None else weights
     stages = staged(given, schedule, len(datasets))
     first = datasets[0]

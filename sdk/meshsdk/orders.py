@@ -5,8 +5,9 @@ Law: names only; what an order means is computed by `meshwire.permutations`.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from meshsdk.errors import ConfigurationError
 
@@ -18,8 +19,8 @@ class Blocks:
     shards: int = 64
 
     def __post_init__(self) -> None:
-        if self.shards < 1:
-            raise ConfigurationError(f"Blocks(shards={self.shards}): at least one shard a window")
+        if isinstance(self.shards, bool) or not isinstance(self.shards, SupportsIndex) or self.shards < 1:
+            raise ConfigurationError(f"Blocks(shards={self.shards!r}): at least one shard a window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ Shuffle = bool | Literal["global"] | Blocks
 def shuffle_spec(shuffle: Shuffle) -> dict[str, Any]:
     """The spec's `shuffle` object; True and "global" are the same."""
     if isinstance(shuffle, Blocks):
-        return {"kind": "blocks", "shards": shuffle.shards}
+        return {"kind": "blocks", "shards": operator.index(shuffle.shards)}
     if shuffle is True or shuffle == "global":
         return {"kind": "global"}
     if shuffle is False:

@@ -10,7 +10,7 @@ import itertools
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,17 @@ def split(
     key = f'hash("{seed}:" + text({by}))'
     parts = {}
     for name, (low, high) in zip(fractions, itertools.pairwise(edges), strict=True):
-        parts[name] = dataset.filter(f"{key} >= {low} and {key} < {high}", deadline=deadline)
+        try:
+            parts[name] = dataset._filtered(f"{key} >= {low} and {key} < {high}", deadline)
+        except NotFoundError as error:
+            if error.code != "NoSuchKey":  # the dataset itself is gone, say
+                raise
+            raise NotFoundError(
+                f"split: none of the {len(dataset)} samples is in {name!r} ({fractions[name]}), by {by!r}: "
+                "give it a larger fraction or another seed, or split by what has more values",
+                status=error.status,
+                code=error.code,
+            ) from error
         done(name)
     found = sum(len(part) for part in parts.values())
     if edges[-1] == _VALUES and found < len(dataset):

@@ -45,6 +45,8 @@ def bucket_lengths(spec: PlanSpec, snapshot: Snapshot) -> Indices:
     name = spec.buckets.field
     column = snapshot.fields.get(name)
     if not isinstance(column, BytesColumn):
+        if column is not None:
+            raise PlanError("buckets.field", f"{name!r} is a class label: its rows are of one length")
         hint = suggestion(name, snapshot.fields)
         raise PlanError("buckets.field", f"the snapshot has no bytes field {name!r}{hint}")
     return column.length

@@ -137,6 +137,9 @@ class TestBuckets(DaemonLaws):
         raw = mesh.open("s3://photos/torn", fields={"image": "png"}, client=self.client)
         with pytest.raises(InvalidPlanError, match="did you mean 'image'"):
             mesh.Loader(raw, 15, buckets=mesh.LengthBuckets("imag"))
+        labelled = mesh.open("s3://photos", fields={"image": "png", "folder": "@class"}, client=self.client)
+        with pytest.raises(InvalidPlanError, match="'folder' is a class label: its rows are of one length"):
+            mesh.Loader(labelled, 15, buckets=mesh.LengthBuckets("folder"))
         with pytest.raises(InvalidPlanError, match="packed rows are of one length"):
             mesh.Loader(raw.pack("image", length=400), 15, buckets=mesh.LengthBuckets("image"))
 

@@ -160,6 +160,10 @@ def test_what_cannot_be_mixed_says_what_to_do(pets: Dataset, birds: Dataset, cli
     mixed = mesh.mix(pets, birds)
     with pytest.raises(ConfigurationError, match="before mix"):
         mixed.filter("index > 3")
+    with pytest.raises(ConfigurationError, match="split each dataset with the same fractions, then mix"):
+        mixed.split(train=0.5, val=0.5)
+    with pytest.raises(ConfigurationError, match="positions=0"):
+        mesh.mix(pets, birds, positions=0)
     assert mixed.select("id").mixing == mixed.mixing
     assert mixed.select("id").pack("id", length=32).unpacked().mixing == mixed.mixing
     assert numbered(mixed).unmapped().mixing == mixed.mixing

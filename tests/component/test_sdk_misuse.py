@@ -79,6 +79,12 @@ def test_an_argument_that_makes_no_sense(ds: mesh.Dataset, arguments: dict[str, 
         mesh.Loader(ds, **{"global_batch": 4, **arguments})
 
 
+@pytest.mark.parametrize("shards", [0, "4", 2.5, True])
+def test_a_window_of_shards_that_makes_no_sense(shards: Any) -> None:
+    with pytest.raises(ConfigurationError, match="at least one shard a window"):
+        mesh.Blocks(shards)
+
+
 @pytest.mark.parametrize("dataset", ["s3://misused/", [1, 2], None])
 def test_what_is_no_dataset(dataset: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"mesh\.open"):
@@ -102,7 +108,8 @@ def test_numbers_of_numpy_and_devices_of_torch_are_taken(ds: mesh.Dataset) -> No
 
     four: Any = np.int64(4)
     place = torch.device("cpu")
-    with mesh.Loader(ds, four, seed=four, device=place, connections=np.int32(2)) as loader:  # type: ignore[arg-type]
+    more: Any = {"device": place, "connections": np.int32(2), "shuffle": mesh.Blocks(four)}
+    with mesh.Loader(ds, four, seed=four, **more) as loader:
         assert [found.rows for found in loader] == [4, 4, 4]
         assert isinstance(loader.global_batch, int)
         assert json.loads(json.dumps(loader.state_dict()))["seed"] == 4

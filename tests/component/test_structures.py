@@ -150,6 +150,32 @@ def test_a_filter_that_makes_no_sense_says_so(photos: Dataset) -> None:
         photos.filter("false")
 
 
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        (
+            "label != 0",
+            "holds for all 12 samples. label is its class's name here, as 'cat'; a text never equals",
+        ),
+        ("size >= 0", "holds for all 12 samples. a text never equals a number"),
+        ("label != 'cat'", ""),
+    ],
+)
+def test_a_filter_that_leaves_nothing_out_is_told(
+    photos: Dataset, expression: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos.filter(expression)
+    assert told in caplog.text
+    assert len(caplog.records) == bool(told)
+
+
+def test_a_split_without_samples_has_a_name(photos: Dataset, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(NotFoundError, match=r"none of the 12 samples is in 'val' \(1e-05\), by 'name'"):
+        photos.split(train=0.9, val=0.00001)
+    assert len(photos.split(all=1.0)["all"]) == COUNT
+    assert caplog.text == ""
+
+
 def test_two_sources_are_joined_by_name(photos: Dataset, client: Client) -> None:
     captions = mesh.open("s3://texts/captions", fields={"caption": "txt"}, client=client)
     ds = photos.join(captions)
