@@ -237,6 +237,9 @@ loader = mesh.Loader(ds, 16, output="numpy")
 
 def left():
     gc.collect()
+    for each in threading.enumerate():
+        if each.name == "QueueFeederThread":  # of a queue that torch closed without waiting for its end
+            each.join(30)
     process = psutil.Process()
     links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if
              os.path.exists(f"/proc/self/fd/{name}") or os.path.islink(f"/proc/self/fd/{name}")]
