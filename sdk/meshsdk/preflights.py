@@ -17,7 +17,7 @@ import numpy as np
 from meshsdk.batches import Ragged
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
 from meshsdk.sizes import human
-from meshwire.sniffing import Look, look
+from meshwire.sniffing import Look, look, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,7 +166,10 @@ def _seen(ds: Dataset, data: Any) -> Look | None:
             "of a Zarr array",
             f"put ops.zarr_chunk({{field!r}}, {place!r}) before any other op (of rows ops.zarr)",
         )
-    return look(bytes(data[:_LOOKED_AT])) if isinstance(data, np.ndarray) else None
+    if not isinstance(data, np.ndarray):
+        return None
+    begins = bytes(data[:_LOOKED_AT])
+    return look(begins) or numbers(ds.snapshot.kind, begins)
 
 
 def _bytes_of(row: Mapping[str, Any]) -> int:

@@ -56,6 +56,27 @@ _JSON: Final = Look("a JSON document", "take a value out of it: ops.json({field!
 _NUMBER: Final = Look("a number as text", "put ops.int_label({field!r}) before any other op")
 
 
+_FEATURES: Final = {
+    0x12: Look(
+        "a feature of floats", "put ops.feature({field!r}, 'number'), or 'numbers', before any other op"
+    ),
+    0x1A: Look(
+        "a feature of int64", "put ops.feature({field!r}, 'integer'), or 'integers', before any other op"
+    ),
+}
+_COLUMN: Final = Look(
+    "no text", "of a column of numbers, put ops.frombuffer({field!r}, DTYPE) before any other op"
+)
+
+
+def numbers(kind: str, data: bytes) -> Look | None:
+    """What looks like numbers, as a source of this kind gives them: a serialised `tf.train.Feature` (its
+    list's tag, then its length, a varint), or values as in memory, most of which have a zero byte."""
+    if kind == "tfrecord" and len(data) > 1 and (data[1] == len(data) - 2 or data[1] & 0x80):
+        return _FEATURES.get(data[0])
+    return _COLUMN if kind in ("parquet", "mds") and b"\0" in data else None
+
+
 def look(data: bytes) -> Look | None:
     """What bytes look like; None for what begins like nothing known."""
     if not data:

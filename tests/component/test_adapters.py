@@ -195,6 +195,9 @@ def test_the_store_keeps_zarrs_rules(client: mesh.Client, bucket: str) -> None:
         ranges = [RangeByteRequest(2, 5), OffsetByteRequest(7), SuffixByteRequest(2), None]
         found = await store.get_partial_values(prototype, [("a/b", wanted) for wanted in ranges])
         assert [part.to_bytes() for part in found] == [b"234", b"789", b"89", b"0123456789"]
+        wrong: Any = (2, 5)
+        with pytest.raises(ValueError, match="Unexpected byte_range"):
+            await store.get("a/b", prototype, wrong)
         assert await store.get("none", prototype) is None
         assert (await store.exists("a/b"), await store.exists("a")) == (True, False)
         assert await store.getsize("a/c/d") == 4

@@ -101,6 +101,8 @@ def test_columns_are_fields(client: Client) -> None:
     assert str(ds.schema()["vector"]) == "float32 [3]"
     assert ds.stats().sizes["vector"].median == 12
     assert ds.preflight(global_batch=8).notes == ()
+    [note] = opened(client, id="id").preflight().notes
+    assert "put ops.frombuffer('id', DTYPE)" in note
     seen = set()
     with mesh.Loader(ds, global_batch=8, seed=1, shuffle=mesh.Blocks(shards=1), output="numpy") as loader:
         for batch in loader:

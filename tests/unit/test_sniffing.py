@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.sniffing import look
+from meshwire.sniffing import look, numbers
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,30 @@ def test_what_is_recognised(data: bytes, what: str) -> None:
     found = look(data)
     assert found is not None
     assert found.what == what
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "fix"),
+    [
+        ("tfrecord", b"\x1a\x03\n\x01\x00", "ops.feature('x', 'integer')"),
+        ("tfrecord", b"\x12\x06\n\x04\0\0\0\0", "ops.feature('x', 'number')"),
+        ("tfrecord", b"\x12\x90\x03\n" + bytes(400), "ops.feature('x', 'number')"),
+        ("parquet", (7).to_bytes(8, "little"), "ops.frombuffer('x', DTYPE)"),
+        ("mds", (7).to_bytes(8, "little"), "ops.frombuffer('x', DTYPE)"),
+    ],
+)
+def test_numbers_are_recognised_by_their_source(kind: str, data: bytes, fix: str) -> None:
+    found = numbers(kind, data)
+    assert found is not None
+    assert fix in found.fix.format(field="x")
+    assert numbers("objects", data) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [("tfrecord", b"\x12 text"), ("tfrecord", b""), ("parquet", b"text")]
+)
+def test_other_values_are_no_numbers(kind: str, data: bytes) -> None:
+    assert numbers(kind, data) is None
 
 
 @given(st.binary(max_size=64))

@@ -76,7 +76,9 @@ class MeshStore(Store):
                 request = get_request(self.bucket, name, 0, None, None)
                 request = replace(request, headers={"range": f"bytes=-{suffix}"})
                 return self.client.transport.call(request, lambda response: response.read(1 << 40))
-        return self.client.get(self.bucket, name)
+            case None:
+                return self.client.get(self.bucket, name)
+        raise ValueError(f"Unexpected byte_range, got {wanted!r}.")  # as zarr's own stores word it
 
     async def get_partial_values(self, prototype: Any, key_ranges: Iterable[tuple[str, Range]]) -> list[Any]:
         return await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges))
