@@ -328,7 +328,8 @@ class Loader:
         (ui.perfetto.dev) opens, from the next `for` on until the loader is closed, or `trace(None)`.
 
         Args:
-            path: the file; of several ranks each has its own, `.rankN` is added to the name.
+            path: the file; of several ranks each has its own, `.rankN` is added to the name. One that another
+                loader is writing is a ConfigurationError.
             limit: bytes it takes at most.
         """
         self._watchers.trace(path, limit)

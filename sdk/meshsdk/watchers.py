@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from meshsdk.traces.chrome import LIMIT, ChromeTrace
+from meshsdk.traces.chrome import LIMIT, ChromeTrace, TakenError
 from meshsdk.traces.ranges import Ranges, nvtx_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Watchers:
             self._trace = None
             path = os.environ.get(TRACE_VARIABLE, "")
             if path:
-                self.trace(path, LIMIT)
+                self._trace = _next_free(loader, Path(path))
         return (*self._usual, *(() if self._trace is None else (self._trace,)))
 
     def trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
@@ -78,6 +78,17 @@ def _usual(loader: Loader) -> list[Observer]:
     nvtx = nvtx_of(sys.modules.get("torch"))
     found += [] if nvtx is None else [Ranges(nvtx)]
     return found
+
+
+def _next_free(loader: Loader, path: Path) -> ChromeTrace:
+    """A trace of its own for each loader at work: all of them are told the same path."""
+    number, own = 1, path
+    while True:
+        try:
+            return _traced(loader, own, LIMIT)
+        except TakenError:
+            number += 1
+            own = path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 def _traced(loader: Loader, path: Path, limit: int) -> ChromeTrace:

@@ -101,6 +101,29 @@ def test_a_trace_of_each_rank_by_the_environment(
         assert name.startswith(f"rank {rank} of 2")
 
 
+def test_loaders_that_are_at_work_together_write_traces_of_their_own(
+    server: ScriptedMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training and validation, as a rule; the name of one that has ended is used again."""
+    path = tmp_path / "trace.json"
+    with loader(server) as other, monkeypatch.context() as patch:
+        patch.setenv("MESH_TRACE", str(path))
+        with loader(server, 2) as training:
+            list(training)
+            for _ in range(2):
+                with loader(server, 3) as validation:
+                    list(validation)
+            list(training)
+        patch.delenv("MESH_TRACE")
+        other.trace(path)
+        with loader(server) as late, pytest.raises(ConfigurationError, match="another loader"):
+            late.trace(path)
+        list(other)
+    assert sorted(file.name for file in tmp_path.glob("*.json")) == ["trace.2.json", "trace.json"]
+    for name in ("trace.json", "trace.2.json"):
+        check_rows(events(tmp_path / name))
+
+
 def test_a_trace_that_nobody_closed_can_be_read(server: ScriptedMesh, tmp_path: Path) -> None:
     """The form allows the closing bracket to be missing."""
     path = tmp_path / "trace.json"

@@ -6,10 +6,12 @@ file is never longer than its limit, and can be opened whenever its writer ends,
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from meshsdk.errors import ConfigurationError
@@ -28,6 +30,10 @@ _END: Final = 256  # bytes kept for the last event and the bracket
 _LOOP: Final = 1  # the row of the training loop; those of requests follow
 
 
+class TakenError(ConfigurationError):
+    """Another loader, of this process or another, is writing the file."""
+
+
 class ChromeTrace:
     """Written from the thread of the loop; `rank` and `name` tell processes apart in one view."""
 
@@ -36,10 +42,7 @@ class ChromeTrace:
             raise ConfigurationError(f"a trace of {limit} bytes holds nothing: give it {LEAST} at least")
         self.pid = os.getpid()
         self._rank, self._limit = rank, limit
-        try:
-            self._file = path.open("wb", buffering=_BUFFER)
-        except OSError as error:
-            raise ConfigurationError(f"the trace {path} cannot be written: {error.strerror}") from error
+        self._file = _opened(path)
         self._finalizer = weakref.finalize(self, _complete, self._file, self.pid)
         self._path, self._written, self._full = path, 0, False
         self._taken: float | None = None
@@ -137,6 +140,30 @@ class ChromeTrace:
     def _put(self, data: bytes) -> None:
         self._file.write(data)
         self._written += len(data)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """An empty file that nobody else writes, as long as it is open."""
+    try:
+        file = path.open("ab", buffering=_BUFFER)
+    except OSError as error:
+        raise ConfigurationError(f"the trace {path} cannot be written: {error.strerror}") from error
+    try:
+        with suppress(OSError):  # a file system without locks
+            _lock(file, path)
+        with suppress(OSError):  # a pipe
+            file.truncate(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TakenError(f"another loader writes its trace to {path}: give each a file of its own") from error
 
 
 def _complete(file: BinaryIO, pid: int) -> None:
