@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, cast
 
 from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshsdk.mapping import checked, narrowed, renamed, written
@@ -21,6 +21,8 @@ from meshwire.plans import PlanError, op_document, parse_spec, spec_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from torch.utils.data import Dataset as TorchDataset
 
     from meshsdk.client import Client
     from meshsdk.mixing import Mixing
@@ -319,6 +321,10 @@ class Dataset:
         from meshsdk.preflights import preflight
 
         return preflight(self, global_batch, world=world, rows=rows)
+
+    def as_torch(self) -> TorchDataset[dict[str, Any]]:
+        """Itself, for type checkers: they refuse `DataLoader(ds, batch_size=8)`. A `Loader` needs neither."""
+        return cast("TorchDataset[dict[str, Any]]", self)
 
     def unmapped(self) -> Dataset:
         """The dataset without its ops, and without `pack`: what is stored. A mix stays one."""

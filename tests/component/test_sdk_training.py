@@ -164,7 +164,8 @@ def test_torchs_own_dataloader(ds: mesh.Dataset, context: str) -> None:
 
 
 def test_torchs_own_dataloader_in_this_process(ds: mesh.Dataset) -> None:
-    (batch,) = list(DataLoader(ds, batch_size=PHOTOS, shuffle=True))
+    (batch,) = list(DataLoader(ds.as_torch(), batch_size=PHOTOS, shuffle=True))
+    assert ds.as_torch() is ds
     assert batch["image"].shape == (PHOTOS, 3, 32, 32)
 
 
