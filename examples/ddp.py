@@ -9,7 +9,6 @@ Law: what a step learns from does not depend on the number of ranks: losses are 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -23,11 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import meshsdk as mesh
 from examples import checkpoints
+from examples.arguments import command_line, positive
 from examples.figures import SeenRows, report, sum_over_ranks
 from examples.lars import Lars
 from meshsdk import ops
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from torch.optim.lr_scheduler import LRScheduler
@@ -198,21 +199,25 @@ def join() -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.ddp", description=(__doc__ or "").partition("\n")[0])
+    parser = command_line("examples.ddp", __doc__)
     parser.add_argument("source", help="images in one folder a class, as s3://photos/train")
     parser.add_argument("--held-out", help="images to stop by; default: the source, whole")
     parser.add_argument("--checkpoint", help="an object to save to and resume from, as s3://runs/ddp.pt")
-    parser.add_argument("--batch", type=int, default=64, help="rows of a step over all ranks")
-    parser.add_argument("--accumulate", type=int, default=1, help="steps whose gradients are one update")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--patience", type=int, default=3, help="epochs without improvement before it stops")
+    parser.add_argument("--batch", type=positive, default=64, help="rows of a step over all ranks")
+    parser.add_argument("--accumulate", type=positive, default=1, help="steps whose gradients are one update")
+    parser.add_argument("--epochs", type=positive, default=10, help="at most")
+    parser.add_argument(
+        "--patience", type=positive, default=3, help="epochs without improvement before it stops"
+    )
     parser.add_argument("--optimizer", choices=("adamw", "lars"), default="adamw", help="lars: large batches")
-    parser.add_argument("--powersgd", type=int, metavar="RANK", help="compress gradients to this rank")
-    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--powersgd", type=positive, metavar="RANK", help="compress gradients to this rank")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
     parser.add_argument("--warm", type=int, default=20, help="updates of warm-up")
-    parser.add_argument("--side", type=int, default=32, help="pixels")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--stop-after", type=int, help="save and end after so many updates, as if preempted")
+    parser.add_argument("--side", type=positive, default=32, help="pixels")
+    parser.add_argument("--seed", type=int, default=7, help="of the order, the crops and the model")
+    parser.add_argument(
+        "--stop-after", type=positive, help="save and end after so many updates, as if preempted"
+    )
     return parser.parse_args(arguments)
 
 

@@ -9,7 +9,6 @@ Law: a batch is one gather of the rows it needs, each once, in the table's order
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import time
@@ -22,9 +21,11 @@ import torch
 from torch import nn
 
 import meshsdk as mesh
+from examples.arguments import command_line, positive
 from examples.checkpoints import split_url
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
 LINE = 128
@@ -109,13 +110,22 @@ def load(client: mesh.Client, url: str) -> np.ndarray[Any, Any]:
     return np.load(io.BytesIO(client.get(*split_url(url))))  # type: ignore[no-any-return]
 
 
+def width_of(client: mesh.Client, url: str, nodes: int) -> int:
+    """Numbers of a row, as the table is long and has one for each node."""
+    size = client.head(*split_url(url)).size
+    if size % (4 * nodes):
+        raise ValueError(
+            f"{url} has {size} bytes: no whole number of float32 numbers for each of {nodes} nodes"
+        )
+    return size // (4 * nodes)
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.features", description=(__doc__ or "").partition("\n")[0])
+    parser = command_line("examples.features", __doc__)
     parser.add_argument("source", help="where features.bin, neighbours.npy and labels.npy lie, as s3://graph")
-    parser.add_argument("--width", type=int, default=32, help="numbers of a row")
-    parser.add_argument("--batch", type=int, default=64, help="nodes of a step")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=1e-2)
+    parser.add_argument("--batch", type=positive, default=64, help="nodes of a step")
+    parser.add_argument("--epochs", type=positive, default=3, help="passes over the nodes")
+    parser.add_argument("--rate", type=float, default=1e-2, help="learning rate")
     return parser.parse_args(arguments)
 
 
@@ -127,9 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     client = mesh.connect()
     neighbours, labels = (load(client, f"{options.source}/{name}.npy") for name in ("neighbours", "labels"))
     most = options.batch * (1 + neighbours.shape[1])
-    table = Table(client, f"{options.source}/features.bin", options.width, most)
+    width = width_of(client, f"{options.source}/features.bin", len(labels))
+    table = Table(client, f"{options.source}/features.bin", width, most)
     batches = Batches(table, neighbours, options.batch)
-    model = Classifier(options.width, int(labels.max()) + 1).to(device)
+    model = Classifier(width, int(labels.max()) + 1).to(device)
     optimizer = torch.optim.Adam(model.parameters(), options.rate)
     targets, digest, began, right = (
         torch.from_numpy(labels),

@@ -7,17 +7,18 @@ Law: rows are cut out of the array by the storage nodes; no chunk is unpacked he
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import meshsdk as mesh
+from examples.arguments import command_line, positive
 from examples.figures import SeenRows, report
 from meshsdk import ops
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 
@@ -41,13 +42,13 @@ class Forecast(nn.Module):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.series", description=(__doc__ or "").partition("\n")[0])
+    parser = command_line("examples.series", __doc__)
     parser.add_argument("source", help="where the array, or the group it is in, lies, as s3://sensors/v1")
-    parser.add_argument("--array", default="", help="its name in the group")
-    parser.add_argument("--ahead", type=int, default=8, help="time steps to forecast: the last ones")
-    parser.add_argument("--batch", type=int, default=32, help="rows of a step over all ranks")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--array", help="its name in the group, where it is in one")
+    parser.add_argument("--ahead", type=positive, default=8, help="time steps to forecast: the last ones")
+    parser.add_argument("--batch", type=positive, default=32, help="rows of a step over all ranks")
+    parser.add_argument("--epochs", type=positive, default=10, help="passes over the array")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
     return parser.parse_args(arguments)
 
 
@@ -56,8 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     options = parse(arguments)
     torch.manual_seed(7)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = series(options.source, options.array)
+    dataset = series(options.source, options.array or "")
     (time,) = dataset.schema()["series"].shape or (0,)
+    if time <= options.ahead:
+        raise SystemExit(
+            f"--ahead {options.ahead}: these series have {time} time steps, the last of them to forecast"
+        )
     model = Forecast(time - options.ahead, options.ahead).to(device)
     optimizer = torch.optim.Adam(model.parameters(), options.rate)
     seen, errors = SeenRows(), []

@@ -8,7 +8,6 @@ Law: what a trial sees does not depend on sharing: all print the same hash.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +19,12 @@ import torch
 from torch import nn
 
 import meshsdk as mesh
+from examples.arguments import command_line, positive
 from examples.ddp import images, make_model
 from examples.figures import SeenRows, report
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 
@@ -87,14 +88,14 @@ def places(busy: float, trials: int) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.sweep", description=(__doc__ or "").partition("\n")[0])
+    parser = command_line("examples.sweep", __doc__)
     parser.add_argument("source", help="images in one folder a class, as s3://photos/train")
-    parser.add_argument("--trials", type=int, default=8, help="learning rates to try, 1 to 10^-3")
-    parser.add_argument("--parallel", type=int, help="how many at once; default: as measured")
+    parser.add_argument("--trials", type=positive, default=8, help="learning rates to try, 1 to 10^-3")
+    parser.add_argument("--parallel", type=positive, help="how many at once; default: as measured")
     parser.add_argument("--share", default="sweep", help="the name under which they meet")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--side", type=int, default=32, help="pixels")
+    parser.add_argument("--batch", type=positive, default=64, help="rows of a step")
+    parser.add_argument("--epochs", type=positive, default=2, help="of each trial")
+    parser.add_argument("--side", type=positive, default=32, help="pixels")
     return parser.parse_args(arguments)
 
 

@@ -7,17 +7,18 @@ Law: no text passes through here; a row is tokens, which text each belongs to, a
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import meshsdk as mesh
+from examples.arguments import command_line, positive
 from examples.figures import SeenRows, report
 from meshsdk import ops
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 
@@ -78,14 +79,14 @@ def next_token_loss(model: nn.Module, batch: mesh.Batch, device: torch.device) -
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.tokens", description=(__doc__ or "").partition("\n")[0])
+    parser = command_line("examples.tokens", __doc__)
     parser.add_argument("source", help="JSONL files with a text a line, as s3://corpus/v1")
     parser.add_argument("--tokenizer", required=True, help="a tokenizer.json, as s3://corpus/tokenizer.json")
-    parser.add_argument("--vocabulary", type=int, default=1 << 16, help="tokens it knows")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a row")
-    parser.add_argument("--batch", type=int, default=8, help="rows of a step over all ranks")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--vocabulary", type=positive, default=1 << 16, help="tokens it knows, or more")
+    parser.add_argument("--length", type=positive, default=256, help="tokens of a row")
+    parser.add_argument("--batch", type=positive, default=8, help="rows of a step over all ranks")
+    parser.add_argument("--steps", type=positive, default=100, help="in all")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
     return parser.parse_args(arguments)
 
 

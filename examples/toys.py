@@ -7,7 +7,6 @@ Law: the same bytes each time. Needs what the server needs (Pillow, tokenizers),
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import meshsdk as mesh
+from examples.arguments import command_line, positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +47,8 @@ def texts(count: int) -> Iterator[tuple[str, bytes]]:
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(written, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
+    trainer: Any = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(written, trainer)
     yield "tokenizer.json", tokenizer.to_str().encode()
 
 
@@ -81,11 +82,11 @@ def graph(count: int) -> Iterator[tuple[str, bytes]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="examples.toys", description=(__doc__ or "").partition("\n")[0])
+    parser = command_line("examples.toys", __doc__)
     parser.add_argument("target", help="where to put them, as s3://toys")
-    parser.add_argument("--samples", type=int, default=192, help="of each kind")
+    parser.add_argument("--samples", type=positive, default=192, help="of each kind")
     options = parser.parse_args(arguments)
-    bucket, _, prefix = options.target.rstrip("/").removeprefix("s3://").partition("/")
+    bucket, _, prefix = options.target.removeprefix("s3://").rstrip("/").partition("/")
     with mesh.connect() as client:
         client.create_bucket(bucket)
         for make in (photographs, texts, waves, graph):

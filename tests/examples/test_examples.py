@@ -16,7 +16,7 @@ import meshsdk as mesh
 from examples import ddp, features, lars, series, sweep, tokens, toys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from meshd.testing.daemons import Daemon
 
@@ -135,8 +135,38 @@ def test_rows_of_features_are_gathered(capsys: pytest.CaptureFixture[str]) -> No
         table = features.Table(client, f"s3://{BUCKET}/graph/features.bin", 32, 8)
         whole = np.frombuffer(client.get(BUCKET, "graph/features.bin"), np.float32).reshape(-1, 32)
         assert np.array_equal(table.read(np.array([5, 90, 5])).numpy(), whole[[5, 90, 5]])
+        assert features.width_of(client, f"s3://{BUCKET}/graph/features.bin", 96) == 32
+        with pytest.raises(ValueError, match="for each of 95 nodes"):
+            features.width_of(client, f"s3://{BUCKET}/graph/features.bin", 95)
         with pytest.raises(ValueError, match="128 bytes"):
             features.Table(client, f"s3://{BUCKET}/graph/features.bin", 33, 8)
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "told"),
+    [
+        (ddp.main, ("--accumulate", "0"), "--accumulate: 0 is not above 0"),
+        (sweep.main, ("--trials", "0"), "--trials: 0 is not above 0"),
+        (series.main, ("--ahead", "48"), "--ahead 48: these series have 48 time steps"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    main: Callable[[Sequence[str]], object],
+    arguments: tuple[str, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([f"s3://{BUCKET}/waves", *arguments])
+    assert told in f"{ended.value} {capsys.readouterr().err}"
+
+
+def test_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ddp.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rows of a step over all ranks (default: 64)" in shown
+    assert "None" not in shown
 
 
 def test_lars_moves_a_layer_by_a_share_of_its_length() -> None:
