@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import pickle
 import sys
 import types
@@ -317,3 +318,27 @@ def test_trials_of_ray_tune_share_a_pass(ray: Any, dataset: mesh.Dataset, tmp_pa
     assert len(found) == 3
     assert {str(each["seen"]) for each in found} == {str(found[0]["seen"])}
     assert sum(each["prepared"] for each in found) == len(found[0]["seen"])
+
+
+@libraries
+def test_workers_of_ray_train_are_ranks(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    def work(config: dict[str, Any]) -> None:
+        from torch import distributed
+
+        with loader(dataset) as batches:
+            rows = [number for batch in batches for number in batch["n"][batch.status == 0].tolist()]
+        (tmp_path / f"rank-{distributed.get_rank()}").write_text(json.dumps(rows))
+
+    TorchTrainer(
+        work,
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
+        torch_config=TorchConfig(backend="gloo"),
+        run_config=RunConfig(storage_path=str(tmp_path / "runs")),
+    ).fit()
+    parts = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert [len(part) for part in parts] == [10, 10]
+    assert sorted(parts[0] + parts[1]) == list(range(20))
