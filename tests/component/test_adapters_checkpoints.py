@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +71,52 @@ def test_a_checkpoint_comes_back(client: mesh.Client, bucket: str, threads: int)
     part = {"layer.7": torch.zeros(33)}
     checkpoint.load(part, storage_reader=CheckpointReader(url.replace("s3://", "mesh://"), client))
     assert torch.equal(part["layer.7"], model(1)["layer.7"])
+
+
+RANK = """
+import sys
+import torch
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter
+
+url, meeting, rank = sys.argv[1:]
+distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+ranks = init_device_mesh("cpu", (2,))
+whole = torch.arange(600_002.0).reshape(-1, 2)
+rows = distribute_tensor(whole, ranks, [Shard(0)])
+checkpoint.save({"weight": rows, "step": 7}, storage_writer=CheckpointWriter(url))
+found = {"weight": distribute_tensor(torch.zeros_like(whole), ranks, [Shard(1)]), "step": 0}
+checkpoint.load(found, storage_reader=CheckpointReader(url))
+assert torch.equal(found["weight"].full_tensor(), whole) and found["step"] == 7
+distributed.destroy_process_group()
+"""
+
+
+def test_ranks_write_their_parts_and_read_other_ones(
+    client: mesh.Client, daemon: Daemon, bucket: str, tmp_path: Path
+) -> None:
+    """Two ranks save rows of a tensor each and load columns of it; one process loads all."""
+    url = f"s3://{bucket}/run"
+    keys = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
+    env = os.environ | keys | {"MESH_ENDPOINT": daemon.endpoint, "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", RANK, url, str(tmp_path / "meeting")]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(subprocess.Popen([*command, str(rank)], env=env, stderr=subprocess.PIPE))
+            for rank in range(2)
+        ]
+        for each in ranks:
+            stack.callback(each.kill)
+        errors = [each.communicate(timeout=100)[1].decode() for each in ranks]
+        assert [each.returncode for each in ranks] == [0, 0], errors
+    files = sorted(entry.key for entry in client.list(bucket, "run/"))
+    assert files == ["run/.metadata", "run/__0_0.distcp", "run/__1_0.distcp"]
+    found = {"weight": torch.zeros(300_001, 2), "step": 0}
+    checkpoint.load(found, storage_reader=CheckpointReader(url, client))
+    assert same(found, {"weight": torch.arange(600_002.0).reshape(-1, 2), "step": 7})
 
 
 def test_a_checkpoint_is_replaced_or_refused(client: mesh.Client, bucket: str) -> None:
