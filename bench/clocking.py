@@ -1,7 +1,8 @@
 """One way to time any loader: samples/s, time to the first batch, CPU of the client process and its children.
 
-Law: standard library only, so that it runs in the peers' environment too. The clock starts before the loader
-is made and stops after its last batch; children are waited for before their CPU time is read.
+Law: standard library only, so that it runs in the peers' environment too. A loader's packages are imported
+under a clock of their own, torch before it. A pass' clock starts before the loader is made and stops after
+its last batch; children are waited for before their CPU time is read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +59,15 @@ def time_pass(name: str, make: Callable[[], Iterable[Any]], size_of: Callable[[A
     del batch
     reap()
     return Pass(name, samples, ended - start, first, cpu_seconds() - cpu, ended)
+
+
+def time_import(packages: Iterable[str]) -> Pass:
+    """What it takes to import a loader's packages: a pass named `import`, without samples."""
+    cpu, start = cpu_seconds(), time.perf_counter()
+    for name in packages:
+        import_module(name)
+    ended = time.perf_counter()
+    return Pass("import", 0, ended - start, 0.0, cpu_seconds() - cpu, ended)
 
 
 def await_others() -> None:

@@ -68,10 +68,19 @@ def argv_of(turn: Turn, scale: Scale, cache: Path, root: Path, number: int) -> l
     return [*argv, "--batch", str(scale.batch), "--cache", str(cache)]
 
 
-def metrics_of(passes: Sequence[Pass]) -> dict[str, float]:
-    """Per pass: samples a second, seconds to the first batch, client CPU seconds a 1000 samples."""
-    found: dict[str, float] = {}
-    for one in passes:
+def metrics_of(imported: Pass, passes: Sequence[Pass]) -> dict[str, float]:
+    """Per pass: samples a second, seconds to the first batch, client CPU seconds a 1000 samples. The first
+    has the import in it; `imported_rate` is the first's without.
+    """
+    first = passes[0]
+    found = {"import_s": imported.seconds, "imported_rate": first.samples / first.seconds}
+    whole = replace(
+        first,
+        seconds=imported.seconds + first.seconds,
+        first_s=imported.seconds + first.first_s,
+        cpu_s=imported.cpu_s + first.cpu_s,
+    )
+    for one in (whole, *passes[1:]):
         found[f"{one.name}_rate"] = one.samples / one.seconds
         found[f"{one.name}_wait"] = one.first_s
         found[f"{one.name}_cpu"] = 1000 * one.cpu_s / one.samples
@@ -93,8 +102,9 @@ def read(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
     except subprocess.TimeoutExpired:
         return Figure(turn.name, number, {}, f"no end within {TIMEOUT_S} s")
     lines = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
-    passes = tuple(Pass(**line) for line in lines)
-    return Figure(turn.name, number, metrics_of(passes), _problem(done, passes, scale))
+    imported, *passes = tuple(Pass(**line) for line in lines) or (None,)
+    metrics = metrics_of(imported, passes) if imported and passes else {}
+    return Figure(turn.name, number, metrics, _problem(done, passes, scale))
 
 
 def read_repeatedly(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:

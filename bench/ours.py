@@ -1,8 +1,8 @@
 """`python -m bench.ours ENDPOINT BUCKET`: the passes of a meshsdk loader, one JSON line each.
 
-first: epoch 0 of a plan the node has not seen · again: a second job asks for that same epoch · second: epoch
-1, new crops for every sample. With `--share NAME` the first alone, together with others of that name. With
-`--tcp` as from another host.
+import: of meshsdk · first: epoch 0 of a plan the node has not seen · again: a second job asks for that same
+epoch · second: epoch 1, new crops for every sample. With `--share NAME` the first alone, together with others
+of that name. With `--tcp` as from another host.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch  # before the clock starts, as in the peers' process
 
-import meshsdk as mesh
-from bench.clocking import await_others, say, time_pass
-from meshsdk import ops
+from bench.clocking import await_others, say, time_import, time_pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import meshsdk as mesh
+
 SIDE = 224
+PACKAGES = ("meshsdk", "meshsdk.ops")
 
 
 torch.set_num_threads(1)
@@ -37,6 +38,9 @@ def check(batch: Any) -> int:
 
 def dataset(endpoint: str, bucket: str) -> mesh.Dataset:
     """Pin the photographs; the same ops as the peers' transform."""
+    import meshsdk as mesh  # not above: importing it is timed
+    from meshsdk import ops
+
     client = mesh.connect(endpoint)
     pinned = mesh.open(f"s3://{bucket}/raw/", fields={"image": "jpg", "label": "@class"}, client=client)
     return pinned.map(
@@ -56,6 +60,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.tcp:
         os.environ["MESH_LOCAL"] = "off"
+    imported = time_import(PACKAGES)
+    import meshsdk as mesh
+
     loaders: list[mesh.Loader] = []
 
     def fresh() -> Iterable[Any]:
@@ -70,6 +77,8 @@ def main() -> None:
     passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))
     if given.share:
         await_others()
+    else:
+        say(imported)
     for name, make in passes[:1] if given.share else passes:
         say(time_pass(name, make, check))
     for loader in loaders:

@@ -1,4 +1,4 @@
-"""`python -m bench.peers LOADER ENDPOINT BUCKET`: two passes of one loader, one JSON line each."""
+"""`python -m bench.peers LOADER ENDPOINT BUCKET`: its import and two passes, one JSON line each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from bench.clocking import await_others, say, time_pass
+from bench.clocking import await_others, say, time_import, time_pass
 from bench.peers.cropping import SIDE
-from bench.peers.loaders import LOADERS, Source
+from bench.peers.loaders import LOADERS, Source, packages
 
 
 def check(batch: Any) -> int:
@@ -40,8 +40,11 @@ def main() -> None:
         loader = loader if loader is not None else LOADERS[given.loader](source)
         return loader
 
+    imported = time_import(packages(given.loader))
     if given.together:
         await_others()
+    else:
+        say(imported)
     for name in ("first", "second")[: given.passes]:
         say(time_pass(name, epoch, check))
 

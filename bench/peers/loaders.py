@@ -125,7 +125,6 @@ def stand_in_torchvision() -> None:
 
 def streaming_loader(source: Source) -> Batches:
     """mosaicml-streaming over MDS shards, with an empty local cache at the start."""
-    stand_in_torchvision()
     streaming = import_module("streaming")
 
     class Photographs(streaming.StreamingDataset):  # type: ignore[misc,name-defined]  # its types are not seen from here
@@ -218,6 +217,18 @@ def grain_loader(source: Source) -> Batches:
     """Grain, JAX's loader, over the objects one by one, as it has no reader of S3 of its own. Two processes
     with eight threads each; batches are numpy's."""
     return _Epochs(source)
+
+
+def packages(loader: str) -> tuple[str, ...]:
+    """What a script that uses the loader imports; their import is timed."""
+    if loader == "streaming":
+        stand_in_torchvision()
+    return {
+        "s3torchconnector": ("boto3", "s3torchconnector"),
+        "webdataset": ("boto3", "webdataset"),
+        "litdata": ("litdata", "litdata.streaming.downloader"),
+        "grain": ("boto3", "grain"),
+    }.get(loader, (loader,))
 
 
 LOADERS: dict[str, Callable[[Source], Batches]] = {

@@ -33,6 +33,7 @@ from bench import (
     windows,
 )
 from bench.albums import environment, make_album, tars
+from bench.clocking import Pass
 from bench.generating import available
 from bench.loading import Turn
 from bench.results import Figure, RowResult, keep, load
@@ -227,7 +228,7 @@ def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None
     )
     passes = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
     seen = [(one["name"], one["samples"]) for one in passes]
-    assert seen == [("first", 12), ("again", 12), ("second", 12)], done.stderr[-2000:]
+    assert seen == [("import", 0), ("first", 12), ("again", 12), ("second", 12)], done.stderr[-2000:]
 
 
 @pytest.mark.bench
@@ -304,12 +305,14 @@ def test_records_are_of_the_sizes_of_the_benchmark() -> None:
 def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     mine = {"first_rate": 1100.0, "second_rate": 1400.0, "again_rate": 9000.0, "first_cpu": 0.1}
     figures = [
-        Figure(loaderreporting.OURS, 0, mine),
+        Figure(loaderreporting.OURS, 0, {**mine, "imported_rate": 1150.0}),
         Figure("webdataset from seaweedfs", 0, {"first_rate": 500.0, "second_rate": 600.0, "first_cpu": 2.0}),
         Figure("litdata from seaweedfs", 0, {"first_rate": 400.0, "second_rate": 1000.0, "first_cpu": 2.5}),
+        Figure("streaming from seaweedfs", 0, {"first_rate": 300.0, "imported_rate": 575.0}),
     ]
     lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, name="loaders"))}
     assert lines["first epoch ÷ best peer (webdataset from seaweedfs)"] == ["2.20×", "≥ 2 met"]
+    assert lines["without anybody's import, best peer streaming from seaweedfs"] == ["2.00×", "≥ 2 met"]
     later = "the same plan again ÷ best peer's next epoch (litdata from seaweedfs)"
     assert lines[later] == ["9.0×", "≥ 8 met"]
     four = row(
@@ -323,6 +326,21 @@ def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     assert "| the same over TCP | 6.5× | ≥ 6 met |" in both
     lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, plain, name="loaders"))}
     assert lines["the same over TCP"] == ["1.80×", "≥ 2 **missed**"]
+
+
+def test_a_first_epoch_has_the_import_in_it() -> None:
+    imported = Pass("import", 0, 0.5, 0.0, 0.25)
+    passes = [Pass("first", 1000, 2.0, 1.0, 0.75), Pass("second", 1000, 4.0, 1.0, 2.0)]
+    assert loading.metrics_of(imported, passes) == {
+        "import_s": 0.5,
+        "imported_rate": 500.0,
+        "first_rate": 400.0,
+        "first_wait": 1.5,
+        "first_cpu": 1.0,
+        "second_rate": 250.0,
+        "second_wait": 1.0,
+        "second_cpu": 2.0,
+    }
 
 
 def test_a_row_with_any_problem_has_no_figure() -> None:
