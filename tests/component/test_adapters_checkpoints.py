@@ -215,6 +215,8 @@ def test_ranges_are_one_version(client: mesh.Client, bucket: str) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.filterwarnings("ignore:fsync not supported for this stream")
+@pytest.mark.filterwarnings("ignore:torch.distributed.checkpoint._fsspec_filesystem is deprecated")
 def test_it_is_not_slower_than_fsspec(client: mesh.Client, daemon: Daemon, bucket: str) -> None:
     """Prints the ratio; asserts only that both give the same."""
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
