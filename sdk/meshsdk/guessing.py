@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire import tars
-from meshwire.archives.kinds import archive_kind, packed_kind
+from meshwire.archives.kinds import archive_kind, packed_kind, unpacked_name
 from meshwire.documents import PlanError
 from meshwire.examples import ExampleError, features
 from meshwire.fields import MAX_FIELDS, class_of, parse_source, sample_key
@@ -36,6 +36,7 @@ _WITHIN = {
 _TABLES = ("csv", "tsv")
 _ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
 _INDEX = "json"
+_ASIDE = ("README", "LICENSE")  # what lies beside samples
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
 _MEMBERS = 200
@@ -53,6 +54,8 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
     if not keys:
         there = "only empty files are" if page.entries else "nothing is"
         raise NotFoundError(f"{there} under {source}: see what there is with `mesh ls`.", status=404)
+    if kind == "lines":
+        return _line_field(keys, source)
     shard = next((key for key in keys if archive_kind(key) is not None), None)
     if shard is not None and kind != "objects":
         tar = archive_kind(shard) == "tar"
@@ -61,7 +64,21 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
         return fields_of_names(names, None, source)
     if told := _other_kind(keys, place.prefix, source):
         raise ConfigurationError(told)
-    return fields_of_names(keys, place.prefix, source)
+    samples = [key for key in keys if key.rpartition("/")[2].partition(".")[0] not in _ASIDE]
+    return fields_of_names(samples or keys, place.prefix, source)
+
+
+def _line_field(keys: Iterable[str], source: str) -> dict[str, Any]:
+    """One field, as several would each be the same line: of the extensions that files of lines have, where
+    there are any (a README lies beside many), packed or not."""
+    found = dict.fromkeys(sample_key(unpacked_name(key))[1] for key in keys)
+    found.pop("", None)
+    if not found:
+        raise ConfigurationError(
+            f"the names under {source} have no extension to go by: pass fields={{'text': 'EXTENSION'}}"
+        )
+    known = [ext for ext in found if _within(ext) == _WITHIN["jsonl"]] or list(found)
+    return {_field_name(known[0]): {"ext": known}}
 
 
 def _other_kind(keys: Sequence[str], prefix: str, source: str) -> str:

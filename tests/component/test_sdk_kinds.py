@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 from typing import TYPE_CHECKING
 
@@ -113,3 +114,22 @@ def test_a_field_of_lines_is_an_extension(client: mesh.Client, bucket: str) -> N
         NotFoundError, match=r"end in \.text .*an extension of files, as \"jsonl\"; ops\.json"
     ):
         mesh.open(f"s3://{bucket}/v1", {"x": "text"}, kind="lines", client=client)
+
+
+def test_what_lies_beside_samples_is_none(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "lines/README.md", b"# Lines\n\nof numbers\n")
+    client.put(bucket, "lines/a.jsonl", LINES)
+    client.put(bucket, "lines/b.jsonl.gz", gzip.compress(b"3\n"))
+    lines = mesh.open(f"s3://{bucket}/lines", kind="lines", client=client)
+    assert lines.fields == ("jsonl",)
+    assert [bytes(row["jsonl"]) for row in lines] == [b"1", b"2", b"3"]
+    for name in ("README.md", "LICENSE", "cat/1.jpg", "dog/2.jpg"):
+        client.put(bucket, f"photos/{name}", b"x")
+    photos = mesh.open(f"s3://{bucket}/photos", client=client)
+    assert (photos.fields, photos.classes, len(photos)) == (("image", "label"), ("cat", "dog"), 2)
+
+
+def test_lines_without_an_extension_want_one(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "v1/lines", LINES)
+    with pytest.raises(ConfigurationError, match="no extension to go by"):
+        mesh.open(f"s3://{bucket}/v1", kind="lines", client=client)
