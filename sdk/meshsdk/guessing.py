@@ -36,6 +36,7 @@ _WITHIN = {
 _TABLES = ("csv", "tsv")
 _ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
 _INDEX = "json"
+_UNREAD = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.lz4", ".7z", ".rar")
 _ASIDE = ("README", "LICENSE")  # what lies beside samples
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
@@ -62,7 +63,7 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
         # Where a tar begins with no member's header, the node says what is the matter with it.
         names = (tar and _members(client, place.bucket, shard)) or _listed(client, place.bucket, shard)
         return fields_of_names(names, None, source)
-    if told := _other_kind(keys, place.prefix, source):
+    if kind == "auto" and (told := _other_kind(keys, place.prefix, source)):
         raise ConfigurationError(told)
     samples = [key for key in keys if key.rpartition("/")[2].partition(".")[0] not in _ASIDE]
     return fields_of_names(samples or keys, place.prefix, source)
@@ -82,7 +83,8 @@ def _line_field(keys: Iterable[str], source: str) -> dict[str, Any]:
 
 
 def _other_kind(keys: Sequence[str], prefix: str, source: str) -> str:
-    """What to choose where names are those of Zarr's chunks, or of TFRecords; else nothing."""
+    """What to choose or do where names are those of Zarr's chunks, of TFRecords, or of archives that are not
+    read; else nothing."""
     from meshwire.tfrecordsources import is_tfrecord
 
     last = {key: key.rpartition("/")[2] for key in keys}
@@ -94,6 +96,8 @@ def _other_kind(keys: Sequence[str], prefix: str, source: str) -> str:
         )
     if any(name in _ZARR_BEFORE for name in last.values()):
         return f"{source} holds Zarr arrays of version 2: write them as version 3 (zarr_format=3)"
+    if packed := next((key for key in keys if key.endswith(_UNREAD)), None):
+        return f"{source} holds {packed}: such archives are not read; pack it as .tar, .tar.zst, .tgz or .zip"
     if is_tfrecord(keys[0]) and not sample_key(keys[0])[1]:
         return f"{source} holds TFRecords: kind='tfrecord' makes a sample of every record"
     return ""

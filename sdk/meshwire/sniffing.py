@@ -45,6 +45,8 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, Look]]] = (
             "kind='lines', kind='tfrecord'",
         ),
     ),
+    (b"BZh", Look("compressed with bzip2", "store it uncompressed, or with zstd or gzip")),
+    (b"\xfd7zXZ\0", Look("compressed with xz", "store it uncompressed, or with zstd or gzip")),
     (b"PK\x03\x04", Look("a zip or .npz file", "use ops.npz({field!r}, NAME), or name it .zip")),
     (b"<html", Look("an HTML page", "fetch it again: a server's error was probably stored in its place")),
     (b"<!DOCTYPE html", Look("an HTML page", "fetch it again: a server's error was probably stored instead")),

@@ -78,6 +78,7 @@ def test_shards_whose_names_make_no_sample_have_a_kind(client: mesh.Client, buck
         ),
         (("zarr.json", "c/0"), r"fields=\{'x': ''\}"),
         ((".zgroup", "heat/.zarray", "heat/0.0"), "holds Zarr arrays of version 2"),
+        (("0.tar.xz", "1.tar.xz"), r"0\.tar\.xz: such archives are not read; pack it as \.tar"),
         (("train-00000-of-00002", "train-00001-of-00002"), "kind='tfrecord' makes a sample of every record"),
     ],
 )
@@ -100,6 +101,8 @@ def test_archives_are_guessed_as_they_are_opened(client: mesh.Client, bucket: st
     client.put(bucket, "v1/0.tar", tar_of({"1.jpg": b"1", "2.jpg": b"2"}))
     assert mesh.open(f"s3://{bucket}/v1", client=client).fields == ("image",)
     assert mesh.open(f"s3://{bucket}/v1", kind="objects", client=client).fields == ("tar",)
+    client.put(bucket, "others/0.tar.xz", b"as it is")
+    assert mesh.open(f"s3://{bucket}/others", kind="objects", client=client).fields == ("tar_xz",)
     client.put(bucket, "broken/0.tar", b"<html>no such page</html>" * 100)
     with pytest.raises(ServerError, match=r"broken/0\.tar cannot be read as an archive"):
         mesh.open(f"s3://{bucket}/broken", client=client)

@@ -17,6 +17,7 @@ from meshwire.sniffing import look, numbers
         (b"RIFF\0\0\0\0WEBPVP8 ", "a WebP file"),
         (b"\x93NUMPY\x01", "a .npy file"),
         (b"\x40\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F16"', "a .safetensors file"),
+        (b"\xfd7zXZ\0\0", "compressed with xz"),
         (b"ARROW1\0\0", "an Arrow file"),
         (b"PK\x03\x04", "a zip or .npz file"),
         (b' {"a": 1}', "a JSON document"),
