@@ -78,7 +78,7 @@ class Patience:
 
     def delay(self, error: MeshError, now: float) -> float:
         """Seconds to wait before asking again; raises `error` itself when asking again cannot help,
-        DeadlineError (from it) when the wait would pass the deadline."""
+        DeadlineError (from it) at the deadline, and where the server wants a wait that would pass it."""
         if not retryable(error):
             raise error
         return self.wait(error, now)
@@ -87,8 +87,9 @@ class Patience:
         """The same of an error that is known to pass."""
         self.attempts += 1
         ceiling = min(self.policy.cap, self.policy.base * 2 ** min(self.attempts - 1, 20))
-        wait = max(self.jitter.uniform(0, ceiling), getattr(error, "retry_after", None) or 0.0)
-        if now + wait > self._until(error, now):
+        asked: float = getattr(error, "retry_after", None) or 0.0
+        left = self._until(error, now) - now
+        if left <= 0 or asked > left:
             why = str(error)
             _forget_places(error)
             raise DeadlineError(
@@ -96,6 +97,8 @@ class Patience:
                 f"{' ' if why.endswith(('.', '?')) else '. '}"
                 f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else LONGER}"
             ) from error
+        # Cut to what is left, or a long one that was drawn would end the waiting before its time.
+        wait = max(min(self.jitter.uniform(0, ceiling), left), asked)
         self._tell(error, now, wait)
         return wait
 

@@ -48,6 +48,17 @@ def test_a_servers_retry_after_is_never_undercut() -> None:
     assert patience().delay(BusyError("busy", status=503, retry_after=7.5), 0.0) >= 7.5
 
 
+def test_the_last_try_is_at_the_deadline() -> None:
+    for seed in range(50):
+        patient, now = Patience(BackOff(4.0), started=0.0, jitter=random.Random(seed)), 0.0
+        while now < 4.0:
+            wait = patient.delay(ConnectError("down"), now)
+            assert 0 < wait <= 4.0 - now
+            now += wait
+        with pytest.raises(DeadlineError, match="in 4 s: down"):
+            patient.delay(ConnectError("down"), now)
+
+
 def test_past_the_deadline_the_last_failure_is_the_cause_in_words_alone() -> None:
     first, last = raised_once(OSError("refused")), BusyError("busy", status=503, retry_after=7.5)
     last.__cause__ = first
