@@ -151,7 +151,9 @@ thread.start()
 while thread.is_alive() and "running" not in repr(loader):
     pass
 """
-    assert run(server, program) == (0, "")
+    ended = run(server, program)
+    server.gate.set()
+    assert ended == (0, "")
 
 
 def test_a_loader_that_is_asked_later_still_says_so(server: ScriptedMesh) -> None:
