@@ -25,6 +25,7 @@ ALIASES = dict.fromkeys(("sh", "shell", "zsh"), "bash") | dict.fromkeys(("py", "
 _FENCE = re.compile(r"^(\s*)(`{3,})\s*(\S*)(.*)$")
 _MARK = re.compile(r"^\s*<!--\s*not run\b:?\s*(.*?)\s*-->\s*$")
 _SHORTEST_REASON = 10
+_LATE = 124  # as timeout(1) has it
 PATIENCE = 230
 """Seconds a page may take: some start several nodes, on a machine that may be busy."""
 
@@ -106,8 +107,11 @@ def script(page_blocks: Sequence[Block]) -> str:
     return "\n".join(parts)
 
 
-def run_page(page_blocks: Sequence[Block], folder: Path, env: dict[str, str]) -> Outcome:
-    """Run the page in `folder`; programs it left in the background are ended."""
+def run_page(
+    page_blocks: Sequence[Block], folder: Path, env: dict[str, str], patience: float = PATIENCE
+) -> Outcome:
+    """Run the page in `folder`; programs it left in the background are ended. One that takes longer than
+    `patience` has failed, with what it printed until then."""
     paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     log = folder.with_suffix(".log")
     with log.open("wb") as out:
@@ -120,10 +124,12 @@ def run_page(page_blocks: Sequence[Block], folder: Path, env: dict[str, str]) ->
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        code, late = _LATE, f"\nthe page had not ended after {patience:g} s; where it was, the last --- line says"
         try:
-            code = page.wait(PATIENCE)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code, late = page.wait(patience), ""
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(page.pid, signal.SIGKILL)
             page.wait(60)
-    return Outcome(code, log.read_text(errors="replace"))
+    return Outcome(code, log.read_text(errors="replace") + late)

@@ -150,6 +150,13 @@ def test_blocks_share_names_folder_and_exports(tmp_path: Path) -> None:
     assert done.code == 0, done.output
 
 
+def test_a_page_that_does_not_end_is_told_with_what_it_printed(tmp_path: Path) -> None:
+    done = run_page([Block("page.md", 7, "bash", "echo begun; sleep 99")], tmp_path, {}, patience=10)
+    assert done.code == 124
+    assert "page.md:7\nbegun\n" in done.output
+    assert "had not ended after 10 s" in done.output
+
+
 def test_a_failing_block_is_named(tmp_path: Path) -> None:
     done = run_page([Block("page.md", 7, "bash", "true\nfalse\ntrue")], tmp_path, {})
     assert done.code == 1
