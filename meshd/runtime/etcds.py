@@ -10,10 +10,9 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +21,7 @@ from meshd.control.etcd.gateway import Gateway, Member
 from meshd.errors import StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.children import die_with
+from meshd.runtime.ports import own_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,14 +52,6 @@ def _tool(name: str, *args: str) -> None:
     subprocess.run([Path(binary()).with_name(name), *args], check=True, capture_output=True, timeout=60)
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-
-
 class EtcdCluster:
     """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
     for them, and they die with this process; `host`: where clients reach them; `ports`: two a member, for
@@ -82,7 +74,7 @@ class EtcdCluster:
             pair, authority = tls
             self._scheme, self._tls = "https", ssl.create_default_context(cafile=str(authority))
             self._flags += (f"--cert-file={pair.cert}", f"--key-file={pair.key}")
-        ports = ports or free_ports(2 * size)
+        ports = ports or [own_port() for _ in range(2 * size)]
         self.members = tuple(Member(host, port) for port in ports[:size])
         self._peers = ports[size:]
         self._running: dict[int, subprocess.Popen[bytes]] = {}

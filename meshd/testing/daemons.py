@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
+from meshd.runtime.ports import own_port
 from meshd.testing.forkserver import launch
-from meshd.testing.ports import own_port
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 

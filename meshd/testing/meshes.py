@@ -28,8 +28,8 @@ from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
 from meshd.runtime.etcds import EtcdCluster
+from meshd.runtime.ports import own_port
 from meshd.testing.daemons import Daemon, authority_in
-from meshd.testing.ports import own_port
 from meshwire.cluster import ClusterMap, parse_map, routes
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import boto3
 from botocore.config import Config
 
 from meshd.kit.clock import SystemClock
+from meshd.runtime.ports import own_port
 from meshd.testing.daemons import Daemon
 from meshd.testing.listening import end_listening
-from meshd.testing.ports import own_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

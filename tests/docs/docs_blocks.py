@@ -124,7 +124,7 @@ def run_page(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        code, late = _LATE, f"\nthe page had not ended after {patience:g} s; where it was, the last --- line says"
+        code, late = _LATE, f"\nthe page had not ended after {patience:g} s: see the last line with ---"
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code, late = page.wait(patience), ""

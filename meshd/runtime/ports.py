@@ -1,4 +1,4 @@
-"""Ports for servers of tests, which come back where they were.
+"""Ports for servers that others are told of before they are up, and that come back where they were.
 
 Law: none of those that the system gives away itself, to whoever asks for any and to clients' ends of
 connections: while its server is down, or not yet up, such a port is soon somebody else's.

@@ -1,4 +1,4 @@
-"""Ports of servers of tests: nobody gets them while their servers are down."""
+"""Ports of servers that come back: nobody gets them while their servers are down, or not yet up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from meshd.testing import ports
+from meshd.runtime import ports
+from meshd.runtime.etcds import EtcdCluster
+from meshd.runtime.ports import own_port
 from meshd.testing.daemons import Daemon
 from meshd.testing.meshes import Mesh
-from meshd.testing.ports import own_port
 
 if TYPE_CHECKING:
     import pytest
@@ -29,9 +30,10 @@ def test_a_port_that_somebody_has_is_given_to_nobody(monkeypatch: pytest.MonkeyP
         assert own_port() != first
 
 
-def test_servers_lie_outside_what_the_system_gives_away() -> None:
+def test_servers_lie_outside_what_the_system_gives_away(tmp_path: Path) -> None:
     with Daemon.start() as daemon:
         assert 0 < (urlsplit(daemon.endpoint).port or 0) < lowest_given_away()
     mesh = Mesh(0)
-    assert {member.port < lowest_given_away() for member in mesh.etcd.members} == {True}
+    members = (*mesh.etcd.members, *EtcdCluster(tmp_path, 3).members)
+    assert {member.port < lowest_given_away() for member in members} == {True}
     mesh.close()
