@@ -17,6 +17,7 @@ from meshsdk.mapping import checked, narrowed, renamed, written
 from meshsdk.native import derive_snapshot, fetch_snapshot, register_plan
 from meshsdk.orders import buckets_spec, shuffle_spec
 from meshsdk.rows import fetch_rows
+from meshsdk.structuring import checked_by, checked_classes, checked_on, nothing_left_out
 from meshwire.plans import PlanError, op_document, parse_spec, spec_document
 
 if TYPE_CHECKING:
@@ -147,8 +148,7 @@ class Dataset:
 
         For labels that are text or numbers in files there is `ops.label_map`.
         """
-        given = {name: dict(classes) for name, classes in {**(maps or {}), **more}.items()}
-        return self._derived({"relabel": given}, self.ops)
+        return self._derived({"relabel": checked_classes({**(maps or {}), **more})}, self.ops)
 
     def filter(self, expression: str, *, deadline: float = 600.0) -> Dataset:
         """A dataset of the samples for which an expression holds, as `size > 10000`, `label in ("cat",
@@ -166,7 +166,7 @@ class Dataset:
             )
         found = self._filtered(expression, deadline)
         if found.snapshot.samples == self.snapshot.samples:
-            _log.warning("%s", _nothing_left_out(expression, self.snapshot))
+            _log.warning("%s", nothing_left_out(expression, self.snapshot))
         return found
 
     def _filtered(self, expression: str, deadline: float) -> Dataset:
@@ -200,6 +200,7 @@ class Dataset:
                 "split before mix and pack: split each dataset with the same fractions, then mix its parts, "
                 "as mesh.mix(web['train'], books['train'])"
             )
+        checked_by(by)
         return split(self, {**(fractions or {}), **more}, by, seed, deadline)
 
     def join(
@@ -211,14 +212,18 @@ class Dataset:
         Names count from the sources on; `on` is an expression to use instead, or one for each side. Neither
         side is a mix, or packed.
         """
+        if not isinstance(other, Dataset):
+            raise ConfigurationError(
+                f"join takes a dataset, as ds.join(captions); got {type(other).__name__}"
+            )
         if other.packing is not None or other.mixing is not None:
             raise ConfigurationError(
                 f"the other side is {'a mix' if other.packing is None else 'packed'}, and would be none "
                 "any more: join before mix and pack"
             )
         change: dict[str, Any] = {"join": other.snapshot.hash}
-        if on is not None:
-            change["on"] = on if isinstance(on, str) else list(on)
+        if (sides := checked_on(on)) is not None:
+            change["on"] = sides
         return self._derived(change, (*self.ops, *other.ops), deadline)
 
     def _derived(
@@ -395,13 +400,3 @@ class Dataset:
         return type(self), (
             self.client, self.snapshot, self.ops, self.epoch, self.packing, self.mixing,
         )  # fmt: skip
-
-
-def _nothing_left_out(expression: str, snapshot: SnapshotInfo) -> str:
-    """What is to be told of a filter that holds for all samples, as one of another kind of value does."""
-    name = next((name for name, field in snapshot.fields.items() if field.classes and name in expression), "")
-    label = f"{name} is its class's name here, as {snapshot.fields[name].classes[0]!r}; " if name else ""
-    return (
-        f"filter({expression!r}) leaves nothing out: it holds for all {snapshot.samples} samples. {label}a "
-        "text never equals a number (number(…) makes one of it)"
-    )

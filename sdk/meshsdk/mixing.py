@@ -5,6 +5,7 @@ Law: names and numbers only; which sample a position holds is computed by `meshw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -16,8 +17,6 @@ from meshsdk.native import derive_snapshot
 from meshwire.mixes import BLOCK, MAX_WEIGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from meshwire.plans import OpSpec
 
 Weight = int | float | Fraction
@@ -105,13 +104,16 @@ def mix(
 
 def staged(weights: Sequence[Weight], schedule: Sequence[Stage], datasets: int) -> tuple[Stage, ...]:
     """The weights from the beginning on, then those of the schedule. Raises ConfigurationError."""
-    for stage in schedule:
-        if not isinstance(stage, Stage):
-            raise ConfigurationError(
-                f"schedule: stages, as [mesh.Stage([1, 1], epoch=2)]; got {type(stage).__name__}"
-            )
+    listed = isinstance(schedule, Sequence)
+    wrong = next((stage for stage in schedule if not isinstance(stage, Stage)), None) if listed else schedule
+    if wrong is not None:
+        raise ConfigurationError(
+            f"schedule: stages, as [mesh.Stage([1, 1], epoch=2)]; got {type(wrong).__name__}"
+        )
     stages = (Stage(weights), *schedule)
     for stage in stages:
+        if not hasattr(stage.weights, "__len__"):
+            raise ConfigurationError(f"weights={stage.weights!r}: a number for each dataset, as [3, 1]")
         if len(stage.weights) != datasets:
             raise ConfigurationError(
                 f"{len(stage.weights)} weights for {datasets} datasets: one for each, in their order"

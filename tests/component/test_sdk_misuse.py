@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -233,6 +233,27 @@ def test_functions_and_texts_without_quotes_are_no_filters(ds: mesh.Dataset) -> 
         ds.filter(lambda sample: True)  # type: ignore[arg-type]
     with pytest.raises(InvalidPlanError, match=r"there is no 'red' \(a text has quotes\)"):
         ds.filter("name == red")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda ds: ds.join("s3://captions"), r"join takes a dataset, .* got str"),
+        (lambda ds: ds.join(ds, on=5), r"on=5: an expression, as on='stem', or two"),
+        (lambda ds: ds.join(ds, on=("stem",)), r"or two, of this side and of the other"),
+        (lambda ds: ds.relabel(label="cat"), r"ds\.relabel\(label=\{'tabby': 'cat'.* got str"),
+        (lambda ds: ds.split(a=0.5, by=5), r"by=5: an expression"),
+        (lambda ds: mesh.mix(ds, ds, weights=cast("Any", 3)), r"weights=3: a number for each dataset"),
+        (
+            lambda ds: mesh.mix(ds, ds, schedule=cast("Any", mesh.Stage([1, 1]))),
+            r"schedule: stages, .* got Stage",
+        ),
+        (lambda ds: mesh.mix(ds, ds, schedule=cast("Any", [(1, [1, 1])])), r"schedule: stages, .* got tuple"),
+    ],
+)
+def test_structures_that_make_no_sense(ds: mesh.Dataset, made: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        made(ds)
 
 
 def test_a_shorthand_that_is_none(client: mesh.Client) -> None:
