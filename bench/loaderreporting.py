@@ -101,7 +101,7 @@ def loader_bars(result: RowResult) -> list[list[str]]:
     if loaded and mine_loaded:
         ratio = mine_loaded / loaded[1]
         text = f"without anybody's import, best peer {loaded[0]}"
-        lines.append([text, number(ratio, 2, "×"), verdict(ratio, SPEEDUP_BAR)])
+        lines.append([text, number(ratio, 2, "×"), ""])
     if later and repeated:
         ratio = repeated / later[1]
         bar = verdict(ratio, LATER_BAR)

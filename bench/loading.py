@@ -35,7 +35,7 @@ PEERS = ("s3torchconnector", "webdataset", "streaming", "litdata", "grain")
 ROWS = {"loaders": "seaweedfs", "loaders-meshd": "meshd"}
 """The server that the peers of a row read from; meshsdk reads from meshd in all of them."""
 TIMEOUT_S = 600
-TRIES = 3
+TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def read(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
 
 
 def read_repeatedly(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
-    """Up to three processes until one does not fail; `repeats` says how many failed before it.
+    """Up to `TRIES` processes until one does not fail; `repeats` says how many failed before it.
 
     mosaicml-streaming at times reads a shard that is still being written, from any server.
     """
@@ -129,7 +129,7 @@ def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], sca
 def measure(
     loaders: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Each of them in its turn; one that fails three times is given up."""
+    """Each of them in its turn; one that fails `TRIES` times is given up."""
     named = {turn.name: turn for turn in loaders}
     if scale.warmed:
         for turn in loaders:
