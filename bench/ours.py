@@ -60,6 +60,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.tcp:
         os.environ["MESH_LOCAL"] = "off"
+    if given.share:
+        await_others()
     imported = time_import(PACKAGES)
     import meshsdk as mesh
 
@@ -75,9 +77,7 @@ def main() -> None:
 
     share = f"{given.share}-{given.seed}" if given.share else None
     passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))
-    if given.share:
-        await_others()
-    else:
+    if not given.share:
         say(imported)
     for name, make in passes[:1] if given.share else passes:
         say(time_pass(name, make, check))

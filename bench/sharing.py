@@ -1,8 +1,8 @@
 """Four jobs at once over the same photographs: ours share one pass, a peer's are four copies.
 
-Law: all processes are started, and have imported what they use, before the clock starts; it stops with the
-last batch of the last job, not when the interpreters have come to their end. A peer's copies have one worker
-each: eight on two cores would only be in each other's way.
+Law: all processes are started, and have imported torch, before the clock starts; it stops with the last batch
+of the last job, not when the interpreters have come to their end. A peer's copies have one worker each: eight
+on two cores would only be in each other's way.
 """
 
 from __future__ import annotations

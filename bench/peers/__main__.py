@@ -40,10 +40,10 @@ def main() -> None:
         loader = loader if loader is not None else LOADERS[given.loader](source)
         return loader
 
-    imported = time_import(packages(given.loader))
     if given.together:
         await_others()
-    else:
+    imported = time_import(packages(given.loader))
+    if not given.together:
         say(imported)
     for name in ("first", "second")[: given.passes]:
         say(time_pass(name, epoch, check))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from math import prod
-from typing import TYPE_CHECKING, ParamSpec, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -90,6 +90,17 @@ def checked_batch(batch: SupportsIndex, world: int) -> int:
     if found < world:
         raise ConfigurationError(f"global_batch={found} is less than {world} ranks: some would get no row")
     return found
+
+
+def checked_verify(verify: object) -> Literal[True, False, "all"]:
+    """`verify`: of which frames checksums are looked at."""
+    if isinstance(verify, bool | np.bool_):
+        return bool(verify)
+    if verify == "all":
+        return "all"
+    raise ConfigurationError(
+        f"verify={verify!r}: True (what was sent), 'all' (shared memory too) or False (nothing)"
+    )
 
 
 def plain_seed(seed: int) -> int:

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from meshsdk import endings
 from meshsdk.errors import ClosedError
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Order:
     """What to deliver: `ask(step)` for each of `steps`, an ascending range of any stride. `expected` bytes a
-    frame if known beforehand, else 0. `named`: the step its frame says it is of. `parts`: how frames may be
-    asked for in parts.
+    frame if known beforehand, else 0. `verify`: whether checksums are compared of what was sent, or of "all":
+    what is taken over as sealed memory, too. `named`: the step its frame says it is of. `parts`: how frames
+    may be asked for in parts.
     """
 
     ask: Callable[[int], Request]
     steps: range
     expected: int = 0
-    verify: bool = True
+    verify: Literal[True, False, "all"] = True
     connections: int = 4
     deadline: float = 600.0
     named: Callable[[int], int] = operator.index

@@ -7,7 +7,7 @@ passes of one feed do not know of each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from meshsdk.arenas import Arena
 from meshsdk.deliveries import Order
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Feed:
     """`expected`: bytes of a frame, 0 where they are not known beforehand; `budget`: of an arena; `deadline`:
-    seconds; `verify`: whether checksums are looked at."""
+    seconds; `verify`: whether checksums are looked at, of shared memory too if it is "all"."""
 
     transport: Transport
     addresses: Addresses
@@ -41,7 +41,7 @@ class Feed:
     budget: int
     connections: int
     deadline: float
-    verify: bool
+    verify: Literal[True, False, "all"]
 
     def begin(self, place: Place, steps: range, arena: Arena) -> Pass:
         """A pass over these steps of the place's epoch, which the caller closes."""
@@ -78,7 +78,7 @@ class Feed:
         """A step's batch, in memory of its own."""
         frame = self.transport.call(
             self.addresses.plain(epoch, step, origin),
-            lambda response: read_frame(response, step, verify=self.verify),
+            lambda response: read_frame(response, step, verify=bool(self.verify)),
             self.deadline,
         )
         return self.stage.finish(self.stage.begin(frame, epoch))
@@ -98,7 +98,7 @@ class Feed:
             arena,
             self.expected,
             self.connections,
-            self.verify,
+            bool(self.verify),
             self.deadline,
             source,
         )

@@ -73,7 +73,8 @@ class Loader:
             that is more.
         share: a name; jobs with the same plan and name have each batch prepared once.
         deadline: seconds an unavailable server is waited for.
-        verify: check each tensor's crc32c.
+        verify: check each tensor's crc32c where a batch was sent; "all": also where it was taken over as
+            shared memory, which is sealed, and on no way.
         connections: requests in flight at most, 1 to 64.
         report: a name under which the nodes' metrics show how long this job waits; MESH_REPORT if left out.
         normalize: `mesh.Normalize(field)`: images become bfloat16 or float16, channels last, on the device.
@@ -105,7 +106,7 @@ class Loader:
         prefetch_bytes: int | None = None,
         share: str | None = None,
         deadline: float = 600.0,
-        verify: bool = True,
+        verify: Literal[True, False, "all"] = True,
         connections: int = 4,
         report: str | None = None,
         normalize: Normalize | None = None,

@@ -18,6 +18,7 @@ from meshsdk.arguments import (
     checked_connections,
     checked_normalize,
     checked_share,
+    checked_verify,
     frame_bytes,
     plain_seed,
     takes_parts,
@@ -63,7 +64,7 @@ class Arguments:
     prefetch_bytes: int | None
     share: str | None
     deadline: float
-    verify: bool
+    verify: Literal[True, False, "all"]
     connections: int
     report: str | None
     normalize: Normalize | None
@@ -97,6 +98,7 @@ def checked(given: Mapping[str, Any]) -> Arguments:
         "share": checked_share(given["share"]),
         "deadline": checked_seconds("deadline", given["deadline"]),
         "connections": checked_connections(given["connections"]),
+        "verify": checked_verify(given["verify"]),
         "device": device_name(given["device"]),
     }
     return Arguments(**{**given, **found})

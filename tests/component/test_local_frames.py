@@ -30,8 +30,10 @@ from meshd.web.handing import Desk
 from meshsdk import neighbours as neighbours_module
 from meshsdk import ops
 from meshsdk.arenas import Arena
+from meshsdk.errors import ConfigurationError
 from meshsdk.neighbours import HandoverError, Neighbours
 from meshsdk.settings import Endpoint
+from meshwire import frames
 from meshwire.handovers import HANDED, HEADER, parse_handed, parse_place
 from meshwire.s3.requestheads import RequestHead
 from meshwire.sigv4 import Credential, sign
@@ -67,6 +69,34 @@ def loader(daemon: Daemon, **options: Any) -> mesh.Loader:
 
 def taken(one: mesh.Loader) -> list[np.ndarray]:
     return [batch["image"].copy() for batch in one]
+
+
+@pytest.mark.parametrize(
+    ("verify", "here", "sent"), [(True, 0, 4), ("all", 4, 4), (False, 0, 0)], ids=("sent", "all", "none")
+)
+def test_checksums_are_of_what_was_sent_unless_all_are_wanted(
+    pair: Daemon, monkeypatch: pytest.MonkeyPatch, verify: Any, here: int, sent: int
+) -> None:
+    looked, real = [], frames.verify
+
+    def verified(*args: Any) -> None:
+        looked.append(args)
+        real(*args)
+
+    monkeypatch.setattr(frames, "verify", verified)
+    with loader(pair, verify=verify) as near:
+        assert len(taken(near)) == PICTURES // BATCH == near.stats().local
+    assert len(looked) == here
+    monkeypatch.setenv("MESH_LOCAL", "off")
+    with loader(pair, verify=verify) as far:
+        assert len(taken(far)) == PICTURES // BATCH
+        assert far.stats().local == 0
+    assert len(looked) == here + sent
+
+
+def test_a_word_that_means_no_checking_is_refused(pair: Daemon) -> None:
+    with pytest.raises(ConfigurationError, match=r"verify='off': True \(what was sent\), 'all'"):
+        loader(pair, verify="off")
 
 
 def ask(
