@@ -104,12 +104,11 @@ def mix(
 
 def staged(weights: Sequence[Weight], schedule: Sequence[Stage], datasets: int) -> tuple[Stage, ...]:
     """The weights from the beginning on, then those of the schedule. Raises ConfigurationError."""
-    listed = isinstance(schedule, Sequence)
-    wrong = next((stage for stage in schedule if not isinstance(stage, Stage)), None) if listed else schedule
-    if wrong is not None:
-        raise ConfigurationError(
-            f"schedule: stages, as [mesh.Stage([1, 1], epoch=2)]; got {type(wrong).__name__}"
-        )
+    listed: Sequence[object] = schedule if isinstance(schedule, Sequence) else [schedule]
+    wrong = [type(stage).__name__ for stage in listed if not isinstance(stage, Stage)]
+    if wrong or listed is not schedule:
+        got = wrong[0] if wrong else type(schedule).__name__  # one stage, in no list
+        raise ConfigurationError(f"schedule: stages, as [mesh.Stage([1, 1], epoch=2)]; got {got}")
     stages = (Stage(weights), *schedule)
     for stage in stages:
         if not hasattr(stage.weights, "__len__"):

@@ -249,6 +249,7 @@ def test_functions_and_texts_without_quotes_are_no_filters(ds: mesh.Dataset) -> 
             r"schedule: stages, .* got Stage",
         ),
         (lambda ds: mesh.mix(ds, ds, schedule=cast("Any", [(1, [1, 1])])), r"schedule: stages, .* got tuple"),
+        (lambda ds: mesh.mix(ds, ds, schedule=cast("Any", None)), r"schedule: stages, .* got NoneType"),
     ],
 )
 def test_structures_that_make_no_sense(ds: mesh.Dataset, made: Any, words: str) -> None:
