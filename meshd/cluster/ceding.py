@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from meshd.cluster.callers import require_caller
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.net.pieces import PieceError
 from meshd.store.errors import (
@@ -199,6 +200,7 @@ class Ceding:
             except NotDeciderError:
                 if self._clock.monotonic() > deadline or _asked.get():
                     raise
+            require_caller(self._mesh)
             node = self._mesh.route(bucket, key).decider
             if node is not None and node.node_id != self._mesh.node_id:
                 decided = await there(node)

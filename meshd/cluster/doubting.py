@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshwire.cluster import Node
 
+BELIEVED: Final = 1.0
+"""Seconds for which what the others answered is enough to decide by. Who takes a node out asks it before, and
+waits longer than that (`probing.PATIENCE`): not one that stands still since is taken out within them."""
 _PATIENCE: Final = 5.0
 _PAUSE: Final = 0.3
 

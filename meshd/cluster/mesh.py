@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from meshd.control.clustermaps import TOPIC, ClusterMaps
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import Routes
 
 _LONE_SLOTS: Final = 1 << 14
+_ABSENT: Final = ("away", "down", "returning", "joining")
 
 
 def lone_map(node_id: str, endpoint: str) -> ClusterMap:
@@ -34,9 +36,9 @@ class Mesh:
     """One a process. `copies_of` says how many copies a bucket was made with, 0 for the map's; `born_of`
     when that was; `writes_of` how
     writes come to its origin, "" where it has none; `homes_of` which nodes keep what is read of that; `look`
-    is what `suspect` does; `goes_by` is told each version of the map that this process goes by, and `is_held`
-    says whether the node's lease holds and such a version is the newest. `lone`: the map of a node that is
-    one for ever."""
+    is what `suspect` does; `goes_by` is told each version of the map that this process goes by, and `held`
+    says which was the newest when the node's lease was last renewed, and for how many seconds more that
+    holds. `lone`: the map of a node that is one for ever."""
 
     def __init__(
         self,
@@ -50,11 +52,11 @@ class Mesh:
         homes_of: Callable[[str], tuple[str, ...]] = lambda bucket: (),
         born_of: Callable[[str], int] = lambda bucket: 0,
         goes_by: Callable[[int], None] = lambda version: None,
-        is_held: Callable[[int], bool] = lambda version: True,
+        held: Callable[[], tuple[int, float]] = lambda: (0, inf),
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
-        self._writes_of, self._goes_by, self._is_held = writes_of, goes_by, is_held
+        self._writes_of, self._goes_by, self._held = writes_of, goes_by, held
         self._homes_of, self._born_of = homes_of, born_of
         self._lone = lone
         self._maps = None if lone is not None else ClusterMaps(control)
@@ -83,7 +85,22 @@ class Mesh:
     @property
     def sure(self) -> bool:
         """Whether nobody can have taken this node out of the map for silence without its knowing."""
-        return self.alone or self._is_held(self.map().version)
+        return self.sure_for > 0
+
+    @property
+    def sure_for(self) -> float:
+        """For how many seconds more it is sure; `inf` while it is alone."""
+        if self.alone:
+            return inf
+        version, left = self._held()
+        return max(0.0, left) if version <= self.map().version else 0.0
+
+    @property
+    def sure_of(self) -> int:
+        """The newest version of the map that this node was sure of. What is found now may have been sent at
+        that time: it may have stood still since, and the newer map is here before the rest is read."""
+        version = self.map().version
+        return version if self.sure else min(version, self._held()[0])
 
     def map(self) -> ClusterMap:
         """The newest map known here. Never waits. Before there is one: an empty one of version 0."""
@@ -101,6 +118,13 @@ class Mesh:
     def me(self) -> Node | None:
         """This node as the map has it."""
         return self.map().node(self.node_id)
+
+    def left_at(self, node_id: str) -> int:
+        """The version of the map in which a node was last marked away, or came back anew; 0: none."""
+        node = self.map().node(node_id)
+        if node is None:
+            return 0
+        return max(node.since, node.turned if node.state in _ABSENT else 0)
 
     def copies(self, bucket: str) -> int:
         """How many copies of what is in a bucket are kept, where there are so many nodes that store, as

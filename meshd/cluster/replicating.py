@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from meshd.cluster.callers import require_caller
 from meshd.cluster.ceding import (
     Abortion,
     Amendment,
@@ -25,7 +27,7 @@ from meshd.cluster.ceding import (
     Written,
 )
 from meshd.cluster.delivering import Delivery
-from meshd.cluster.doubting import Doubt
+from meshd.cluster.doubting import BELIEVED, Doubt
 from meshd.cluster.overtaking import fenced, overtaken
 from meshd.cluster.replicawriting import ReplicatedWriter
 from meshd.store.changes import (
@@ -40,7 +42,7 @@ from meshd.store.changes import (
     bare,
     bare_upload,
 )
-from meshd.store.epochs import decided_by
+from meshd.store.epochs import EVER, decided_by
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -136,34 +138,44 @@ class ReplicatedStore:
             )
         )
 
-    async def assure(self, bucket: str, key: str) -> None:
-        """Returns when this node is sure that it may decide by its map. What it decided otherwise nobody
-        would take, and it would lie here when the node is back, above what others acknowledged meanwhile.
-        Raises NotReplicatedError: nothing was changed."""
-        if self._mesh.sure:
-            return
+    async def assure(self, bucket: str, key: str) -> int:
+        """Returns when this node is sure that it may decide by its map: the stamp up to which it is. What it
+        decided otherwise nobody would take, and it would lie here when the node is back, above what others
+        acknowledged meanwhile. Raises NotReplicatedError: nothing was changed."""
+        now, left = self._clock.stamp(), self._mesh.sure_for  # in this order: it may stand still in between
+        if left == inf:
+            return EVER
+        if left <= 0:
+            now, left = await self._asked(bucket, key), BELIEVED
+        return now + int(left * 1e9)
+
+    async def _asked(self, bucket: str, key: str) -> int:
+        """The stamp at which the last of the other owners was asked, of whom none goes by a newer map."""
+        now = self._clock.stamp()
         why = await self._doubts.dispel(bucket, key)
         if why:
             raise NotReplicatedError(
                 f"this node {why}, and may decide about nothing until it is sure of its own; nothing was "
                 "changed; ask another node, or try again"
             )
+        return now
 
     async def decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
         """What `act` gives, committed here under a map by which this node decides. `act` may be called again
         when nothing happened."""
         deadline = self._clock.monotonic() + self.delivery.patience
         while True:
-            await self.assure(bucket, key)
+            latest = await self.assure(bucket, key)
             version = self.epoch(bucket, key)
+            require_caller(self._mesh)
             try:
-                with decided_by(version):
+                with decided_by(version, latest):
                     return await act()
             except StaleEpochError as error:
                 if self._clock.monotonic() > deadline:
                     raise NotReplicatedError(
-                        "the cluster map changes too often to decide; nothing was changed; try again in a "
-                        "moment"
+                        "the cluster map changes too often to decide, or this node stands still; nothing was "
+                        "changed; try again in a moment"
                     ) from error
                 await self._mesh.newer_than(error.version - 1, _NEWS)
 

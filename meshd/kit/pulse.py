@@ -85,9 +85,10 @@ def holds(until: float, version: int) -> None:
     _lease[1] = until
 
 
-def is_held(now: float, version: int) -> bool:
-    """Whether the lease holds now, and a process that goes by this version knows the newest map of then."""
-    return now < _lease[1] and _lease[0] <= version
+def held() -> tuple[int, float]:
+    """The newest map when the lease was last renewed, and until when it holds (monotonic)."""
+    until = _lease[1]  # before the version: one that is newer than that is known to fewer
+    return int(_lease[0]), until
 
 
 class Courtesy:

@@ -47,6 +47,10 @@ def open_mesh(
         if process is not None:
             pulse.goes_by(process, version, clock.monotonic())
 
+    def held() -> tuple[int, float]:
+        version, until = pulse.held()
+        return version, until - clock.monotonic()
+
     return Mesh(
         settings.node_id,
         control,
@@ -56,7 +60,7 @@ def open_mesh(
         homes_of=buckets.homes,
         born_of=buckets.born,
         goes_by=goes_by,
-        is_held=lambda version: pulse.is_held(clock.monotonic(), version),
+        held=held,
     )
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshd.store.epochs import current_epoch
+from meshd.store.epochs import current_epoch, late
 from meshd.store.errors import (
     DiskFailedError,
     DiskFullError,
@@ -114,17 +114,21 @@ class Committer:
     # the event loop's side --------------------------------------------------------------------------------
 
     def submit(self, intent: Intent) -> asyncio.Future[Any]:
-        """Queues the intent.
+        """Queues the intent: it is of this moment, whenever it is committed.
 
         The future fails with StoreError; cancelling it does not take the intent back.
         """
         if self._closed:
             raise StoreClosedError("the store is closing; retry on another worker")
-        intent.epoch = current_epoch()
+        intent.epoch, intent.asked = current_epoch(), self._clock.stamp()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._queue.put(_Ticket(intent, future, loop))
-        return future
+        ticket = _Ticket(intent, loop.create_future(), loop)
+        if late(intent.asked):
+            ticket.error = StaleEpochError(intent.epoch)
+            loop.call_soon(_resolve, [ticket])
+        else:
+            self._queue.put(ticket)
+        return ticket.future
 
     def take_id(self) -> int | None:
         """A file number for this process alone, None when the committer has to be asked for more."""
@@ -199,6 +203,7 @@ class Committer:
         with self._index.reading() as txn:
             work.learn_floor(txn)
         for ticket in group:
+            work.asked = ticket.intent.asked
             ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, None))  # type: ignore[misc]  # bound at once
         work.flush()
         with self._index.writing() as txn:
@@ -210,6 +215,7 @@ class Committer:
         with self._index.writing() as txn:
             work.learn_floor(txn)
             for ticket in group:
+                work.asked = ticket.intent.asked
                 if ticket.intent.epoch:
                     ticket.attempt(lambda ticket=ticket: work.fence(txn, ticket.intent.epoch))  # type: ignore[misc]  # bound at once
                 ticket.attempt(lambda ticket=ticket: ticket.intent.judge(work, txn))  # type: ignore[misc]  # bound at once

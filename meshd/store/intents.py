@@ -74,6 +74,7 @@ class Intent:
     grows = False
     weight = 0
     epoch = 0  # see `epochs`
+    asked = 0  # the stamp of the moment it was submitted
     placed: Placed | None = None
 
     def judge(self, work: Work, txn: Any) -> None:

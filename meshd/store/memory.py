@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from awscrt import checksums
 
-from meshd.store.epochs import current_epoch
+from meshd.store.epochs import current_epoch, late
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -130,7 +130,7 @@ class MemoryStore:
     def fence(self) -> None:
         """See `epochs`. Raises StaleEpochError."""
         epoch = current_epoch()
-        if epoch and epoch < self._epoch:
+        if (epoch and epoch < self._epoch) or late(self._clock.stamp()):
             raise StaleEpochError(self._epoch)
         self._epoch = max(self._epoch, epoch)
 

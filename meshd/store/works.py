@@ -3,7 +3,8 @@
 Law: used by the committer thread alone. Data first (`flush`), then the index (`settle` inside the write
 transaction), then files that nobody uses are removed (`sweep`).
 Invariant: stamps of a key rise in commit order, over deletions too; a write overtaken by another process is
-restamped in place.
+restamped in place. A stamp says when its write was asked for, never when the thread came to it: a process may
+stand still in between, and others decide meanwhile.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class Work:
         self._doomed: list[str] = []
         self._graves: Graves | None = None
         self._restamped = False
+        self.asked = 0
         self.last_stamp = 0
 
     # placing ----------------------------------------------------------------------------------------------
@@ -141,7 +143,8 @@ class Work:
             self.index.put_meta(txn, "epoch", epoch)
 
     def stamp(self) -> int:
-        self.last_stamp = max(self.clock.stamp(), self.last_stamp + 1)
+        """The next one: of the moment at which the present intent was submitted, above all that are known."""
+        self.last_stamp = max(self.asked, self.last_stamp + 1)
         return self.last_stamp
 
     def _change(self, file: int) -> _Change:

@@ -136,6 +136,10 @@ replication_ceded = _counter(
     "Writes received here that another node decides about by now; decided there, or asked for again.",
     "result",
 )
+replication_given_up = _counter(
+    "meshd_replication_given_up_total",
+    "Writes not done because the node they came through, or this one, was marked away since.",
+)
 replication_refused = _counter(
     "meshd_replication_refused_total", "Writes answered with 503: not all nodes that must have them did."
 )

@@ -27,7 +27,7 @@ from meshd.store.changes import (
     decode,
     encode,
 )
-from meshd.store.epochs import decided_by
+from meshd.store.epochs import EVER, decided_by
 from meshd.store.errors import (
     NoSuchUploadError,
     ReplicaLacksError,
@@ -69,13 +69,13 @@ def state(store: ObjectStore, bucket: str = "b") -> dict[str, Any]:
 
 
 async def _committed_later(store: ObjectStore, key: str, data: bytes, conditions: Conditions | None) -> None:
-    """Refused for an old map, twice; then as if nothing had been."""
+    """Refused for an old map, and for a decision of old; then as if nothing had been."""
     with decided_by(1 << 40):
         await put(store, "newer")
     writer = store.writer("b", key, size=len(data))
     await writer.write(data)
-    for _ in range(2):
-        with decided_by(1):
+    for epoch, latest in ((1, EVER), (1 << 40, 1), (1, EVER)):
+        with decided_by(epoch, latest):
             await refused(StaleEpochError, writer.commit(Meta("data"), conditions=conditions))
         assert store.get("b", key) is None
         assert b"".join([piece async for piece in writer.pieces()]) == data

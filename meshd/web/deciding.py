@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from meshd.cluster.callers import asked_by
 from meshd.cluster.ceding import (
     DECIDE,
     WRITE,
@@ -69,7 +70,7 @@ class DecisionDoors:
     async def decide(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         asked = _read(_asked, await call.read(request, _MOST))
         await self._admit(call, asked.bucket, asked.key)
-        return await self._answer(self._carry_out(asked))
+        return await self._answer(call, self._carry_out(asked))
 
     async def write(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
@@ -81,13 +82,12 @@ class DecisionDoors:
         await self._admit(call, bucket, key)
         if not upload_id:
             writer = self._store.writer(bucket, key, size=size)
-            return await self._answer(_fill(writer, size, call.pieces(request)))
+            return await self._answer(call, _fill(writer, size, call.pieces(request)))
         upload = self._store.get_upload(bucket, key, upload_id)
         if upload is None:
             return self._reply(Decided(trouble="upload"))
-        return await self._answer(
-            _fill(self._store.part_writer(upload, number, size), size, call.pieces(request))
-        )
+        writer = self._store.part_writer(upload, number, size)
+        return await self._answer(call, _fill(writer, size, call.pieces(request)))
 
     async def _admit(self, call: PeerCall, bucket: str, key: str) -> None:
         """Raises StaleMapError unless this node decides about a name."""
@@ -96,10 +96,10 @@ class DecisionDoors:
         if not self._mesh.is_decider(bucket, key):
             raise StaleMapError(self._mesh.map().version)
 
-    async def _answer(self, doing: Awaitable[Decided]) -> web.StreamResponse:
+    async def _answer(self, call: PeerCall, doing: Awaitable[Decided]) -> web.StreamResponse:
         """Raises StaleMapError, S3Error."""
         try:
-            with asked_by_another():
+            with asked_by_another(), asked_by(call.node_id, call.map_version):
                 return self._reply(await doing)
         except NotDeciderError as error:
             raise StaleMapError(self._mesh.map().version) from error

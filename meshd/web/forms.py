@@ -92,7 +92,7 @@ class FormUploads:
             return
         name = Name(put.bucket, put.key, reading=False)
         if call.request.hop is not None:
-            await forwarder.require(name)
+            await forwarder.require(name, call.request.hop)
         elif not forwarder.is_mine(name):
             begun = Begun(form.read, form.source)
             reply = await forwarder.forward(call.request, call.head, name, call.trace, begun=begun)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from meshd.cluster.callers import require_caller
 from meshd.cluster.doubting import Doubt
 from meshd.net.peers import MAP_HEADER, PeerAnswer
 from meshd.net.wires import PeerUnreachableError
+from meshd.service.semantics.translation import translate
+from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics
 from meshd.web.hops import HOP_HEADER, Hop
 from meshd.web.misdirecting import asks_elsewhere, is_damaged, is_skewed, is_stale
@@ -209,12 +212,13 @@ class Forwarder:
                 return
             await asyncio.sleep(_PAUSE)
 
-    async def require(self, name: Name) -> None:
-        """Raises MisdirectedError unless this node answers for the name; S3Error SlowDown when it may not any
-        more, and cannot find out."""
+    async def require(self, name: Name, hop: Hop) -> None:
+        """Raises MisdirectedError unless this node answers for the name, and has since it was asked; S3Error
+        SlowDown when it may not any more, and cannot find out."""
         if self.is_mine(name):
             await self.dispel(name, 1.0)
-        if not self.is_mine(name):
+        left = 0 if name.reading else self._mesh.left_at(self._mesh.node_id)
+        if not self.is_mine(name) or hop.map_version < left:
             raise MisdirectedError(self._mesh.map().version)
 
     async def dispel(self, name: Name, patience: float = 5.0) -> None:
@@ -266,6 +270,7 @@ class Forwarder:
         if damaged:
             errand.broken.add(self._mesh.node_id)
         while True:
+            self._require_caller(name)
             version = self._mesh.map().version
             nodes = [node for node in self._candidates(name) if node.node_id not in errand.broken]
             if errand.broken and not nodes:
@@ -283,6 +288,15 @@ class Forwarder:
                 await self._mesh.newer_than(version, min(left, 0.5 if nodes else 2.0))
             elif await self._ask(target, errand, version, left):
                 return sending.reply()
+
+    def _require_caller(self, name: Name) -> None:
+        """Raises S3Error SlowDown for a write that nobody may wait for any more."""
+        if name.reading:
+            return
+        try:
+            require_caller(self._mesh)
+        except NotReplicatedError as error:
+            raise translate(error) from error
 
     async def _ask(self, node: Node, errand: _Errand, version: int, left: float) -> bool:
         """Whether a node has answered the client. If not, what it said is noted, so that the next is asked.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from meshd.cluster.callers import asked_by
 from meshd.control.interface import ControlError
 from meshd.kit.accounts import charge
 from meshd.service.authorization.access import ANYONE
@@ -125,9 +126,13 @@ class S3Endpoint:
 
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: Trace) -> Reply:
         deps = self._deps
+        caller = deps.mesh.node_id, deps.mesh.sure_of
         elsewhere: Prepared | None = None
         if not deps.mesh.alone and deps.forwarder is not None:
-            answer = await self._elsewhere(request, head, trace, deps.forwarder)
+            with asked_by(*caller):
+                answer = await self._elsewhere(request, head, trace, deps.forwarder)
+            if request.hop is not None:
+                caller = request.hop.sender, request.hop.map_version
             if isinstance(answer, Reply):
                 return answer
             elsewhere = answer
@@ -157,7 +162,8 @@ class S3Endpoint:
             body = RequestBody(request, head, signer, deps.http.body_timeout)
             far = None if elsewhere is None else elsewhere.far
             call = Call(head, operation, signer, body, context, trace, request, far)
-            return await self._carry_out(call, trace, pressed=request.pressed)
+            with asked_by(*caller):
+                return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.veiled(signer.identity, operation, error, context) from error
 
@@ -202,7 +208,7 @@ class S3Endpoint:
                 operation = deps.members.addressed(operation)
             name = name_of(operation)
             if name is not None and not hop.aim:
-                await forwarder.require(name)
+                await forwarder.require(name, hop)
             return await self._prepared(operation)
         operation = await self._addressed(operation)
         name, aim = name_of(operation), ""

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ReadTimeoutError
 
 from meshd.testing.meshes import Mesh
 from meshd.testing.waiting import await_end
@@ -99,7 +100,7 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
         own, number = mesh["n2" if worker % 2 else "n1"].client(), 0
         while not stop.is_set():
             number += 1
-            key, body = f"{run}-{worker}-{number % 20}", b"%d" % number * (200_000 if number % 7 == 0 else 1)
+            key, body = f"{run}-{worker}-{number % 3}", b"%d" % number * (200_000 if number % 7 == 0 else 1)
             try:
                 own.put_object(Bucket="writes", Key=key, Body=body)
             except (ClientError, BotoCoreError):
@@ -122,7 +123,7 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
     )
     names = {"Bucket": "writes", "Key": upload["Key"], "UploadId": upload["UploadId"]}
     first = client.upload_part(**names, PartNumber=1, Body=b"1" * (5 << 20))["ETag"]
-    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(8)]
     for thread in threads:
         thread.start()
     try:
@@ -149,6 +150,36 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
     back = mesh[gone].client()
     for key, body in acknowledged.items():
         assert _get(back, key) == body, key
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_what_a_stopped_node_had_not_read_yet_is_not_carried_out_later(mesh: Mesh, size: int) -> None:
+    """Its clients have given up since, and their next writes were acknowledged by others."""
+    gone, run = "n3", secrets.token_hex(4)
+    path_style, once = {"addressing_style": "path"}, {"total_max_attempts": 1}
+    hasty = Config(connect_timeout=2, read_timeout=1, s3=path_style, retries=once)
+    client = mesh["n1"].client()
+    deciders = ("n3", "n1", "n2")
+    names = [mesh.key_decided_by(node, "writes", f"{run}-{number}") for node in deciders for number in (1, 2)]
+    impatient = [mesh[gone].client(config=hasty) for _ in names]
+    mesh.pause(gone)
+
+    def ask(number: int) -> None:
+        with pytest.raises((ReadTimeoutError, HTTPClientError)):
+            impatient[number].put_object(Bucket="writes", Key=names[number], Body=b"o" * size)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(ask, range(len(names))))
+    for found in impatient:
+        found.close()
+    mesh.await_state(gone, "away")
+    for name in names:
+        client.put_object(Bucket="writes", Key=name, Body=b"new")
+    mesh.resume(gone)
+    mesh.await_state(gone, "up")
+    for node in ("n1", "n2", "n3"):
+        for name in names:
+            assert _get(mesh[node].client(), name) == b"new", (node, name)
 
 
 def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: Mesh) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+from meshd.cluster.callers import asked_by
 from meshd.cluster.ceding import asked_by_another
+from meshd.cluster.doubting import BELIEVED
 from meshd.cluster.replicating import ReplicatedStore
 from meshd.control.clustermaps import ClusterMaps
 from meshd.store.errors import (
@@ -26,13 +28,15 @@ from meshd.store.records import Meta
 from meshd.telemetry import metrics
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
-from meshwire.cluster.transitions import drained, joined, missed, reweighed
+from meshwire.cluster.transitions import drained, joined, missed, reweighed, settled
 from meshwire.conditions import Conditions
 from tests.component.mesh_nodes import running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from meshd.kit.clock import Clock
+    from meshd.store.records import Record
     from tests.component.mesh_nodes import Running
 
 LARGE = 3_000_000
@@ -517,10 +521,86 @@ def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
             await refused(StaleEpochError, put(store, "k", b"six"))
             await refused(StaleEpochError, put(store, "large", b"six" * LARGE))
             await refused(StaleEpochError, store.delete("b", "k"))
+        with decided_by(7, nodes[0].node.clock.stamp()):
+            await refused(StaleEpochError, put(store, "k", b"late"))
+            await refused(StaleEpochError, put(store, "large", b"late" * LARGE))
+            absent = Conditions(if_none_match=("*",))
+            await refused(StaleEpochError, put(store, "other", b"late", conditions=absent))
+            await refused(StaleEpochError, store.delete("b", "k"))
+            await refused(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}))
+            await refused(StaleEpochError, store.create_upload("b", "k"))
         await put(store, "own", b"without")
         record = store.get("b", "k")
         assert record is not None
         assert store.read(record, 0, 5) == b"seven"
         assert store.get("b", "large") is None
+        assert store.get("b", "other") is None
 
     _among(1, test)
+
+
+def _left(clock: Clock, until: float) -> tuple[int, float]:
+    return 0, until - clock.monotonic()
+
+
+def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        mesh, store, clock = decider.node.mesh, decider.node.shared, decider.node.clock
+        held, acts = 0.0, 0
+        assert isinstance(store, ReplicatedStore)
+
+        async def act() -> Record:
+            nonlocal acts
+            acts += 1
+            if acts < 3:
+                await asyncio.sleep(held)  # as if stopped
+            return await put(decider.node.store, "k", b"x")
+
+        for held in (0.05, BELIEVED):  # with a lease, and with the word of the others
+            until = clock.monotonic() + (0.0 if held == BELIEVED else held)
+            mesh._held = partial(_left, clock, until)
+            acts, before = 0, clock.stamp()
+            writing = asyncio.ensure_future(store.decide("b", "k", act))
+            await asyncio.sleep(held)
+            record = await writing
+            assert acts > 1
+            assert record.stamp > before + int(held * 1e9)
+            assert len(decider.node.store.list_versions("b", prefix="k").entries) == 1
+
+    _among(3, test)
+
+
+@pytest.mark.parametrize("gone", ["who decided", "who passed it on"])
+def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        store, name = decider.node.shared, decider.node.settings.node_id
+        other = next(node for node in nodes if node is not decider).node.settings.node_id
+        upload = await store.create_upload("b", "k")
+        await put(store, "k", b"kept")
+        version = decider.node.mesh.map().version
+        await _change(nodes, lambda cluster: missed(cluster, name if gone == "who decided" else other))
+
+        async def nothing_is_done() -> None:
+            with asked_by(other, version):
+                for size in (10, LARGE):
+                    await refused(NotReplicatedError, put(store, "k", b"x" * size, size=size))
+                await refused(NotReplicatedError, store.delete("b", "k"))
+                await refused(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}))
+                await refused(NotReplicatedError, store.create_upload("b", "k"))
+                await refused(NotReplicatedError, store.abort_upload(upload))
+            _owners_alike(nodes, "k", b"kept")
+
+        await nothing_is_done()
+        if gone == "who decided":
+            await _change(nodes, lambda cluster: joined(cluster, decider.member))
+            await nothing_is_done()
+            await _change(nodes, lambda cluster: settled(cluster, name))
+            assert _decider(nodes, "b", "k") is decider
+            await nothing_is_done()
+        with asked_by(other, decider.node.mesh.map().version):
+            await put(store, "k", b"done")
+        _owners_alike(nodes, "k", b"done")
+
+    _among(3, test, copies=3)

@@ -7,6 +7,8 @@ import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pytest
+
 from meshd.kit import failpoints
 from meshd.kit.clock import ManualClock
 from meshd.store.checking import check
@@ -14,6 +16,7 @@ from meshd.store.members import ALIGNED
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put
+from meshwire.conditions import Conditions
 from tests.contract.store_neighbour import Neighbour, increment, settings_at
 
 if TYPE_CHECKING:
@@ -38,6 +41,35 @@ def test_compare_and_swap_is_exact_across_processes(tmp_path: Path) -> None:
         assert int(value(store, "n")) == 120
         assert lost > 0
     assert check(settings_at(tmp_path)).clean
+
+
+@pytest.mark.parametrize("conditions", [None, Conditions(if_none_match=("*",))])
+def test_a_write_is_of_the_time_it_was_asked_for(tmp_path: Path, conditions: Conditions | None) -> None:
+    """The process may stand still before its thread comes to it, and other nodes decide meanwhile."""
+    clock = ManualClock()
+    with closing(Store.open(settings_at(tmp_path), writer="w0", clock=clock)) as store:
+
+        async def run() -> None:
+            began, goes_on = threading.Event(), threading.Event()
+
+            def stand_still() -> None:
+                failpoints.configure("")
+                began.set()
+                goes_on.wait(60)
+
+            failpoints.call("store.data.after_sync", stand_still)
+            first = asyncio.ensure_future(put(store, "first", b"1"))
+            assert await asyncio.to_thread(began.wait, 60)
+            then = clock.stamp()
+            second = asyncio.ensure_future(put(store, "second", b"2", conditions=conditions))
+            await asyncio.sleep(0.1)  # until it is queued
+            clock.advance(60)
+            goes_on.set()
+            for write in (await first, await second):
+                assert write.stamp < then + 1_000_000_000
+            assert (await put(store, "third", b"3")).stamp > then + 59_000_000_000
+
+        asyncio.run(run())
 
 
 def test_an_overtaken_write_still_holds_after_a_rebuild(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
 
-async def _mesh(is_held: Callable[[int], bool]) -> tuple[Mesh, ClusterMaps]:
+async def _mesh(held: Callable[[], tuple[int, float]]) -> tuple[Mesh, ClusterMaps]:
     control = MemoryControl(SystemClock())
     maps = ClusterMaps(control)
     cluster = founded(Node("n1", "http://n1"), copies=2)
@@ -29,7 +29,7 @@ async def _mesh(is_held: Callable[[int], bool]) -> tuple[Mesh, ClusterMaps]:
     for name in ("n1", "n2", "n3"):
         cluster = settled(cluster, name)
     await maps.change(lambda _: cluster)
-    return Mesh("n1", control, lambda bucket: 0, is_held=is_held), maps
+    return Mesh("n1", control, lambda bucket: 0, held=held), maps
 
 
 def _key(cluster: ClusterMap, *owners: str) -> str:
@@ -52,7 +52,7 @@ def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[str,
         return versions[node.node_id]
 
     async def run() -> str:
-        mesh, _ = await _mesh(lambda version: False)
+        mesh, _ = await _mesh(lambda: (0, 0.0))
         return await Doubt(mesh, SystemClock(), ask).dispel("b", _key(mesh.map(), "n1", "n2"), patience)
 
     return asyncio.run(run()), asked
@@ -78,7 +78,7 @@ def test_an_owner_that_has_a_newer_map_leaves_the_doubt_until_it_is_here() -> No
 
 def test_a_newer_map_that_comes_is_gone_by() -> None:
     async def run() -> None:
-        mesh, maps = await _mesh(lambda version: False)
+        mesh, maps = await _mesh(lambda: (0, 0.0))
         key, version = _key(mesh.map(), "n1", "n2"), mesh.map().version
 
         def grown(cluster: ClusterMap | None) -> ClusterMap:
@@ -98,7 +98,7 @@ def test_a_newer_map_that_comes_is_gone_by() -> None:
 
 def test_who_holds_its_lease_asks_nobody() -> None:
     async def run() -> None:
-        mesh, _ = await _mesh(lambda version: True)
+        mesh, _ = await _mesh(lambda: (0, 5.0))
 
         async def ask(node: Node) -> int | None:
             raise AssertionError(node)
@@ -110,7 +110,7 @@ def test_who_holds_its_lease_asks_nobody() -> None:
 
 def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() -> None:
     async def run() -> None:
-        mesh, _ = await _mesh(lambda version: False)
+        mesh, _ = await _mesh(lambda: (0, 0.0))
         key, asked = _key(mesh.map(), "n1", "n2"), 0
         began, answer = asyncio.Event(), asyncio.Event()
 
@@ -135,14 +135,35 @@ def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() ->
     asyncio.run(run())
 
 
-def test_a_lease_is_sure_until_it_may_run_out_and_for_who_knows_the_map_of_then() -> None:
-    clock = ManualClock()
-    pulse.holds(clock.monotonic() + 5.0, 7)
-    try:
-        assert pulse.is_held(clock.monotonic(), 7)
-        assert pulse.is_held(clock.monotonic(), 8)
-        assert not pulse.is_held(clock.monotonic(), 6)
+def test_a_node_is_sure_while_its_lease_holds_and_it_knows_the_map_of_then() -> None:
+    async def run() -> None:
+        clock = ManualClock()
+
+        def held() -> tuple[int, float]:
+            version, until = pulse.held()
+            return version, until - clock.monotonic()
+
+        mesh, maps = await _mesh(held)
+        version = mesh.map().version
+        pulse.holds(clock.monotonic() + 5.0, version)
+        assert mesh.sure_for == 5.0
+        assert mesh.sure_of == version
+        await maps.change(lambda cluster: joined(_known(cluster), Node("n4", "http://n4")))
+        assert mesh.sure_for == 5.0
+        assert mesh.sure_of == version + 1
         clock.advance(5.0)
-        assert not pulse.is_held(clock.monotonic(), 7)
+        assert mesh.sure_for == 0.0
+        assert mesh.sure_of == version
+        pulse.holds(clock.monotonic() + 5.0, version + 2)  # which has not come here yet
+        assert mesh.sure_for == 0.0
+        assert mesh.sure_of == version + 1
+
+    try:
+        asyncio.run(run())
     finally:
         pulse.holds(0.0, 0)
+
+
+def _known(cluster: ClusterMap | None) -> ClusterMap:
+    assert cluster is not None
+    return cluster
