@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import kopf
 from lightkube import KubeConfig
 
+from meshoperator.exiting import exit_within
 from meshoperator.program import Program, holder
 from meshoperator.resources import GROUP, VERSION
 from meshoperator.settings import OperatorSettings
@@ -46,6 +47,7 @@ async def stop(**_: Any) -> None:
     """End."""
     while _PROGRAM:
         await _PROGRAM.pop().stop()
+    exit_within()
 
 
 @kopf.on.probe(id="leading")
