@@ -9,7 +9,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from meshsdk.errors import ServerError
-from meshsdk.retrying import BackOff, Patience
+from meshsdk.retrying import BackOff, Patience, silence
 from meshsdk.transport import failed, other_keys
 
 if TYPE_CHECKING:
@@ -55,9 +55,25 @@ class Attempts:
         """Who was asked for it in vain."""
         return self._tried.get(step, set())
 
-    def failed(self, step: int, error: MeshError, request: Request, endpoint: Endpoint, now: float) -> None:
-        """Another node is asked now, or this one later. Raises what it ends with where that is no use, or too
-        late."""
+    def silence(self, step: int, sent: float, timeout: float) -> float:
+        """Seconds after which a node that was asked for it at `sent`, and says nothing, is asked whether it
+        is there."""
+        patience, deadline = self._patience.get(step), self._policy.deadline
+        return silence(timeout, deadline, deadline if patience is None else patience.ends - sent)
+
+    def failed(
+        self,
+        step: int,
+        error: MeshError,
+        request: Request,
+        endpoint: Endpoint,
+        now: float,
+        since: float | None = None,
+    ) -> None:
+        """Another node is asked now, or this one later. `since`: when it began to be away, if that was
+        noticed later. Raises what it ends with where that is no use, or too late."""
+        if since is not None:
+            self._patience_with(step, since)
         if isinstance(error, ServerError) and error.blames_keys:
             self._keys_failed(step, error, now)
             return

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import struct
+import time
 import weakref
 from collections import deque
 from functools import cache
@@ -127,6 +128,17 @@ class Connection:
             return not wants_more(error)
         finally:
             self._socket.settimeout(self._timeout)
+        return True
+
+    def begins(self, seconds: float) -> bool:
+        """Whether there is something to `receive` within so many seconds."""
+        poll, until = select.poll(), time.monotonic() + seconds
+        poll.register(self._socket, select.POLLIN)
+        while self._start == self._end:
+            if not poll.poll(max(until - time.monotonic(), 0.0) * 1000):
+                return False
+            if self.began():
+                break
         return True
 
     def send(self, pieces: Iterable[Buffer]) -> None:
@@ -400,9 +412,9 @@ class Pool:
                 connection.close()
         return self.dial()
 
-    def dial(self) -> Connection:
-        """A new connection, which the caller owns."""
-        return Connection(self.endpoint, self.timeout)
+    def dial(self, timeout: float | None = None) -> Connection:
+        """A new connection, which the caller owns; with a `timeout` of its own (seconds) if that is given."""
+        return Connection(self.endpoint, self.timeout if timeout is None else timeout)
 
     def release(self, connection: Connection) -> None:
         """Gives a connection back, its last response read to the end."""

@@ -35,10 +35,11 @@ class Flight:
 
 
 class Flights:
-    """What is under way. `waker`: wakes who waits for answers."""
+    """What is under way. `waker`: wakes who waits for answers; `timeout`: seconds for which an answer may
+    stand still."""
 
-    def __init__(self, transport: Transport, waker: Waker) -> None:
-        self._transport, self._waker = transport, waker
+    def __init__(self, transport: Transport, waker: Waker, timeout: float) -> None:
+        self._transport, self._waker, self._timeout = transport, waker, timeout
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._flying: dict[int, Flight] = {}  # by descriptor
         self._poll = select.poll()
@@ -59,7 +60,7 @@ class Flights:
     def begin(self, step: int, request: Request, endpoint: Endpoint, joint: Joint | None = None) -> None:
         """Sends a request. Raises MeshError where that cannot be; nothing is left of it then."""
         line, idle = self._transport.line(endpoint), self._idle.get(endpoint)
-        connection = idle.pop() if idle else line.pool.dial()
+        connection = idle.pop() if idle else line.pool.dial(self._timeout)
         flight = Flight(step, connection, time.monotonic(), request, joint)
         self._flying[connection.fileno()] = flight
         self._poll.register(connection, select.POLLIN)

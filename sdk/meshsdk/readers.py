@@ -21,6 +21,7 @@ from meshsdk.maps import MAP_HEADER
 from meshsdk.meters import Tally
 from meshsdk.neighbours import HandoverError
 from meshsdk.parts import Parting
+from meshsdk.silences import ABSENT
 from meshsdk.stalls import Arrival
 from meshsdk.transport import read_error
 from meshwire.handovers import HANDED
@@ -49,7 +50,10 @@ class Reader:
         self.tally = Tally()
         self.closing = False
         self.taken = 0
-        self.flights = Flights(transport, self.waker)
+        self._timeout = transport.settings.timeout
+        self.flights = Flights(
+            transport, self.waker, min(self._timeout, max(_SUSPICIOUS, order.deadline / 2))
+        )
         self._transport = transport
         self._order = order
         self._arena = arena
@@ -140,38 +144,55 @@ class Reader:
         now = time.monotonic()
         until = [] if self._attempts.next is None else [self._attempts.next]
         if self.flights:
-            since = min(flight.sent for flight in self.flights)
-            until.append(max(since + self._silence(), self._looked + _SUSPICIOUS))
+            due = min(flight.sent + self._silence(flight) for flight in self.flights)
+            until.append(max(due, self._looked + _SUSPICIOUS))
         answered = self.flights.answered(min(until) - now if until else None)
         if answered is None:
             self._drop_silent()
         return answered or []
 
-    def _silence(self) -> float:
+    def _silence(self, flight: Flight) -> float:
         """Seconds without an answer after which something is done about it."""
-        timeout = self._transport.settings.timeout
-        return timeout if self._transport.router.directory.map is None else min(timeout, _SUSPICIOUS)
+        seconds = self._attempts.silence(flight.step, flight.sent, self._timeout)
+        return seconds if self._transport.router.directory.map is None else min(seconds, _SUSPICIOUS)
 
     def _drop_silent(self) -> None:
-        """Gives up who said nothing for too long, and whom the mesh has given up. Work that takes its time is
-        left alone."""
+        """Gives up who said nothing for too long, who is not there, and whom the mesh has given up. Work that
+        takes its time is left alone."""
         now, directory = time.monotonic(), self._transport.router.directory
+        silent = [flight for flight in self.flights if now - flight.sent >= self._silence(flight)]
+        if not silent:
+            return
         self._looked = now
-        silent = [flight for flight in self.flights if now - flight.sent >= self._silence()]
-        if silent and directory.map is not None:
+        there: dict[Endpoint, bool] = {}
+        if directory.map is not None:
             directory.refresh()
         for flight in silent:
             endpoint = flight.connection.endpoint
             if flight not in self.flights:
                 continue
-            if now - flight.sent >= self._transport.settings.timeout:
+            if now - flight.sent >= self._timeout:
                 self.flights.end(flight)
-                why = f"no answer within {self._transport.settings.timeout:g} s"
+                why = f"no answer within {self._timeout:g} s"
                 self._failed(flight.step, ConnectError(why), flight.request, endpoint)
             elif directory.state(endpoint) in ("away", "down"):
                 self.flights.end(flight)
                 error = ConnectError(f"{endpoint}: its node went away")
                 self._failed(flight.step, error, flight.request, endpoint)
+            elif not self._is_there(flight, now, there):
+                self.flights.end(flight)
+                error = ConnectError(f"{endpoint}: {ABSENT}")
+                self._failed(flight.step, error, flight.request, endpoint, flight.sent)
+                self._looked = -_SUSPICIOUS  # who is asked next may be away as well
+
+    def _is_there(self, flight: Flight, now: float, there: dict[Endpoint, bool]) -> bool:
+        """Whether it is at work, for all that is known; `there` has who was asked already."""
+        endpoint = flight.connection.endpoint
+        if now - flight.sent < self._attempts.silence(flight.step, flight.sent, self._timeout):
+            return True
+        if endpoint not in there:
+            there[endpoint] = self._transport.answers(endpoint)
+        return there[endpoint]
 
     def _receive(self, answered: list[Flight]) -> None:
         for flight in answered:
@@ -256,8 +277,11 @@ class Reader:
 
     # --- book-keeping -----------------------------------------------------------------------------
 
-    def _failed(self, step: int, error: MeshError, request: Request, endpoint: Endpoint) -> None:
-        """Asks another node now or this one later, or ends the pass at this step."""
+    def _failed(
+        self, step: int, error: MeshError, request: Request, endpoint: Endpoint, since: float | None = None
+    ) -> None:
+        """Asks another node now or this one later, or ends the pass at this step. `since`: when it began to
+        be away, if before now."""
         if self.closing:
             return
         now = time.monotonic()
@@ -265,7 +289,7 @@ class Reader:
             self._give_up_parts(step, error, endpoint, now)
             return
         try:
-            self._attempts.failed(step, error, request, endpoint, now)
+            self._attempts.failed(step, error, request, endpoint, now, since)
         except MeshError as final:
             self._stop = min(self._stop, step + 1)
             self._finish(step, final.with_traceback(None))  # the loop it ends is shown, not this thread

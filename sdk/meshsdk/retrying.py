@@ -22,6 +22,8 @@ _log = logging.getLogger("meshsdk")
 # 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
 _AT_ONCE = 1.0  # seconds
+PRESENCE = 2.0
+"""Seconds within which a node says that it is there."""
 LONGER = "To wait longer: deadline=SECONDS, of mesh.Loader or mesh.connect."
 _CHECK = f"Look at the nodes with `mesh cluster status`. {LONGER}"
 SETTLED_CODES = frozenset({"OpFailed"})  # the same op would do the same to the same bytes
@@ -38,6 +40,12 @@ def progress_of(error: BaseException) -> float | None:
     """How far work is that a server does meanwhile, 0…1, if it says that it does."""
     told = error.detail.get("progress") if isinstance(error, BusyError) else None
     return float(told) if isinstance(told, (int, float)) else None
+
+
+def silence(timeout: float, deadline: float, left: float) -> float:
+    """Seconds without a word after which a node is asked whether it is there: `timeout`, or earlier, so that
+    another can be asked before the `deadline`, and who waits is told at it; `left` is what is left of it."""
+    return min(timeout, max(_AT_ONCE, min(deadline / 2, left - PRESENCE)))
 
 
 def _forget_places(error: BaseException) -> None:
@@ -102,11 +110,16 @@ class Patience:
         self._tell(error, now, wait)
         return wait
 
+    @property
+    def ends(self) -> float:
+        """When it ends with who says nothing of work."""
+        return max(self.started, self._heard) + self.policy.deadline
+
     def _until(self, error: MeshError, now: float) -> float:
         """When patience ends."""
         done = progress_of(error)
         if done is None:
-            return max(self.started, self._heard) + self.policy.deadline
+            return self.ends
         self._heard = now
         if done > self._done:
             self._done, self._further = done, now

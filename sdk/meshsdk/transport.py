@@ -22,8 +22,9 @@ from meshsdk.errors import ConnectError, MeshError, ServerError, server_error
 from meshsdk.keyfiles import RenewedKeys
 from meshsdk.maps import MAP_HEADER, Directory
 from meshsdk.neighbours import Neighbours
-from meshsdk.retrying import BackOff, Patience, progress_of
+from meshsdk.retrying import PRESENCE, BackOff, Patience, progress_of, silence
 from meshsdk.routing import Router
+from meshsdk.silences import await_answer
 from meshwire.handovers import HEADER as LOCAL
 from meshwire.s3.errors import S3Error
 from meshwire.s3.requestheads import RequestHead
@@ -40,7 +41,6 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED = "UNSIGNED-PAYLOAD"
 _MAX_ERROR_BODY = 1 << 20
 _SMALL = 16 << 10
-_MAP_PATIENCE = 2.0  # seconds
 _TAG = re.compile("<[^>]*>?")
 _REFUSALS = frozenset({400, 403, 404, 405, 501})
 _UNKNOWN = frozenset({400, 404, 405, 410, 501})
@@ -167,12 +167,22 @@ class Transport:
 
     def _ask_map(self, endpoint: Endpoint) -> bytes:
         """Without patience: another node knows the map as well."""
-        settings = replace(self.settings, timeout=min(self.settings.timeout, _MAP_PATIENCE))
+        settings = replace(self.settings, timeout=min(self.settings.timeout, PRESENCE))
         line = Line(settings, endpoint, self.keys)
         try:
             return self._exchange(line, Request("GET", "/-/map"), lambda response: response.read())
         finally:
             line.pool.clear()
+
+    def answers(self, endpoint: Endpoint) -> bool:
+        """Whether a node says that it is there, be it that it refuses to say more."""
+        try:
+            self._ask_map(endpoint)
+        except ConnectError:
+            return False
+        except MeshError:
+            return True
+        return True
 
     def call(
         self,
@@ -192,7 +202,7 @@ class Transport:
             line, connection = asking.next(None if begun is None else begun.endpoint), begun
             begun = None
             try:
-                return self._exchange(line, request, consume, connection)
+                return self._exchange(line, request, consume, connection, asking)
             except MeshError as error:
                 asking.failed(error)
 
@@ -227,6 +237,7 @@ class Transport:
                 else:
                     connection = line.pool.acquire()
                     line.send(connection, request)
+                asking.wait(connection)
                 response = self._received(line, connection, request)
                 if response.status >= 300:
                     raise read_error(response, request)
@@ -243,12 +254,15 @@ class Transport:
         request: Request,
         consume: Callable[[Response], T],
         begun: Connection | None = None,
+        asking: Asking | None = None,
     ) -> T:
         connection = line.pool.acquire() if begun is None else begun
         response = None
         try:
             if begun is None:
                 line.send(connection, request)
+            if asking is not None:
+                asking.wait(connection)
             response = self._received(line, connection, request)
             if response.status >= 300:
                 raise read_error(response, request)
@@ -308,6 +322,15 @@ class Asking:
         """The way to whom is asked now; `endpoint` where that is settled."""
         self._last = endpoint or self._transport.router.choose(self._request, self._tried)
         return self._transport.line(self._last)
+
+    def wait(self, connection: Connection) -> None:
+        """Until an answer begins. Raises ConnectError where none is to be had any more."""
+        timeout = self._transport.settings.timeout
+        left = self._patience.ends - time.monotonic()
+        limit = silence(timeout, self._patience.policy.deadline, left)
+        if limit < timeout and self._request.idempotent:
+            there = partial(self._transport.answers, connection.endpoint)
+            await_answer(connection, limit, timeout, there)
 
     def failed(self, error: MeshError) -> None:
         """Waits as long as it takes before somebody is asked again; raises the error, or DeadlineError, when

@@ -7,6 +7,8 @@ import os
 import pickle
 import socket
 import threading
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from meshd.testing.waiting import await_end
 from meshsdk.client import Client
 from meshsdk.connections import Connection, Pool
-from meshsdk.errors import ConnectError, NotFoundError, ServerError
+from meshsdk.errors import ConnectError, DeadlineError, NotFoundError, ServerError
 from meshsdk.settings import load_settings, parse_endpoint
 from meshsdk.transfers import stream
 from meshsdk.transport import Request, Transport
@@ -262,3 +264,15 @@ def test_pools_and_transports_travel_without_sockets(transport: Transport) -> No
     assert again.settings == transport.settings
     pool = pickle.loads(pickle.dumps(Pool(transport.settings.endpoint, 3.0)))
     assert (pool.endpoint, pool.timeout) == (transport.settings.endpoint, 3.0)
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_noticed_before_the_deadline() -> None:
+    """As one that was stopped: the kernel goes on accepting for it. It would be 60 s by `timeout`."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        settings = load_settings(endpoint=endpoint, access_key="k", secret_key="s", env={}, deadline=3.0)
+        with closing(Transport(settings)) as transport:
+            began = time.monotonic()
+            with pytest.raises(DeadlineError, match="nor a word that it is there"):
+                transport.text(GET)
+            assert 3.0 <= time.monotonic() - began < 30

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 
 import meshsdk as mesh
+from meshd.testing.waiting import await_end
+from meshsdk import ops
 from meshsdk.errors import (
     BadSampleError,
     ConfigurationError,
@@ -19,10 +24,7 @@ from meshsdk.errors import (
     StateMismatchError,
 )
 from tests.component import test_sdk_scripted
-from tests.component.test_sdk_scripted import SAMPLES, labels, loader
-
-if TYPE_CHECKING:
-    from tests.component.test_sdk_scripted import ScriptedMesh
+from tests.component.test_sdk_scripted import SAMPLES, ScriptedMesh, labels, loader
 
 # Fixtures.
 scripted_server = test_sdk_scripted.scripted_server
@@ -252,6 +254,52 @@ def test_unavailable_beyond_the_deadline(server: ScriptedMesh) -> None:
             next(iter(one))
         server.down = False
         assert labels([next(iter(one))])
+
+
+def test_a_node_that_stands_still_is_not_waited_for_beyond_the_deadline(server: ScriptedMesh) -> None:
+    """It neither refuses nor answers; that is noticed before the 60 s of a client's `timeout`."""
+    with loader(server, deadline=3.0) as one:
+        server.still = True
+        server.gate.clear()
+        began = time.monotonic()
+        with pytest.raises(DeadlineError, match="nor a word that it is there"):
+            next(iter(one))
+        assert 3.0 <= time.monotonic() - began < 30
+        server.gate.set()
+        assert labels([next(iter(one))])
+
+
+def test_work_that_takes_longer_than_the_deadline_is_waited_for(server: ScriptedMesh) -> None:
+    """Its node says that it is there."""
+    with loader(server, deadline=3.0) as one:
+        server.gate.clear()
+        timer = threading.Timer(5.0, server.gate.set)
+        timer.start()
+        try:
+            assert labels([next(iter(one))])
+        finally:
+            await_end(timer)
+
+
+def test_another_node_is_asked_when_one_stands_still(server: ScriptedMesh) -> None:
+    """Well before the deadline, from which nothing is left otherwise."""
+    with closing(ScriptedMesh()) as other:
+        other.plans = server.plans
+        endpoints = f"{server.endpoint},{other.endpoint}"
+        with mesh.connect(endpoints, access_key="user", secret_key="secret") as client:
+            fields = {"image": "jpg", "label": "@class"}
+            dataset = mesh.open("s3://photos/train", fields=fields, client=client)
+            dataset = dataset.map(ops.decode("image"), ops.to_chw("image"))
+            with mesh.Loader(dataset, 16, seed=7, output="numpy", rank=0, world=1, deadline=5.0) as one:
+                batches = iter(one)
+                found = labels([next(batches)])
+                assert not other.asked
+                server.still = True
+                server.gate.clear()
+                found += labels(batches)
+                assert other.asked
+                server.gate.set()
+    assert sorted(found) == list(range(SAMPLES))
 
 
 @pytest.mark.parametrize("world", [1, 4])

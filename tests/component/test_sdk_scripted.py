@@ -40,7 +40,8 @@ SNAPSHOT = "5a" * 32
 class ScriptedMesh:
     """`faults`: what befalls the next frame requests, in order: "cut", "flip", "busy", "silent", "gone",
     "bad", None (nothing). `away`: steps whose data nobody can give now. `asked`: the targets of frame
-    requests, in order of arrival. `gate`: while it is closed, no frame is answered."""
+    requests, in order of arrival. `gate`: while it is closed, no frame is answered; nor anything, if it is
+    `still`."""
 
     def __init__(self, samples: int = SAMPLES, side: int = SIDE) -> None:
         self.samples = samples
@@ -50,7 +51,7 @@ class ScriptedMesh:
         self.asked: list[str] = []
         self.plans: dict[str, plans.PlanSpec] = {}
         self.snapshot = SNAPSHOT
-        self.down = False
+        self.down = self.still = False
         self.gate = threading.Event()
         self.gate.set()
         self.lock = threading.Lock()
@@ -158,6 +159,11 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
                 entry = {"key": "a", "op": "decode", "error": "torn", "position": 3, "epoch": 0, "times": 2}
                 self._json(200, [entry])
                 return
+            if path == "/-/map":
+                if server.still:
+                    server.gate.wait(10)
+                self._json(404, _error("NotFound", "a node of its own"))
+                return
             with server.lock:
                 server.asked.append(self.path)
                 fault = server.faults.popleft() if server.faults else None
@@ -249,7 +255,7 @@ def scripted_server() -> Iterator[ScriptedMesh]:
 def undisturbed(server: ScriptedMesh) -> Iterator[None]:
     server.faults.clear()
     server.asked.clear()
-    server.down = False
+    server.down = server.still = False
     server.away = range(0)
     server.gate.set()
     yield

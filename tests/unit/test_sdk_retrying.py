@@ -22,7 +22,7 @@ from meshsdk.errors import (
     SnapshotChangedError,
     server_error,
 )
-from meshsdk.retrying import BackOff, Patience, retryable
+from meshsdk.retrying import BackOff, Patience, retryable, silence
 from meshsdk.transport import _retry_after
 
 
@@ -191,3 +191,11 @@ def test_what_is_no_http_is_a_connect_error(head: bytes) -> None:
 def test_an_op_that_broke_is_not_asked_again() -> None:
     assert not retryable(server_error(500, "OpFailed", "the op broke"))
     assert retryable(server_error(500, "InternalError", "once"))
+
+
+def test_the_silent_are_asked_early_enough_for_another_node() -> None:
+    assert silence(timeout=60.0, deadline=600.0, left=600.0) == 60.0
+    assert silence(timeout=60.0, deadline=10.0, left=10.0) == 5.0
+    assert silence(timeout=60.0, deadline=10.0, left=5.0) == 3.0  # it has two seconds to say that it is there
+    assert silence(timeout=60.0, deadline=0.2, left=-3.0) == 1.0
+    assert silence(timeout=0.5, deadline=10.0, left=10.0) == 0.5
