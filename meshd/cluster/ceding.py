@@ -200,7 +200,6 @@ class Ceding:
             except NotDeciderError:
                 if self._clock.monotonic() > deadline or _asked.get():
                     raise
-            require_caller(self._mesh)
             node = self._mesh.route(bucket, key).decider
             if node is not None and node.node_id != self._mesh.node_id:
                 decided = await there(node)
@@ -233,9 +232,10 @@ class Ceding:
         self, node: Node, target: str, body: bytes | AsyncGenerator[bytes, None]
     ) -> Decided | None:
         """What a node decided; None when it did not, and nothing was changed. Raises NotReplicatedError when
-        nobody knows."""
+        nobody knows, and when nobody may wait for it."""
         version = self._mesh.map().version
         try:
+            require_caller(self._mesh)  # by the map that the call says: nothing is waited for in between
             async with self._peers.call(node, "POST", target, body=body, timeout=_SILENCE) as answer:
                 return _decided(await answer.read())
         except StaleMapError as error:

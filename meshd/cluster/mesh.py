@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import Routes
 
 _LONE_SLOTS: Final = 1 << 14
-_ABSENT: Final = ("away", "down", "returning", "joining")
+_ABSENT: Final = ("away", "down", "returning")
 
 
 def lone_map(node_id: str, endpoint: str) -> ClusterMap:
@@ -120,7 +120,8 @@ class Mesh:
         return self.map().node(self.node_id)
 
     def left_at(self, node_id: str) -> int:
-        """The version of the map in which a node was last marked away, or came back anew; 0: none."""
+        """The version of the map in which a node was last marked away, or came back after that; 0: none. One
+        that joins, drains or stays was never away."""
         node = self.map().node(node_id)
         if node is None:
             return 0

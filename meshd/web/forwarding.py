@@ -236,11 +236,12 @@ class Forwarder:
     # --- asked by a client ----------------------------------------------------------------------------
 
     async def part(self, request: MeshRequest, node: Node, aim: str) -> tuple[int, bytes]:
-        """(status, body) of what a node answers to its part of a request whose body is held. Raises
-        PeerUnreachableError, MisdirectedError."""
+        """(status, body) of what a node answers to its part of a deletion whose body is held. Raises
+        PeerUnreachableError, MisdirectedError; S3Error SlowDown when nobody may wait for it any more."""
         answer = PeerAnswer()
         wire = answer.wire = await self._peers.wire(node)
         try:
+            self._require_caller()
             wire.start(answer, outgoing_head(request, self.stamp(request, aim)), patience=_PART_SILENCE)
             head = await answer.head()
             if is_stale(head):
@@ -270,7 +271,6 @@ class Forwarder:
         if damaged:
             errand.broken.add(self._mesh.node_id)
         while True:
-            self._require_caller(name)
             version = self._mesh.map().version
             nodes = [node for node in self._candidates(name) if node.node_id not in errand.broken]
             if errand.broken and not nodes:
@@ -289,10 +289,9 @@ class Forwarder:
             elif await self._ask(target, errand, version, left):
                 return sending.reply()
 
-    def _require_caller(self, name: Name) -> None:
-        """Raises S3Error SlowDown for a write that nobody may wait for any more."""
-        if name.reading:
-            return
+    def _require_caller(self) -> None:
+        """Raises S3Error SlowDown when nobody may wait any more for the write that is to be sent next: by the
+        map that its hop says, so nothing is waited for in between."""
         try:
             require_caller(self._mesh)
         except NotReplicatedError as error:
@@ -353,6 +352,8 @@ class Forwarder:
         protocol = cast("Connection", request.protocol)
         protocol.when_lost = relay.cancel
         try:
+            if not errand.name.reading:
+                self._require_caller()
             head = sending.head(self.stamp(request, errand.aim))
             head_only = request.method == "HEAD"
             wire.start(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)

@@ -182,6 +182,36 @@ def test_what_a_stopped_node_had_not_read_yet_is_not_carried_out_later(mesh: Mes
             assert _get(mesh[node].client(), name) == b"new", (node, name)
 
 
+def test_a_deletion_of_many_that_a_stopped_node_had_not_read_yet_is_not_carried_out_later(mesh: Mesh) -> None:
+    gone, run = "n3", secrets.token_hex(4)
+    once = Config(connect_timeout=2, read_timeout=1, retries={"total_max_attempts": 1})
+    names = [
+        mesh.key_decided_by(node, "writes", f"{run}-{number}")
+        for node in ("n1", "n2", "n3")
+        for number in (1, 2)
+    ]
+    client, impatient = mesh["n1"].client(), [mesh[gone].client(config=once) for _ in range(4)]
+    asked = {"Objects": [{"Key": name} for name in names]}
+    mesh.pause(gone)
+
+    def ask(hasty: Any) -> None:
+        with pytest.raises((ReadTimeoutError, HTTPClientError)):
+            hasty.delete_objects(Bucket="writes", Delete=asked)
+
+    with ThreadPoolExecutor(len(impatient)) as pool:
+        list(pool.map(ask, impatient))
+    for found in impatient:
+        found.close()
+    mesh.await_state(gone, "away")
+    for name in names:
+        client.put_object(Bucket="writes", Key=name, Body=b"new")
+    mesh.resume(gone)
+    mesh.await_state(gone, "up")
+    for node in ("n1", "n2", "n3"):
+        for name in names:
+            assert _get(mesh[node].client(), name) == b"new", (node, name)
+
+
 def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: Mesh) -> None:
     """Versions, markers, removals, tags, ACLs and parts that were written while it was away."""
     gone, kinds = "n2", f"kinds-{secrets.token_hex(4)}"

@@ -28,7 +28,7 @@ from meshd.store.records import Meta
 from meshd.telemetry import metrics
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
-from meshwire.cluster.transitions import drained, joined, missed, reweighed, settled
+from meshwire.cluster.transitions import drained, joined, lost, missed, reweighed, settled, stayed
 from meshwire.conditions import Conditions
 from tests.component.mesh_nodes import running_nodes
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from meshd.kit.clock import Clock
     from meshd.store.records import Record
+    from meshwire.cluster import ClusterMap
     from tests.component.mesh_nodes import Running
 
 LARGE = 3_000_000
@@ -604,3 +605,116 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
         _owners_alike(nodes, "k", b"done")
 
     _among(3, test, copies=3)
+
+
+@pytest.mark.parametrize("gone", ["who decided", "who passed it on"])
+def test_nothing_is_done_for_a_caller_that_was_given_up_and_came_back(gone: str) -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        back, names = decider if gone == "who decided" else other, [n.node.settings.node_id for n in nodes]
+        await put(decider.node.shared, "k", b"kept")
+        version, name = decider.node.mesh.map().version, back.node.settings.node_id
+        await _change(nodes, lambda cluster: lost(cluster, name))
+        for change in (None, lambda cluster: joined(cluster, back.member), *map(_settles, names)):
+            if change is not None:
+                await _change(nodes, change)
+            with asked_by(other.node.settings.node_id, version):
+                await refused(NotReplicatedError, put(decider.node.shared, "k", b"old"))
+        assert all(node.state == "up" for node in decider.node.mesh.map().nodes)
+        assert _decider(nodes, "b", "k") is decider
+        _owners_alike(nodes, "k", b"kept")
+
+    _among(3, test, copies=3)
+
+
+def _state(node: Running) -> str:
+    me = node.node.mesh.me
+    assert me is not None
+    return me.state
+
+
+def _settles(name: str) -> Callable[[ClusterMap], ClusterMap]:
+    return lambda cluster: settled(cluster, name)
+
+
+def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -> None:
+    async def test(nodes: list[Running]) -> None:
+        changing, *others = nodes
+        states: list[str] = []
+        name = changing.node.settings.node_id
+        settling = [_settles(node.node.settings.node_id) for node in (*others, changing)]
+        changes = [partial(drained, node_id=name), *settling, partial(stayed, node_id=name), *settling]
+        for number, change in enumerate(changes):
+            version = changing.node.mesh.map().version
+            await _change(nodes, change)
+            with asked_by(name, version):
+                await put(_decider(nodes, "b", f"k{number}").node.shared, f"k{number}", b"x")
+            states.append(_state(changing))
+        assert states == ["draining"] * 4 + ["joining"] * 3 + ["up"]
+
+    _among(3, test)
+
+
+@pytest.mark.parametrize("what", ["one", "large", "many"])
+def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_more(what: str) -> None:
+    """It goes on with the newest map, and with a request that was begun by an older one."""
+
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        asked = nodes[0]
+        name, peers = asked.node.settings.node_id, asked.node.peers
+        key = next(f"k{n}" for n in range(100) if not asked.node.mesh.is_decider("bench", f"k{n}"))
+        clients[1].put_object(Bucket="bench", Key=key, Body=b"kept")
+        wire, stood = peers.wire, list[str]()
+
+        async def stands_still(*args: Any, **more: Any) -> Any:
+            if not stood:
+                stood.append(name)
+                for change in (partial(missed, node_id=name), _joins(asked), _settles(name)):
+                    await _change(nodes, change)
+            return await wire(*args, **more)
+
+        peers.wire = stands_still  # type: ignore[method-assign]
+        ask = partial(clients[0].put_object, Key=key, Body=b"o" * (10 if what == "one" else LARGE))
+        if what == "many":
+            ask = partial(clients[0].delete_objects, Delete={"Objects": [{"Key": key}]})
+        with pytest.raises(ClientError, match="SlowDown"):
+            ask(Bucket="bench")
+        assert stood
+        assert clients[1].get_object(Bucket="bench", Key=key)["Body"].read() == b"kept"
+        clients[0].put_object(Bucket="bench", Key=key, Body=b"new")
+
+    _clients(3, test)
+
+
+def _joins(node: Running) -> Callable[[ClusterMap], ClusterMap]:
+    return lambda cluster: joined(cluster, node.member)
+
+
+def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(nodes: list[Running]) -> None:
+        former = _decider(nodes, "b", "k")
+        others = [node.node.settings.node_id for node in nodes if node is not former]
+        name = former.node.settings.node_id
+        for change in (partial(drained, node_id=name), *map(_settles, others)):
+            await _change(nodes, change)
+        writer = former.node.shared.writer("b", "k", size=1)
+        await writer.write(b"x")
+        drop, stood = writer._drop, list[str]()  # type: ignore[attr-defined]
+
+        async def stands_still() -> None:
+            if not stood:
+                stood.append(name)
+                await _change(nodes, partial(missed, node_id=name))
+                await _change(nodes, _joins(former))
+            await drop()
+
+        monkeypatch.setattr(writer, "_drop", stands_still)
+        with asked_by(name, former.node.mesh.map().version):
+            await refused(NotReplicatedError, writer.commit(Meta("x")))
+        assert stood
+        _owners_alike(nodes, "k", None)
+
+    _among(3, test)

@@ -56,9 +56,9 @@ class Node:
     """A member. `endpoint`: where peers and the SDK reach it. `zone`: what fails together; `rack`: what is
     near each other. `weight`: its share of the data, in any unit that is the same for all (GiB, say).
 
-    Map versions: `since`, when it last went away from what it had all of (0: never); `turned`, when it took
-    its present state; `complete`, of the newest map under which it had all it should have. `leaving`: it is
-    to be empty, whatever its state: it was draining when it went away.
+    Map versions: `since`, when it last went away from what it had all of, or came back after it was given up
+    (0: never); `turned`, when it took its present state; `complete`, of the newest map under which it had all
+    it should have. `leaving`: it is to be empty, whatever its state: it was draining when it went away.
     """
 
     node_id: str

@@ -55,7 +55,8 @@ def joined(cluster: ClusterMap, node: Node) -> ClusterMap:
     known, version = cluster.node(node.node_id), cluster.version + 1
     if known is None or known.state == "down" or (node.stores and not known.stores):
         new = _fresh(node, "joining" if node.stores and cluster.present else "up", version)
-        return _next(cluster, new)
+        was_given_up = known is not None and known.state == "down"
+        return _next(cluster, replace(new, since=version) if was_given_up else new)
     if not node.stores and _holds(cluster, node.node_id):
         raise TransitionError(f"{node.node_id} has data; drain it before it stops storing")
     said = replace(
