@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.errors import ConfigurationError, NotFoundError, ServerError, server_error
 from meshwire import tars
 from meshwire.archives.kinds import archive_kind, packed_kind, unpacked_name
 from meshwire.documents import PlanError
@@ -38,6 +38,7 @@ _ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
 _INDEX = "json"
 _UNREAD = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.lz4", ".7z", ".rar")
 _ASIDE = ("README", "LICENSE")  # what lies beside samples
+_BROKEN = "UnprocessableSource"  # S3 says so of what the native API calls a BadSample
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
 _MEMBERS = 200
@@ -47,7 +48,7 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
     """Fields in the protocol's form, for a source that is read as this kind.
 
     Raises NotFoundError when nothing is under the source, ConfigurationError when the names tell nothing, or
-    that another kind is to be chosen; ServerError UnprocessableSource for an archive that is none.
+    that another kind is to be chosen; BadSampleError for an archive that is none.
     """
     place = parse_source(source)
     page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
@@ -191,8 +192,18 @@ def _fields_of(parts: Iterable[str]) -> dict[str, str]:
 
 
 def _listed(client: Client, bucket: str, key: str) -> list[str]:
-    """Names of members, as the node tells them."""
-    return [entry.name for entry in client.member_page(bucket, key, page=_MEMBERS).entries]
+    """Names of members, as the node tells them. Raises BadSampleError, as pinning does, for an archive that
+    cannot be read."""
+    try:
+        return [entry.name for entry in client.member_page(bucket, key, page=_MEMBERS).entries]
+    except ServerError as error:
+        if error.code != _BROKEN:
+            raise
+        told = str(error).replace(f" [{error.status} {_BROKEN}]", "")
+        detail = {"url": f"s3://{bucket}/{key}"}
+        raise server_error(
+            error.status, "BadSample", told, request_id=error.request_id, detail=detail
+        ) from error
 
 
 def _members(client: Client, bucket: str, key: str) -> list[str]:

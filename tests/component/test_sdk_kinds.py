@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import meshsdk as mesh
-from meshsdk.errors import ConfigurationError, InvalidPlanError, NotFoundError, ServerError
+from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
 from tests.archive_making import tar_of
 
 if TYPE_CHECKING:
@@ -104,8 +104,12 @@ def test_archives_are_guessed_as_they_are_opened(client: mesh.Client, bucket: st
     client.put(bucket, "others/0.tar.xz", b"as it is")
     assert mesh.open(f"s3://{bucket}/others", kind="objects", client=client).fields == ("tar_xz",)
     client.put(bucket, "broken/0.tar", b"<html>no such page</html>" * 100)
-    with pytest.raises(ServerError, match=r"broken/0\.tar cannot be read as an archive"):
-        mesh.open(f"s3://{bucket}/broken", client=client)
+    for fields in (None, {"image": "jpg"}):  # as it is met while fields are guessed, and by the node
+        with pytest.raises(
+            BadSampleError, match=r"broken/0\.tar cannot be read as an archive.*store it again"
+        ) as met:
+            mesh.open(f"s3://{bucket}/broken", fields, client=client)
+        assert (met.value.code, met.value.detail["url"]) == ("BadSample", f"s3://{bucket}/broken/0.tar")
     client.put(bucket, "empty/0.jpg", b"")
     with pytest.raises(NotFoundError, match="only empty files are under"):
         mesh.open(f"s3://{bucket}/empty", client=client)
