@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 Parse = Callable[[Any, str], Any]
 MAX_SIDE = 16384
 MAX_CLASSES = 1 << 16
+OF_OBJECTS = (
+    "an array of Python objects (dtype object) is a pickle, which can run anything when it is read, and is "
+    "not served: write numbers, as np.save(file, array.astype('float32')), rows of unequal lengths as a file "
+    "each, texts as .txt or .json"
+)
 _REQUIRED = object()
 
 
@@ -205,6 +210,8 @@ def fields(value: Any, path: str) -> tuple[str, ...] | None:
 
 def dtype(value: Any, path: str) -> str:
     """The name of a numeric dtype that frames carry, as "float32"."""
+    if value == "object":
+        raise PlanError(path, OF_OBJECTS)
     known = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
     name = checked_choice(value, path, ["bool", *known, "float16", "float32", "float64"])
     return np.dtype(name).name

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 import meshsdk as mesh
 from meshd.testing.daemons import Daemon
 from meshsdk import ops
-from meshsdk.errors import BadSampleError, PreflightError
+from meshsdk.errors import BadSampleError, InvalidPlanError, PreflightError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,5 +99,20 @@ def test_files_that_lie_are_bad_samples(client: Client) -> None:
     client.put("arrays", "objects/a.npy", npy(np.array([{"a": 1}], dtype=object)))
     ds = mesh.open("s3://arrays/objects", fields={"x": "npy"}, client=client)
     ds = ds.map(ops.npy("x", dtype="float32"))
-    with pytest.raises(PreflightError, match="bject"):
+    with pytest.raises(PreflightError, match=r"dtype object.* write numbers"):
+        ds.preflight()
+
+
+@pytest.mark.parametrize("form", ["npy", "npz"])
+def test_arrays_of_python_objects_are_told_what_to_write_instead(client: Client, form: str) -> None:
+    """Their dtype is looked up, as none is given."""
+    made = io.BytesIO()
+    held = np.array([{"a": 1}], dtype=object)
+    if form == "npy":
+        np.save(made, held, allow_pickle=True)
+    else:
+        np.savez(made, x=held)
+    client.put("arrays", f"pickled-{form}/a.{form}", made.getvalue())
+    ds = mesh.open(f"s3://arrays/pickled-{form}", fields={"x": form}, client=client).map(FORMS[form][1])
+    with pytest.raises(InvalidPlanError, match=r"dtype object\) is a pickle.* write numbers"):
         ds.preflight()

@@ -15,7 +15,7 @@ from numpy.lib import format as npy_format
 
 from meshd.transform.errors import BadSampleError
 from meshd.transform.fieldtypes import BYTES, FieldType
-from meshd.transform.parameters import Parameter, dtype, extents
+from meshd.transform.parameters import OF_OBJECTS, Parameter, dtype, extents
 from meshd.transform.registry import operation
 from meshwire.documents import PlanError
 
@@ -82,7 +82,9 @@ class Npy:
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
         found_shape, fortran, found, start = _header(value)
-        if found.hasobject or found.newbyteorder("=") != np.dtype(self.dtype):
+        if found.hasobject:
+            raise BadSampleError(OF_OBJECTS)
+        if found.newbyteorder("=") != np.dtype(self.dtype):
             raise BadSampleError(f"the array has dtype {found}, the plan says {self.dtype}")
         count, room = math.prod(found_shape), len(value) - start
         if any(extent < 0 for extent in found_shape) or count * found.itemsize != room:
