@@ -236,14 +236,15 @@ class Client:
         metadata: Mapping[str, str] | None = None,
         content_type: str | None = None,
         if_absent: bool = False,
+        etag: str | None = None,
     ) -> str:
         """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it
-        exists. The store verifies a crc64nvme of the bytes. For large files there is `transfers.upload`.
+        exists; with `etag`, unless it still has that. The store verifies a crc64nvme of the bytes. For large
+        files there is `transfers.upload`.
         """
         _check_bytes(data)
         headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
-        if if_absent:
-            headers["if-none-match"] = "*"
+        headers |= write_conditions(etag, if_absent=if_absent)
         request = Request("PUT", object_path(bucket, key), "", headers, data, None)
         return self.transport.call(request, read_etag)
 
@@ -362,6 +363,12 @@ def object_headers(metadata: Mapping[str, str] | None, content_type: str | None)
         if not (name + value).isprintable():
             raise ConfigurationError(f"{name!r}: metadata is one line of printable text")
     return headers
+
+
+def write_conditions(etag: str | None, *, if_absent: bool) -> dict[str, str]:
+    """Headers of a write that is to be the first, or to replace the version of an ETag."""
+    found = {"if-none-match": "*"} if if_absent else {}
+    return found if etag is None else found | {"if-match": f'"{etag}"'}
 
 
 def read_etag(response: Response) -> str:

@@ -13,6 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from meshsdk.client import (
@@ -24,6 +25,7 @@ from meshsdk.client import (
     query_string,
     read_etag,
     read_info,
+    write_conditions,
 )
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
 from meshsdk.transport import Request, parsed
@@ -43,6 +45,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 MIB = 1 << 20
 MAX_PARTS = 10_000
+_ANY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,11 @@ def upload(
     content_type: str | None = None,
     tuning: Tuning | None = None,
     progress: Progress = _silent,
+    if_absent: bool = False,
+    etag: str | None = None,
 ) -> str:
     """Stores a file or a stream (of any, unknown length); `progress` gets the bytes of each part. Gives the
-    ETag.
+    ETag. With `if_absent`, PreconditionError if it exists; with `etag`, unless it still has that.
     """
     tuning = tuning or Tuning()
     if isinstance(source, Path):
@@ -94,14 +99,25 @@ def upload(
                 content_type=content_type,
                 tuning=tuned,
                 progress=progress,
+                if_absent=if_absent,
+                etag=etag,
             )
     first = _read_full(source, tuning.part)
     if len(first) < tuning.part:
-        etag = client.put(bucket, key, first, metadata=metadata, content_type=content_type)
+        stored = client.put(
+            bucket,
+            key,
+            first,
+            metadata=metadata,
+            content_type=content_type,
+            if_absent=if_absent,
+            etag=etag,
+        )
         progress(len(first))
-        return etag
-    headers = object_headers(metadata, content_type)
-    return _upload_parts(client, _parts(first, source, tuning.part), bucket, key, headers, tuning, progress)
+        return stored
+    headers, conditions = object_headers(metadata, content_type), write_conditions(etag, if_absent=if_absent)
+    parts = _parts(first, source, tuning.part)
+    return _upload_parts(client, parts, bucket, key, headers, tuning, progress, conditions)
 
 
 def _read_full(source: IO[bytes], size: int) -> bytes:
@@ -128,6 +144,7 @@ def _upload_parts(
     headers: Mapping[str, str],
     tuning: Tuning,
     progress: Progress,
+    conditions: Mapping[str, str],
 ) -> str:
     upload_id = _create_upload(client, bucket, key, headers)
 
@@ -137,7 +154,7 @@ def _upload_parts(
         progress(len(data))
         return number, etag, checksum
 
-    return _finished(client, bucket, key, upload_id, tuning.parallel, send, enumerate(parts, 1))
+    return _finished(client, bucket, key, upload_id, tuning.parallel, send, enumerate(parts, 1), conditions)
 
 
 def _finished(
@@ -148,11 +165,13 @@ def _finished(
     parallel: int,
     send: Callable[[int, T], tuple[int, str, str]],
     parts: Iterable[tuple[int, T]],
+    conditions: Mapping[str, str] = _ANY,
 ) -> str:
-    """The ETag of the object, once `send` has stored all parts; the upload is aborted if one fails."""
+    """The ETag of the object, once `send` has stored all parts; the upload is aborted if one fails, or what
+    is there does not meet the `conditions`."""
     try:
         stored = _in_parallel(parallel, send, parts)
-        return _complete(client, bucket, key, upload_id, stored)
+        return _complete(client, bucket, key, upload_id, stored, conditions)
     except BaseException:
         with contextlib.suppress(MeshError):  # the first failure is the one to tell
             query = query_string(uploadId=upload_id)
@@ -177,7 +196,12 @@ def _put_part(
 
 
 def _complete(
-    client: Client, bucket: str, key: str, upload_id: str, stored: Iterable[tuple[int, str, str]]
+    client: Client,
+    bucket: str,
+    key: str,
+    upload_id: str,
+    stored: Iterable[tuple[int, str, str]],
+    conditions: Mapping[str, str],
 ) -> str:
     parts = "".join(
         f"<Part><PartNumber>{number}</PartNumber><ETag>{etags.quote(etag)}</ETag>"
@@ -189,7 +213,7 @@ def _complete(
         "POST",
         object_path(bucket, key),
         query_string(uploadId=upload_id),
-        {"content-type": "application/xml"},
+        {"content-type": "application/xml", **conditions},
         body,
         None,
     )

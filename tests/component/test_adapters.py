@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import pickle
 import tarfile
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -102,9 +104,8 @@ def test_what_is_missing_replaced_or_failed_is_told(fs: MeshFileSystem, bucket: 
             ask(f"{bucket}/none")
     with pytest.raises(FileNotFoundError):
         fs.info("no-such-bucket-here")
-    for mode in ("ab", "xb"):
-        with pytest.raises(ConfigurationError, match="as a whole"):
-            fs.open(f"{bucket}/log", mode)
+    with pytest.raises(ConfigurationError, match="as a whole"):
+        fs.open(f"{bucket}/log", "r+b")
     with contextlib.suppress(ZeroDivisionError), fs.open(f"{bucket}/half", "wb") as file:
         file.write(b"half")
         _ = 1 / 0
@@ -116,6 +117,68 @@ def test_what_is_missing_replaced_or_failed_is_told(fs: MeshFileSystem, bucket: 
         fs.pipe_file(f"{bucket}/file", b"new")
         with pytest.raises(PreconditionError):
             file.read()
+
+
+@pytest.mark.parametrize("size", [10, 17 << 20])  # in one request, and in parts
+def test_a_file_is_created_once(fs: MeshFileSystem, bucket: str, size: int) -> None:
+    with fs.open(f"{bucket}/lock", "xb") as file:
+        file.write(b"1" * size)
+    with pytest.raises(FileExistsError):
+        fs.open(f"{bucket}/lock", "xb")
+    late = fs.open(f"{bucket}/late", "xb")
+    late.write(b"2" * size)
+    fs.pipe_file(f"{bucket}/late", b"first")
+    with pytest.raises(FileExistsError):
+        late.close()
+    assert (fs.size(f"{bucket}/lock"), fs.cat_file(f"{bucket}/late")) == (size, b"first")
+
+
+@pytest.mark.parametrize("size", [10, 17 << 20])
+def test_a_file_grows_by_what_is_appended(
+    fs: MeshFileSystem, client: mesh.Client, bucket: str, size: int
+) -> None:
+    client.put(bucket, "log", b"1" * size, metadata={"of": "run"}, content_type="text/x-log")
+    for mode in ("ab", "a"):
+        with fs.open(f"{bucket}/log", mode) as file:
+            assert file.tell() >= size
+            file.write(b"2" if mode == "ab" else "3")
+    assert fs.cat_file(f"{bucket}/log") == b"1" * size + b"23"
+    found = client.head(bucket, "log")
+    assert (found.metadata, found.content_type) == ({"of": "run"}, "text/x-log")
+    with fs.open(f"{bucket}/log", "ab") as file:
+        file.write(b"4")
+        fs.pipe_file(f"{bucket}/log", b"other")
+        with pytest.raises(PreconditionError):
+            file.close()
+    assert fs.cat_file(f"{bucket}/log") == b"other"
+    with fs.open(f"{bucket}/new", "ab") as file:
+        file.write(b"5")
+    assert fs.cat_file(f"{bucket}/new") == b"5"
+
+
+def test_a_signed_url_is_read_without_keys(fs: MeshFileSystem, bucket: str) -> None:
+    fs.pipe_file(f"{bucket}/ä b+c.txt", b"hello")
+    url = fs.sign(f"mesh://{bucket}/ä b+c.txt", expiration=60)
+    with urllib.request.urlopen(url) as answer:
+        assert answer.read() == b"hello"
+    with pytest.raises(ValueError, match="604800"):
+        fs.sign(f"{bucket}/k", expiration=10**7)
+    with pytest.raises(ConfigurationError, match="a bucket and a key"):
+        fs.sign(bucket)
+
+
+def test_a_bucket_goes_when_it_is_empty(fs: MeshFileSystem, bucket: str) -> None:
+    own = f"{bucket}-own"
+    fs.mkdir(own)
+    fs.pipe_file(f"{own}/folder/file", b"1")
+    with pytest.raises(OSError, match="not empty") as met:
+        fs.rmdir(f"mesh://{own}")
+    assert met.value.errno == errno.ENOTEMPTY
+    with pytest.raises(FileNotFoundError):
+        fs.rmdir("no-such-bucket-here")
+    fs.rm(f"{own}/folder", recursive=True)
+    fs.rmdir(own)
+    assert not fs.exists(own)
 
 
 def test_text_and_urls_of_other_libraries(fs: MeshFileSystem, bucket: str) -> None:

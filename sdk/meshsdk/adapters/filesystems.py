@@ -7,8 +7,11 @@ version, or an error. Nothing is cached here.
 from __future__ import annotations
 
 import datetime
+import errno
 import io
+import os
 import tempfile
+import time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -17,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from meshsdk.client import object_path
 from meshsdk.connecting import connect
-from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, PreconditionError
+from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, PreconditionError, ServerError
 from meshsdk.gathers import CREDIT, Item
-from meshsdk.transfers import download, upload
+from meshsdk.transfers import download, stream, upload
+from meshwire.sigv4 import presign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshsdk.client import ObjectInfo
     from meshwire.s3.results import ObjectEntry
 
 PROTOCOL = "mesh"
@@ -44,6 +50,10 @@ def as_os_errors(path: str) -> Iterator[None]:
         raise FileNotFoundError(f"mesh://{path}: {error}") from error
     except AccessError as error:
         raise PermissionError(f"mesh://{path}: {error}") from error
+    except ServerError as error:
+        if error.code != "BucketNotEmpty":
+            raise
+        raise OSError(errno.ENOTEMPTY, str(error), f"mesh://{path}") from error
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -215,7 +225,46 @@ class MeshFileSystem(AbstractFileSystem):
             return MeshFile(self, path, mode, size, cache_options=cache_options, **more)
         if mode == "wb":
             return MeshWriter(self, path, autocommit=autocommit)
-        raise ConfigurationError(f"mode {mode!r}: objects are read or written as a whole: 'rb', 'wb'")
+        if mode in ("xb", "ab"):
+            return self._added(path, mode, autocommit=autocommit)
+        raise ConfigurationError(
+            f"mode {mode!r}: objects are written as a whole; read it, change it, and write it: 'rb', 'wb'; "
+            "there are 'xb' and 'ab', too"
+        )
+
+    def _added(self, path: str, mode: str, *, autocommit: bool) -> MeshWriter:
+        """A file that is to be new ("xb"), or to begin with what is there ("ab")."""
+        bucket, key = split_path(path)
+        with as_os_errors(path):
+            try:
+                found = self.client.head(bucket, key)
+            except NotFoundError:
+                return MeshWriter(self, path, autocommit=autocommit, if_absent=True)
+            if mode == "xb":
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"mesh://{path}")
+            writer = MeshWriter(self, path, autocommit=autocommit, onto=found)
+            try:
+                writer.writelines(stream(self.client, bucket, key))
+            except BaseException:
+                writer.discard()
+                raise
+            return writer
+
+    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
+        """A URL from which anybody can read the object for `expiration` seconds, a week at most, with the
+        rights of these keys and as long as they are good. Raises ValueError for another time."""
+        bucket, key = split_path(self._strip_protocol(path))
+        if not key:
+            raise ConfigurationError(f"mesh://{path}: a file's path, with a bucket and a key")
+        transport = self.client.transport
+        return presign(
+            "GET",
+            f"{transport.settings.endpoint}{object_path(bucket, key)}",
+            transport.keys.now(),
+            region=transport.settings.region,
+            expires=expiration,
+            timestamp=int(time.time()),
+        )
 
     # --- changing ---------------------------------------------------------------------------------
 
@@ -279,11 +328,21 @@ class MeshFile(AbstractBufferedFile):
 class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
     """A file that is written: here, up to 16 MiB in memory, and stored when it is closed; not if its own
     `with` block failed (a wrapper's, as of text, closes it like any other). Of a transaction (`autocommit`
-    is off) it is stored when that ends."""
+    is off) it is stored when that ends. `if_absent`: FileExistsError then if there is one; `onto`: what it
+    replaces and takes type and metadata of, PreconditionError if that was replaced meanwhile."""
 
-    def __init__(self, fs: MeshFileSystem, path: str, *, autocommit: bool = True) -> None:
+    def __init__(
+        self,
+        fs: MeshFileSystem,
+        path: str,
+        *,
+        autocommit: bool = True,
+        if_absent: bool = False,
+        onto: ObjectInfo | None = None,
+    ) -> None:
         super().__init__(max_size=_IN_MEMORY)
         self.fs, self.path, self._failed, self._stores = fs, path, False, autocommit
+        self._if_absent, self._onto = if_absent, onto
 
     def writable(self) -> bool:
         return True
@@ -312,10 +371,29 @@ class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
         try:
             if not self._failed:
                 self.seek(0)
-                with as_os_errors(self.path):
-                    upload(self.fs.client, self, *split_path(self.path))
+                self._store()
         finally:
             super().close()
+
+    def _store(self) -> None:
+        onto = self._onto
+        with as_os_errors(self.path):
+            try:
+                upload(
+                    self.fs.client,
+                    self,
+                    *split_path(self.path),
+                    metadata=None if onto is None else onto.metadata,
+                    content_type=None if onto is None else onto.content_type or None,
+                    if_absent=self._if_absent,
+                    etag=None if onto is None else onto.etag,
+                )
+            except PreconditionError as error:
+                if not self._if_absent:
+                    raise
+                raise FileExistsError(
+                    errno.EEXIST, os.strerror(errno.EEXIST), f"mesh://{self.path}"
+                ) from error
 
 
 def _folder(path: str) -> dict[str, Any]:
