@@ -37,6 +37,7 @@ SIZES: Final = (0, 9, 700, 9_000, 120_000, 1_300_000)
 PART: Final = 5 << 20
 LONGEST: Final = 150.0
 """Seconds an operation may take that met with a fault: a silent answer is waited for, and asked for again."""
+_AT_ONCE: Final = 16  # threads that share a client
 CONDITIONAL: Final = ("chains", "firsts")
 _clock = SystemClock()
 
@@ -67,8 +68,8 @@ class Client:
     def __init__(self, name: str, endpoints: Sequence[str], keys: tuple[str, str], seed: int) -> None:
         self.name, self.history, self.errors = name, History(), list[str]()
         self._chance, self._turn, self._serial = random.Random(seed), 0, 0
-        self._plain = [_connect(endpoint, keys, attempts=6) for endpoint in endpoints]
-        self._once = [_connect(endpoint, keys, attempts=1) for endpoint in endpoints]
+        self._plain = [connect(endpoint, keys, attempts=6) for endpoint in endpoints]
+        self._once = [connect(endpoint, keys, attempts=1) for endpoint in endpoints]
         self._generation: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -119,7 +120,7 @@ class Client:
         condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
         body = ",".join(filter(None, [present, name])).encode()
         began = now()
-        outcome = self._attempt(
+        outcome = attempted(
             self._once[self._next()], lambda s3: s3.put_object(Bucket=BUCKET, Key=key, Body=body, **condition)
         )
         self.history.chains.append(Write(key, name, began, now(), outcome))
@@ -128,7 +129,7 @@ class Client:
         """Makes a key that others make at the same time."""
         key, value = f"firsts/{self._chance.randrange(400)}", self._value()
         began = now()
-        outcome = self._attempt(
+        outcome = attempted(
             self._once[self._next()],
             lambda s3: s3.put_object(Bucket=BUCKET, Key=key, Body=content(value), IfNoneMatch="*"),
         )
@@ -173,18 +174,19 @@ class Client:
         self.errors.append(f"{self.name} at {now():.1f}: {type(refused).__name__}: {refused}"[:400])
         return None
 
-    def _attempt(self, s3: Any, call: Callable[[Any], Any]) -> Outcome:
-        """What became of a write that is sent once."""
-        try:
-            call(s3)
-        except ClientError as error:
-            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-            return "refused" if status < 500 else "unknown"
-        except (EndpointConnectionError, ConnectTimeoutError):
-            return "refused"
-        except BotoCoreError:
-            return "unknown"
-        return "done"
+
+def attempted(s3: Any, call: Callable[[Any], Any]) -> Outcome:
+    """What became of a write that is sent once."""
+    try:
+        call(s3)
+    except ClientError as error:
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        return "refused" if status < 500 else "unknown"
+    except (EndpointConnectionError, ConnectTimeoutError):
+        return "refused"
+    except BotoCoreError:
+        return "unknown"
+    return "done"
 
 
 def read_value(s3: Any, key: str) -> str:
@@ -235,11 +237,13 @@ def _multipart(s3: Any, key: str, value: str) -> dict[str, Any]:
     return done
 
 
-def _connect(endpoint: str, keys: tuple[str, str], attempts: int) -> Any:
+def connect(endpoint: str, keys: tuple[str, str], attempts: int, patience: float = 40) -> Any:
+    """A boto3 client that waits `patience` seconds for an answer, and asks so often."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
-        connect_timeout=3,
-        read_timeout=40,
+        connect_timeout=min(3, patience),
+        read_timeout=patience,
+        max_pool_connections=_AT_ONCE,
         s3={"addressing_style": "path"},
     )
     return boto3.client(
@@ -286,7 +290,7 @@ class Crowd:
 
 def final_values(endpoint: str, keys: tuple[str, str], history: History) -> dict[str, str]:
     """What every key of a history is, by this endpoint."""
-    s3 = _connect(endpoint, keys, attempts=8)
+    s3 = connect(endpoint, keys, attempts=8)
     plain = {write.key for write in history.writes} | {write.key for write in history.firsts}
     values = {key: _or_error(lambda key=key: read_value(s3, key)) for key in sorted(plain)}  # type: ignore[misc]  # called at once
     chains = sorted({write.key for write in history.chains})

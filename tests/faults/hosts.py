@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import random
     from types import TracebackType
 
+    from meshd.control.etcd.gateway import Gateway
     from meshd.testing.daemons import Daemon
     from tests.faults.schedules import Fault, Kind
 
@@ -104,6 +105,13 @@ class Hosts:
                     nodes = [f"{n.node_id} {n.state}, complete {n.complete}" for n in cluster.nodes]
                     found[cluster.version] = f"map {cluster.version}, goal {cluster.goal}: {'; '.join(nodes)}"
         return [found[version] for version in sorted(found)]
+
+    def away(self, gateway: Gateway) -> frozenset[tuple[str, int]]:
+        """Nodes that are marked away or down in the control store now, each with the version since which."""
+        answer = gateway.call("kv/range", {"key": encoded(_MAP)}, repeatable=True)
+        clusters = [parse_map(decoded(entry["value"])) for entry in answer.get("kvs", ())]
+        gone = [node for cluster in clusters for node in cluster.nodes if node.state in ("away", "down")]
+        return frozenset((node.node_id, node.turned) for node in gone)
 
     def start(self) -> None:
         """Everything up, and everybody in the map."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from tests.faults.clients import BUCKET, Crowd, final_values
 from tests.faults.epochs import Trainer, connect, epoch, fill
+from tests.faults.givenup import check_haste
+from tests.faults.hasty import HastyCrowd, final_haste
 from tests.faults.history import check
 from tests.faults.hosts import Hosts
 from tests.faults.schedules import schedule
@@ -67,7 +69,9 @@ def run(
         undisturbed = list(epoch(endpoints, keys, 0))
         plan = schedule(seed, hosts, length, harsh=harsh, kinds=kinds or world.kinds)
         crowd, trainer = Crowd(endpoints, keys, seed), Trainer(endpoints, keys)
+        hasty = HastyCrowd(world, keys, seed)
         crowd.start()
+        hasty.start()
         trainer.start()
         try:
             idle.wait(1.0)
@@ -79,15 +83,18 @@ def run(
             print(mesh.output())
             raise
         finally:
-            history = crowd.stop()
+            history, haste = crowd.stop(), hasty.stop()
             trainer.stop()
-        outcome.errors, outcome.counts = crowd.errors, history.counts() | {"steps": len(trainer.steps)}
+        outcome.errors = crowd.errors
+        outcome.counts = history.counts() | haste.counts() | {"steps": len(trainer.steps)}
         outcome.faults += trainer.check(endpoints)
         for step, digest in enumerate(undisturbed):
             if trainer.steps.get((0, step), digest) != digest:
                 outcome.faults.append(f"step {step} of the first epoch is not as before the first fault")
         for endpoint in endpoints:
             outcome.faults += check(history, final_values(endpoint, keys, history))
+        ends = [final_haste(endpoint, keys, haste) for endpoint in endpoints]
+        outcome.faults += check_haste(haste, ends, hasty.marks)
         if outcome.faults:
             tell(world, outcome.faults)
     return outcome
