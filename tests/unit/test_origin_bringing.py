@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.cluster.callers import asked_by
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.origin.errors import OriginDownError, OriginRefusedError
 from meshd.service.backed.bringing import BringAsk, Bringer, Brought, decode_ask, encode
@@ -34,9 +35,13 @@ class World:
     asked: list[str] = field(default_factory=list)
     suspected: list[str] = field(default_factory=list)
     now: float = 0.0
+    left: int = 0
     node_id = "a"
 
     # the mesh
+
+    def left_at(self, node_id: str) -> int:
+        return self.left if node_id == "a" else 0
 
     def map(self) -> Any:
         return SimpleNamespace(version=1)
@@ -115,6 +120,23 @@ def test_by_the_new_decider_from_then_on() -> None:
     removing = World("c", there=[Brought()])
     asyncio.run(removing.bringer().remove(BUCKET, "k"))
     assert removing.asked == ["c:remove"]
+
+
+def test_nothing_is_removed_for_a_caller_that_was_given_up() -> None:
+    def removed(world: World) -> list[str]:
+        async def run() -> None:
+            with asked_by("c", 5):
+                await world.bringer().remove(BUCKET, "k")
+
+        asyncio.run(run())
+        return world.asked
+
+    assert removed(World(left=5)) == ["a:remove"]
+    for decider in ("a", "c"):
+        world = World(decider, left=6)
+        with pytest.raises(NotReplicatedError, match="marked away"):
+            removed(world)
+        assert world.asked == []
 
 
 def test_an_answer_that_is_lost_is_asked_for_again() -> None:

@@ -35,6 +35,7 @@ class World:
     asked: list[str] = field(default_factory=list)
     node_id = "a"
     alone = False
+    sure: bool = True
 
     def map(self) -> Any:
         return SimpleNamespace(version=self.version, nodes=self.nodes)
@@ -84,6 +85,22 @@ def test_every_other_node_that_answers_is_asked_until_it_is_done() -> None:
     assert settle(World({"b": [False, False, True]})).count("b") == 3
     away = tuple(Node(name, "http://x", state="away" if name == "c" else "up") for name in "abc")
     assert settle(World(nodes=away)) == ["b"]
+
+
+def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was() -> None:
+    world, why = World(sure=False), "does not reach the control store"
+    succession = world.succession()
+
+    async def dispel(*_: str) -> str:
+        assert world.asked == []
+        return why
+
+    succession._doubts = SimpleNamespace(dispel=dispel)  # type: ignore[assignment]
+    with pytest.raises(NotReplicatedError, match=why):
+        asyncio.run(succession.settled("b", "k"))
+    why = ""
+    asyncio.run(succession.settled("b", "k"))
+    assert sorted(world.asked) == ["b", "c"]
 
 
 def test_a_newer_map_begins_it_anew() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from meshd.cluster.callers import require_caller
 from meshd.kit.tasks import Tasks
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.net.pieces import PieceError
@@ -113,6 +114,8 @@ class Bringer:
         deadline = self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < deadline:
             version = self._mesh.map().version
+            if asked.what == "remove":  # what is pushed was committed for its caller
+                require_caller(self._mesh)
             if self._mesh.is_decider(asked.bucket, asked.key):
                 began = self._clock.monotonic()
                 brought = await self._here(bucket, asked)

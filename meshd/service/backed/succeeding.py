@@ -1,7 +1,8 @@
 """Whether a node that decided about a name before is still writing it to its origin.
 
 Law: who decides by a newer map touches an origin only when every other node that answers goes by that map,
-too, and is done with the name there; who is asked asks nobody. Invariant: two nodes that answer never write a
+too, and is done with the name there; who may have been taken out of the map touches none before it has asked
+whether it is still in it. Who is asked asks nobody. Invariant: two nodes that answer never write a
 name to its origin at the same time, so the last write is the last to arrive.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from meshd.cluster.doubting import Doubt
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.net.pieces import PieceError
 from meshd.store.errors import NotReplicatedError
@@ -53,14 +55,18 @@ class Succession:
 
     def __init__(self, mesh: Mesh, peers: Peers, clock: Clock) -> None:
         self._mesh, self._peers, self._clock = mesh, peers, clock
+        self._doubts = Doubt(mesh, clock)
         self._seen = (-1, 0.0)  # the newest map a write has met, and when the first one did
 
     def __repr__(self) -> str:
         return f"<Succession of {self._mesh.node_id}, map {self._seen[0]}>"
 
     async def settled(self, bucket: str, key: str) -> None:
-        """Returns when nobody else is at a name's origin by an older map, nor will be. Raises
-        NotReplicatedError."""
+        """Returns when this node is sure of its map, and nobody else is at the origin of a name by an older
+        one, nor will be. Raises NotReplicatedError."""
+        why = "" if self._mesh.sure else await self._doubts.dispel(bucket, key)
+        if why:
+            raise NotReplicatedError(f"this node {why}, and does nothing at the origin until it is sure")
         while not self._mesh.alone and self._is_young():
             cluster = self._mesh.map()
             others = [
