@@ -6,6 +6,11 @@ Law: what makes no sense is refused before anything is opened.
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -27,3 +32,11 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not above 0")
     return number
+
+
+def run(main: Callable[[], object]) -> None:
+    """An example as a command: Ctrl-C ends it without a word, and with the shell's code for it."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import meshsdk as mesh
 from examples import checkpoints
-from examples.arguments import command_line, positive
+from examples.arguments import command_line, positive, run
 from examples.figures import SeenRows, report, sum_over_ranks
 from examples.lars import Lars
 from meshsdk import ops
@@ -237,4 +237,4 @@ def main(arguments: Sequence[str] | None = None) -> Training:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

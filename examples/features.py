@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import meshsdk as mesh
-from examples.arguments import command_line, positive
+from examples.arguments import command_line, positive, run
 from examples.checkpoints import split_url
 
 if TYPE_CHECKING:
@@ -169,4 +169,4 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

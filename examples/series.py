@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import meshsdk as mesh
-from examples.arguments import command_line, positive
+from examples.arguments import command_line, positive, run
 from examples.figures import SeenRows, report
 from meshsdk import ops
 
@@ -84,4 +84,4 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,17 +9,18 @@ Law: what a trial sees does not depend on sharing: all print the same hash.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import meshsdk as mesh
-from examples.arguments import command_line, positive
+from examples.arguments import command_line, positive, run
 from examples.ddp import images, make_model
 from examples.figures import SeenRows, report
 
@@ -87,6 +88,23 @@ def places(busy: float, trials: int) -> int:
     return max(1, min(trials, int(1 / max(busy, 0.01))))
 
 
+def side_by_side(trials: Sequence[Trial], parallel: int) -> list[Outcome]:
+    """So many at once, each in a process of its own; they end when this one is interrupted."""
+    with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
+        try:
+            # A terminal's Ctrl-C goes to all: whoever begins while it is held back never hears it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                running = pool.map(run_trial, trials)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            return list(running)
+        except KeyboardInterrupt:
+            for process in active_children():
+                process.terminate()
+            raise
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line("examples.sweep", __doc__)
     parser.add_argument("source", help="images in one folder a class, as s3://photos/train")
@@ -110,8 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     parallel = options.parallel or places(first.busy, len(rest))
     print(f"one trial keeps {first.busy:.0%} of the machine busy: {parallel} at once", flush=True)
     if rest:
-        with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
-            outcomes += pool.map(run_trial, rest)
+        outcomes += side_by_side(rest, parallel)
     outcomes.sort(key=lambda outcome: outcome.loss)
     made = sum(outcome.frames.get("miss", 0) for outcome in outcomes)
     given = sum(sum(outcome.frames.values()) for outcome in outcomes)
@@ -121,4 +138,4 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import meshsdk as mesh
-from examples.arguments import command_line, positive
+from examples.arguments import command_line, positive, run
 from examples.figures import SeenRows, report
 from meshsdk import ops
 
@@ -78,6 +78,16 @@ def next_token_loss(model: nn.Module, batch: mesh.Batch, device: torch.device) -
     return (each * counts).sum() / counts.sum().clamp(min=1)
 
 
+def check_vocabulary(tokens: torch.Tensor, vocabulary: int) -> None:
+    """Raises SystemExit for tokens that a model of this vocabulary has no place for."""
+    largest = int(tokens.long().max())  # of uint16 torch has no maximum
+    if largest >= vocabulary:
+        raise SystemExit(
+            f"--vocabulary {vocabulary}: the tokenizer gives the token {largest}. Give as many as it knows, "
+            f"{largest + 1} or more; the default is {1 << 16}"
+        )
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line("examples.tokens", __doc__)
     parser.add_argument("source", help="JSONL files with a text a line, as s3://corpus/v1")
@@ -103,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     with mesh.Loader(dataset, options.batch, seed=7, shuffle=mesh.Blocks(shards=16)) as loader:
         while len(losses) < options.steps:
             for batch in loader:
+                check_vocabulary(batch["tokens"], options.vocabulary)
                 loss = next_token_loss(model, batch, device)
                 optimizer.zero_grad()
                 loss.backward()
@@ -118,4 +129,4 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import meshsdk as mesh
-from examples.arguments import command_line, positive
+from examples.arguments import command_line, positive, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,4 +96,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

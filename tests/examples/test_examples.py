@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import meshsdk as mesh
-from examples import ddp, features, lars, series, sweep, tokens, toys
+from examples import arguments, ddp, features, lars, series, sweep, tokens, toys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +110,12 @@ def test_packed_tokens_are_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(hashes(capsys.readouterr().out)) == 1
 
 
+def test_a_vocabulary_that_is_too_small_is_told() -> None:
+    source = (f"s3://{BUCKET}/texts", "--tokenizer", f"s3://{BUCKET}/tokenizer.json")
+    with pytest.raises(SystemExit, match=r"--vocabulary 100: the tokenizer gives the token \d+"):
+        tokens.main([*source, "--vocabulary", "100", "--length", "64", "--steps", "12"])
+
+
 def test_a_text_sees_nothing_of_its_neighbours_and_nothing_ahead() -> None:
     torch.manual_seed(0)
     model = tokens.LanguageModel(vocabulary=32, length=6)
@@ -178,6 +185,33 @@ def test_lars_moves_a_layer_by_a_share_of_its_length() -> None:
         optimizer.step()
         assert torch.allclose((before - layer).norm() / before.norm(), torch.tensor(0.01))
     assert bias.tolist() == [-2.0] * 4
+
+
+def test_a_sweep_that_is_interrupted_ends_without_a_word() -> None:
+    """A terminal interrupts all its processes, those too that are just beginning."""
+    source = (f"s3://{BUCKET}/photos", "--batch", "24", "--epochs", "1", "--trials", "3", "--parallel", "2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "examples.sweep", *source],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None
+        assert any("of the machine busy" in line for line in running.stdout)
+        os.killpg(running.pid, signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+    assert (running.returncode, told) == (130, "")
+
+
+def test_ctrl_c_ends_an_example_with_the_shells_code() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        arguments.run(interrupted)
+    assert ended.value.code == 130
 
 
 def test_trials_share_one_pass() -> None:
