@@ -37,8 +37,6 @@ class Stage:
         """As the protocol says it."""
         position = self.position
         if self.step is not None:
-            if self.position:
-                raise ConfigurationError("Stage: give `position` or `step`, not both")
             if batch is None:
                 raise ConfigurationError(
                     f"Stage(step={self.step}): how many rows is a step? Give position=, or use a Loader"
@@ -117,7 +115,18 @@ def staged(weights: Sequence[Weight], schedule: Sequence[Stage], datasets: int) 
             raise ConfigurationError(
                 f"{len(stage.weights)} weights for {datasets} datasets: one for each, in their order"
             )
+        _check_step(stage)
     return stages
+
+
+def _check_step(stage: Stage) -> None:
+    """What only a loader turns into a position, which is looked at with the rest."""
+    if stage.step is None:
+        return
+    if isinstance(stage.step, bool) or not isinstance(stage.step, int) or stage.step < 0:
+        raise ConfigurationError(f"Stage(step={stage.step!r}): a step of its epoch, an integer from 0 on")
+    if stage.position:
+        raise ConfigurationError("Stage: give `position` or `step`, not both")
 
 
 def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:

@@ -249,6 +249,12 @@ def test_functions_and_texts_without_quotes_are_no_filters(ds: mesh.Dataset) -> 
             r"schedule: stages, .* got Stage",
         ),
         (lambda ds: mesh.mix(ds, ds, schedule=cast("Any", [(1, [1, 1])])), r"schedule: stages, .* got tuple"),
+        (lambda ds: mesh.mix(ds, ds, schedule=[mesh.Stage([1, 1], step=-1)]), r"Stage\(step=-1\): a step"),
+        (lambda ds: mesh.mix(ds, ds, schedule=[mesh.Stage([1, 1], step=cast("Any", 1.5))]), r"an integer"),
+        (
+            lambda ds: mesh.mix(ds, ds, schedule=[mesh.Stage([1, 1], step=1, position=3)]),
+            r"give `position` or `step`, not both",
+        ),
         (lambda ds: mesh.mix(ds, ds, schedule=cast("Any", None)), r"schedule: stages, .* got NoneType"),
     ],
 )
