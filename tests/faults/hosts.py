@@ -16,7 +16,7 @@ import threading
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from meshd.control.etcd.gateway import decoded, encoded
 from meshd.kit.clock import SHIFT, SystemClock, write_shift
@@ -276,18 +276,34 @@ class _Slow:
 
 
 def corrupt(place: Path, chance: random.Random) -> int:
-    """Turns over bytes of a segment, anywhere; how many files there were to choose from."""
-    segments = [path for path in sorted(place.rglob("*.tar")) if path.stat().st_size > 1 << 16]
-    if segments:
-        path = chance.choice(segments)
-        size = path.stat().st_size
-        with path.open("r+b") as file:
-            for _ in range(_FLIPS):
-                file.seek(chance.randrange(size))
-                byte = file.read(1)
-                file.seek(-1, 1)
-                file.write(bytes([byte[0] ^ 0xFF]))
+    """Turns over bytes of a segment, anywhere; how many files there were to choose from. What is removed
+    meanwhile, because it was written over, is left out."""
+    segments = [path for path in sorted(place.rglob("*.tar")) if _size(path) > 1 << 16]
+    left = list(segments)
+    while left:
+        path = chance.choice(left)
+        left.remove(path)
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            _turn_over(file, chance)
+            break
     return len(segments)
+
+
+def _size(path: Path) -> int:
+    """0 for what is not there any more."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _turn_over(file: BinaryIO, chance: random.Random) -> None:
+    size = os.fstat(file.fileno()).st_size
+    for _ in range(_FLIPS):
+        file.seek(chance.randrange(size))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0xFF]))
 
 
 def fill(place: Path) -> None:
