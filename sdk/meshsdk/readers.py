@@ -21,6 +21,7 @@ from meshsdk.maps import MAP_HEADER
 from meshsdk.meters import Tally
 from meshsdk.neighbours import HandoverError
 from meshsdk.parts import Parting
+from meshsdk.retrying import SUSPICIOUS
 from meshsdk.silences import ABSENT
 from meshsdk.stalls import Arrival
 from meshsdk.transport import read_error
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from meshsdk.settings import Endpoint
     from meshsdk.transport import Request, Transport
 
-_SUSPICIOUS = 5.0  # seconds of silence after which the mesh is asked about a node
-
 
 class Reader:
     """The body of the reader thread. Everything here runs on it, except `wake`, `taken` and `closing`."""
@@ -51,9 +50,7 @@ class Reader:
         self.closing = False
         self.taken = 0
         self._timeout = transport.settings.timeout
-        self.flights = Flights(
-            transport, self.waker, min(self._timeout, max(_SUSPICIOUS, order.deadline / 2))
-        )
+        self.flights = Flights(transport, self.waker, min(self._timeout, max(SUSPICIOUS, order.deadline / 2)))
         self._transport = transport
         self._order = order
         self._arena = arena
@@ -61,7 +58,7 @@ class Reader:
         self._parting = Parting(order.parts, transport.router.directory, arena)
         self._joints: dict[int, Joint] = {}
         self._attempts = Attempts(transport.router, transport.keys, order.deadline)
-        self._looked = -_SUSPICIOUS  # when silent nodes were last looked at
+        self._looked = -SUSPICIOUS  # when silent nodes were last looked at
         self._done: dict[int, Frame | MeshError] = {}
         self._asked = self._given = order.steps.start
         self._stop, self._stride = order.steps.stop, order.steps.step
@@ -145,7 +142,7 @@ class Reader:
         until = [] if self._attempts.next is None else [self._attempts.next]
         if self.flights:
             due = min(flight.sent + self._silence(flight) for flight in self.flights)
-            until.append(max(due, self._looked + _SUSPICIOUS))
+            until.append(max(due, self._looked + SUSPICIOUS))
         answered = self.flights.answered(min(until) - now if until else None)
         if answered is None:
             self._drop_silent()
@@ -154,7 +151,7 @@ class Reader:
     def _silence(self, flight: Flight) -> float:
         """Seconds without an answer after which something is done about it."""
         seconds = self._attempts.silence(flight.step, flight.sent, self._timeout)
-        return seconds if self._transport.router.directory.map is None else min(seconds, _SUSPICIOUS)
+        return seconds if self._transport.router.directory.map is None else min(seconds, SUSPICIOUS)
 
     def _drop_silent(self) -> None:
         """Gives up who said nothing for too long, who is not there, and whom the mesh has given up. Work that
@@ -183,7 +180,7 @@ class Reader:
                 self.flights.end(flight)
                 error = ConnectError(f"{endpoint}: {ABSENT}")
                 self._failed(flight.step, error, flight.request, endpoint, flight.sent)
-                self._looked = -_SUSPICIOUS  # who is asked next may be away as well
+                self._looked = -SUSPICIOUS  # who is asked next may be away as well
 
     def _is_there(self, flight: Flight, now: float, there: dict[Endpoint, bool]) -> bool:
         """Whether it is at work, for all that is known; `there` has who was asked already."""

@@ -24,6 +24,8 @@ RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
 _AT_ONCE = 1.0  # seconds
 PRESENCE = 2.0
 """Seconds within which a node says that it is there."""
+SUSPICIOUS = 5.0
+"""Seconds of silence before which nobody is asked whether it is: a busy machine may be as slow."""
 LONGER = "To wait longer: deadline=SECONDS, of mesh.Loader or mesh.connect."
 _CHECK = f"Look at the nodes with `mesh cluster status`. {LONGER}"
 SETTLED_CODES = frozenset({"OpFailed"})  # the same op would do the same to the same bytes
@@ -45,7 +47,8 @@ def progress_of(error: BaseException) -> float | None:
 def silence(timeout: float, deadline: float, left: float) -> float:
     """Seconds without a word after which a node is asked whether it is there: `timeout`, or earlier, so that
     another can be asked before the `deadline`, and who waits is told at it; `left` is what is left of it."""
-    return min(timeout, max(_AT_ONCE, min(deadline / 2, left - PRESENCE)))
+    least = max(_AT_ONCE, SUSPICIOUS - (deadline - left))
+    return min(timeout, max(least, min(deadline / 2, left - PRESENCE)))
 
 
 def _forget_places(error: BaseException) -> None:

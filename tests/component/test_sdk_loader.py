@@ -273,7 +273,7 @@ def test_work_that_takes_longer_than_the_deadline_is_waited_for(server: Scripted
     """Its node says that it is there."""
     with loader(server, deadline=3.0) as one:
         server.gate.clear()
-        timer = threading.Timer(5.0, server.gate.set)
+        timer = threading.Timer(8.0, server.gate.set)
         timer.start()
         try:
             assert labels([next(iter(one))])
@@ -290,7 +290,7 @@ def test_another_node_is_asked_when_one_stands_still(server: ScriptedMesh) -> No
             fields = {"image": "jpg", "label": "@class"}
             dataset = mesh.open("s3://photos/train", fields=fields, client=client)
             dataset = dataset.map(ops.decode("image"), ops.to_chw("image"))
-            with mesh.Loader(dataset, 16, seed=7, output="numpy", rank=0, world=1, deadline=5.0) as one:
+            with mesh.Loader(dataset, 16, seed=7, output="numpy", rank=0, world=1, deadline=12.0) as one:
                 batches = iter(one)
                 found = labels([next(batches)])
                 assert not other.asked

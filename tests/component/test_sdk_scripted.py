@@ -161,7 +161,7 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
                 return
             if path == "/-/map":
                 if server.still:
-                    server.gate.wait(10)
+                    server.gate.wait(60)
                 self._json(404, _error("NotFound", "a node of its own"))
                 return
             with server.lock:
@@ -169,7 +169,7 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
                 fault = server.faults.popleft() if server.faults else None
             if server.down:
                 fault = "busy"
-            server.gate.wait(10)
+            server.gate.wait(60)
             _, _, _, plan, epoch, step = path.split("/")
             if int(step) in server.away:
                 fault = "busy"

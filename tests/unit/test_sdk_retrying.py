@@ -196,6 +196,7 @@ def test_an_op_that_broke_is_not_asked_again() -> None:
 def test_the_silent_are_asked_early_enough_for_another_node() -> None:
     assert silence(timeout=60.0, deadline=600.0, left=600.0) == 60.0
     assert silence(timeout=60.0, deadline=10.0, left=10.0) == 5.0
-    assert silence(timeout=60.0, deadline=10.0, left=5.0) == 3.0  # it has two seconds to say that it is there
-    assert silence(timeout=60.0, deadline=0.2, left=-3.0) == 1.0
+    assert silence(timeout=60.0, deadline=14.0, left=5.0) == 3.0  # it has two seconds to say that it is there
+    assert silence(timeout=60.0, deadline=0.2, left=0.2) == 5.0  # slow is not away
+    assert silence(timeout=60.0, deadline=0.2, left=-7.0) == 1.0
     assert silence(timeout=0.5, deadline=10.0, left=10.0) == 0.5
