@@ -24,9 +24,10 @@ the client process with its workers. The next epoch has new crops for every samp
 second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. The loader
 is on the node's host and takes batches over as shared memory; *over TCP* it receives them, as on any other,
 and as all peers do. Grain reads single objects by boto3, having no S3 of its own. Everyone runs once
-uncounted before the rounds. The clock starts in a script that has imported torch, where it imports its
-loader's packages; what the first epochs are without that import is said below. `decode` is our latest
-version, which does not decode rows of a JPEG below the crop; those it keeps are the whole image's."""
+uncounted before the rounds. The clock starts in a script that has imported torch, after a collection of
+Python's garbage as before each later epoch, where it imports its loader's packages; what the first epochs are
+without that import is said below. `decode` is our latest version, which does not decode rows of a JPEG below
+the crop; those it keeps are the whole image's."""
 SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together, until
 the last batch of the last. Ours say `share=`, and each photograph is decoded once; the batches are one memory
 for all four, or come over TCP to each. The peers' copies have one worker process each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -33,7 +35,7 @@ from bench import (
     windows,
 )
 from bench.albums import environment, make_album, tars
-from bench.clocking import Pass
+from bench.clocking import Pass, time_import, time_pass
 from bench.generating import available
 from bench.loading import Turn
 from bench.results import Figure, RowResult, keep, load
@@ -326,6 +328,29 @@ def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     assert "| the same over TCP | 6.5× | ≥ 6 met |" in both
     lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, plain, name="loaders"))}
     assert lines["the same over TCP"] == ["1.80×", "≥ 2 **missed**"]
+
+
+def test_every_clock_starts_with_a_collected_heap() -> None:
+    """What was left before is not looked through at somebody's expense."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+    seen: list[bool] = []
+
+    def make() -> list[int]:
+        seen.append(left() is None)
+        return [1]
+
+    gc.collect()
+    left = ref(Left())
+    time_import(["bench.tables"])
+    assert left() is None
+    left = ref(Left())
+    for name in ("first", "second"):
+        time_pass(name, make, int)
+    assert seen[1:] == [True]
 
 
 def test_a_first_epoch_has_the_import_in_it() -> None:
