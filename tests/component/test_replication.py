@@ -15,6 +15,7 @@ from meshd.cluster.callers import asked_by
 from meshd.cluster.ceding import asked_by_another
 from meshd.cluster.doubting import BELIEVED
 from meshd.cluster.replicating import ReplicatedStore
+from meshd.cluster.replicawriting import ReplicatedWriter
 from meshd.control.clustermaps import ClusterMaps
 from meshd.store.errors import (
     ConditionFailedError,
@@ -657,7 +658,9 @@ def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -
 
 
 @pytest.mark.parametrize("what", ["one", "large", "many"])
-def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_more(what: str) -> None:
+def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_more(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It goes on with the newest map, and with a request that was begun by an older one."""
 
     def test(clients: list[Any], nodes: list[Running]) -> None:
@@ -674,7 +677,7 @@ def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_mor
                     await _change(nodes, change)
             return await wire(*args, **more)
 
-        peers.wire = stands_still  # type: ignore[method-assign]
+        monkeypatch.setattr(peers, "wire", stands_still)
         ask = partial(clients[0].put_object, Key=key, Body=b"o" * (10 if what == "one" else LARGE))
         if what == "many":
             ask = partial(clients[0].delete_objects, Delete={"Objects": [{"Key": key}]})
@@ -702,7 +705,8 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
             await _change(nodes, change)
         writer = former.node.shared.writer("b", "k", size=1)
         await writer.write(b"x")
-        drop, stood = writer._drop, list[str]()  # type: ignore[attr-defined]
+        assert isinstance(writer, ReplicatedWriter)
+        drop, stood = writer._drop, list[str]()
 
         async def stands_still() -> None:
             if not stood:

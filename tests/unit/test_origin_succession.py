@@ -87,7 +87,9 @@ def test_every_other_node_that_answers_is_asked_until_it_is_done() -> None:
     assert settle(World(nodes=away)) == ["b"]
 
 
-def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was() -> None:
+def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, why = World(sure=False), "does not reach the control store"
     succession = world.succession()
 
@@ -95,7 +97,7 @@ def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was() -> None
         assert world.asked == []
         return why
 
-    succession._doubts = SimpleNamespace(dispel=dispel)  # type: ignore[assignment]
+    monkeypatch.setattr(succession, "_doubts", SimpleNamespace(dispel=dispel))
     with pytest.raises(NotReplicatedError, match=why):
         asyncio.run(succession.settled("b", "k"))
     why = ""
