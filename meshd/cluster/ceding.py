@@ -118,7 +118,8 @@ Trouble = Literal["", "failed", "missing", "upload", "version", "part"]
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What became of it: the part of it that the call gives; or what was wrong, `number` with a part."""
+    """What became of it: the part of it that the call gives; or what was wrong, `number` with a part,
+    `condition` with what a condition says of the object."""
 
     record: Record | None = None
     marker: Record | None = None
@@ -126,6 +127,7 @@ class Decided(msgspec.Struct, frozen=True):
     upload: Upload | None = None
     trouble: Trouble = ""
     number: int = 0
+    condition: str = ""
 
     def the_record(self) -> Record:
         """The version that was made or changed."""
@@ -148,8 +150,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _decided: Final = msgspec.msgpack.Decoder(Decided).decode
+_CHANGED: Final = "the object changed meanwhile, or exists already; read it again"
 _TROUBLES: Final[dict[Trouble, tuple[type[StoreError], str]]] = {
-    "failed": (ConditionFailedError, "the object changed meanwhile, or exists already; read it again"),
     "missing": (ConditionMissingError, "If-Match was given, but there is no object with this key"),
     "upload": (NoSuchUploadError, "the upload was completed or aborted"),
     "version": (NoSuchVersionError, "the version is not there"),
@@ -160,6 +162,8 @@ def trouble_of(error: StoreError) -> Decided | None:
     """A refusal that is the answer; None for another error."""
     if isinstance(error, InvalidPartError):
         return Decided(trouble="part", number=error.number)
+    if isinstance(error, ConditionFailedError):
+        return Decided(trouble="failed", condition=error.condition)
     found = [trouble for trouble, (kind, _) in _TROUBLES.items() if isinstance(error, kind)]
     return Decided(trouble=found[0]) if found else None
 
@@ -265,6 +269,8 @@ class Ceding:
 def _refuse(decided: Decided) -> None:
     if decided.trouble == "part":
         raise InvalidPartError(decided.number)
+    if decided.trouble == "failed":
+        raise ConditionFailedError(_CHANGED, decided.condition)
     if decided.trouble:
         kind, text = _TROUBLES[decided.trouble]
         raise kind(text)

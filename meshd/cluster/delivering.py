@@ -3,7 +3,8 @@
 Law: told until the node has it or a newer map says that it need not; a node that does not answer is
 suspected. The map is looked at again when all writers have it: a newer one may name more. Invariant: whatever
 `everywhere` returned for is durable at every writer of one map, which was the newest known here afterwards;
-the node that decides by it is one of them, and without one nothing is acknowledged.
+the node that decides by it is one of them, and without one nothing is acknowledged. A version or a part that
+was replaced or removed here in the meantime counts as sent only when its successor was sent.
 """
 
 from __future__ import annotations
@@ -13,26 +14,32 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 import msgspec
 
+from meshd.kit.singleflight import SingleFlight
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.net.pieces import PieceError
 from meshd.store.changes import (
     Amended,
     Facts,
     Marked,
+    PartOf,
     Taken,
     Told,
     UploadCompleted,
     UploadEnded,
+    VersionGone,
     bare,
+    bare_part,
+    bare_upload,
 )
 from meshd.store.errors import ExtentGoneError, NotReplicatedError
 from meshd.store.proving import Passing, damaged
-from meshd.store.records import NULL
+from meshd.store.records import NULL, Record
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -41,12 +48,9 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
     from meshd.net.peers import Peers
-    from meshd.store.changes import (
-        Change,
-        PartOf,
-    )
+    from meshd.store.changes import Change
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Span, Upload
     from meshwire.cluster import Node
 
 _log = logging.getLogger(__name__)
@@ -61,6 +65,7 @@ _SILENCE = 4.0
 _SYNC = 10.0  # after the last byte of something large
 _PIECE = 1 << 20
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+_TRIES = 3  # reads of a record whose bytes compaction moves
 _SPELL = 30.0  # seconds without a failure, after which the next one is told again
 
 Send = Callable[["Node"], Awaitable[Taken]]
@@ -84,6 +89,8 @@ class Delivery:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
         self.patience = patience
         self._failed: dict[tuple[str, str], float] = {}  # (node, why) → when last, by the monotonic clock
+        # by node, bucket, key and stamp of the successor, so that nobody joins a transfer of an older one
+        self._successors: SingleFlight[tuple[str, str, str, int], Taken] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<Delivery of {self._mesh.node_id}>"
@@ -161,10 +168,7 @@ class Delivery:
 
     async def change(self, node: Node, change: Change) -> Taken:
         """Sends a change; a node that lacks what it is about gets the version. Raises as `Peers.call`."""
-        body = encode(Told(self._mesh.map().version, change))
-        async with self._peers.call(node, "POST", CHANGE, body=body, timeout=_SILENCE) as answer:
-            taken = _taken(await answer.read())
-        metrics.replication_facts.labels(type(change).__name__).inc()
+        taken = await self._call(node, change)
         if taken.trouble != "lacks":
             return taken
         assert isinstance(change, Amended | UploadCompleted)
@@ -174,21 +178,67 @@ class Delivery:
             await self.change(node, ended)
         return taken
 
+    async def _call(self, node: Node, change: Change) -> Taken:
+        body = encode(Told(self._mesh.map().version, change))
+        async with self._peers.call(node, "POST", CHANGE, body=body, timeout=_SILENCE) as answer:
+            taken = _taken(await answer.read())
+        metrics.replication_facts.labels(type(change).__name__).inc()
+        return taken
+
     async def version(self, node: Node, bucket: str, key: str, record: Record) -> Taken:
-        """Sends a version of this node whole. One that is gone here is not sent: its end is told apart."""
-        for _ in range(3):
+        """Sends a version of this node whole, or its successor if it has one. Raises as `Peers.call`."""
+        for _ in range(_TRIES):
             found = self._store.get_version(bucket, key, record.version or NULL)
             if found is None or found.stamp != record.stamp:
-                return Taken()
+                return await self._send_successor(node, bucket, key, record)
             if found.marker:
                 return await self.change(node, Marked(bucket, key, bare(found)))
             try:
-                return await self.data(
+                taken = await self.data(
                     node, bucket, key, self._facts(bare(found)), self.pieces(found), found.size
                 )
             except ExtentGoneError:
                 continue  # moved, or removed, meanwhile
+            if taken.trouble != "lacks":  # it had the version when it looked, and not when it committed
+                return taken
         raise PeerRefusedError(503, "Moving", f"{bucket}/{key} moves faster than it can be sent")
+
+    async def ensure_version(self, node: Node, bucket: str, key: str, record: Record) -> Taken:
+        """Returns when a node has a version or its successor. The request that committed the version sends
+        it, too: it is not sent if it is there, and a large one only when that takes too long. Raises as
+        `Peers.call`."""
+        for pause in _PAUSES if record.size > SMALL else (0,):
+            taken = await self._call(node, self.confirmation(bucket, key, record))
+            if taken.trouble != "lacks":
+                return taken
+            await asyncio.sleep(pause)
+        return await self.version(node, bucket, key, record)
+
+    async def _send_successor(self, node: Node, bucket: str, key: str, record: Record) -> Taken:
+        """Sends what replaced or removed a version here, once for all who wait for it."""
+        successor = self._successor(bucket, key, record)
+        if successor is None:  # this node has forgotten, or dropped, the name: only the other one knows
+            taken = await self._call(node, Amended(bucket, key, bare(record)))
+            if taken.trouble == "lacks":
+                raise PeerRefusedError(503, "Lacking", f"{bucket}/{key} is neither there nor here")
+            return taken
+        if isinstance(successor, VersionGone):
+            send = partial(self.change, node, successor)
+        else:
+            send = partial(self.ensure_version, node, bucket, key, successor)
+        taken, _ = await self._successors.run((node.node_id, bucket, key, successor.stamp), send)
+        return taken
+
+    def _successor(self, bucket: str, key: str, record: Record) -> Record | VersionGone | None:
+        """The newer null version or the deletion that took the place of a version here, if it is known."""
+        if not record.version:
+            found = self._store.get_version(bucket, key, NULL)
+            if found is not None and found.stamp > record.stamp:
+                return found
+        grave = self._store.grave(bucket, key, record.version)
+        if grave and (record.version or grave > record.stamp):
+            return VersionGone(bucket, key, record.version, grave)
+        return None
 
     def confirmation(self, bucket: str, key: str, record: Record) -> Change:
         """A change that makes sure that a version which is here is there, too."""
@@ -227,14 +277,22 @@ class Delivery:
     def _facts(self, record: Record, part: PartOf | None = None) -> Facts:
         return Facts(self._mesh.map().version, record, part)
 
-    async def part(self, node: Node, about: PartOf, record: Record) -> Taken:
-        """Sends a part of an upload as it lies here. One whose upload has ended is not sent."""
-        bucket, key = about.upload.bucket, about.upload.key
-        facts = self._facts(bare(record), about)
-        try:
-            return await self.data(node, bucket, key, facts, self.pieces(record), record.size)
-        except ExtentGoneError:
-            return Taken(trouble="ended")
+    async def part(self, node: Node, upload: Upload, number: int) -> Taken:
+        """Sends the present part of this number. Of an upload that has ended nothing is sent: `ended`. Raises
+        as `Peers.call`."""
+        for _ in range(_TRIES):
+            part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
+            if part is None or part.number != number:
+                return Taken(trouble="ended")
+            record = Record(part.size, part.etag, part.stamp, part.modified, part.extents)
+            facts = self._facts(bare(record), PartOf(bare_upload(upload), bare_part(part)))
+            try:
+                return await self.data(node, upload.bucket, upload.key, facts, self.pieces(record), part.size)
+            except ExtentGoneError:
+                continue  # moved, replaced, or removed
+        raise PeerRefusedError(
+            503, "Moving", f"part {number} of {upload.key} moves faster than it can be sent"
+        )
 
     async def pieces(self, record: Record) -> AsyncGenerator[bytes, None]:
         """The bytes of a record, checked. Raises ExtentGoneError, CorruptExtentError."""

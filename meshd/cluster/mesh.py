@@ -20,6 +20,7 @@ from meshwire.cluster.routes import SOUND
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from meshd.cluster.retry_after import RetryAfter
     from meshd.control.interface import ControlStore
     from meshwire.cluster import Routes
 
@@ -38,7 +39,7 @@ class Mesh:
     writes come to its origin, "" where it has none; `homes_of` which nodes keep what is read of that; `look`
     is what `suspect` does; `goes_by` is told each version of the map that this process goes by, and `held`
     says which was the newest when the node's lease was last renewed, and for how many seconds more that
-    holds. `lone`: the map of a node that is one for ever."""
+    holds. `lone`: the map of a node that is one for ever; `retry_after` is told which nodes are silent."""
 
     def __init__(
         self,
@@ -53,12 +54,13 @@ class Mesh:
         born_of: Callable[[str], int] = lambda bucket: 0,
         goes_by: Callable[[int], None] = lambda version: None,
         held: Callable[[], tuple[int, float]] = lambda: (0, inf),
+        retry_after: RetryAfter | None = None,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
         self._writes_of, self._goes_by, self._held = writes_of, goes_by, held
         self._homes_of, self._born_of = homes_of, born_of
-        self._lone = lone
+        self._lone, self._retry_after = lone, retry_after
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
         self._routes: dict[int, Routes] = {}
@@ -101,6 +103,24 @@ class Mesh:
         that time: it may have stood still since, and the newer map is here before the rest is read."""
         version = self.map().version
         return version if self.sure else min(version, self._held()[0])
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a request that is refused now, because it had to wait for too long, is worth
+        repeating."""
+        if self._retry_after is None or self.alone:
+            return 1
+        return self._retry_after.seconds(self.map(), self.node_id, sure=self.sure)
+
+    @property
+    def retry_after_absence(self) -> int:
+        """The same while a node is away that nobody can stand in for: nobody knows when it is back."""
+        return 1 if self._retry_after is None else self._retry_after.lease
+
+    def note_silence(self, node_id: str) -> None:
+        """A node did not answer; `retry_after` heeds it."""
+        if self._retry_after is not None:
+            self._retry_after.note_silence(node_id)
 
     def map(self) -> ClusterMap:
         """The newest map known here. Never waits. Before there is one: an empty one of version 0."""
@@ -209,6 +229,7 @@ class Mesh:
         while the control store is out of reach nobody's state changes."""
         if self._look is None or node_id == self.node_id or self.map().version > version:
             return
+        self.note_silence(node_id)
         task = self._looking.get(node_id)
         if task is None:
             task = asyncio.ensure_future(self._look(self, node_id, version))

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.store.changes import Marked, bare
+from meshd.store.changes import Marked, VersionGone, bare
 from meshd.store.epochs import decided_by
 from meshd.store.errors import NotReplicatedError, StaleEpochError
+from meshd.store.records import NULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +32,13 @@ _TRIES = 3
 
 async def overtaken(store: ReplicatedStore, bucket: str, key: str, record: Record, newest: int) -> Record:
     """`record`, which every writer has, or the same again above `newest`, the highest stamp any of them knows
-    of its name. Raises NotReplicatedError."""
+    of its name. One that was replaced here is left to the write that did it: written again it would undo that
+    one. Raises NotReplicatedError."""
     for _ in range(_TRIES):
         if newest <= record.stamp or record.version or store.knows(bucket, key, newest):
+            return record
+        found = store.get_version(bucket, key, NULL)
+        if found is None or found.stamp != record.stamp:
             return record
         epoch = store.still(bucket, key)
         _log.warning("a replica has a newer version of a name than its decider: written again above it")
@@ -50,6 +55,20 @@ async def overtaken(store: ReplicatedStore, bucket: str, key: str, record: Recor
         if record.stamp != again.stamp:
             return again  # overwritten meanwhile
     raise NotReplicatedError("others decide about this name at the same time; try again in a moment")
+
+
+async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int) -> None:
+    """Enters a deletion of the null version again above `newest`, as `overtaken` does a version, unless
+    another version was put since. Raises NotReplicatedError."""
+    bucket, key = gone.bucket, gone.key
+    found = store.get_version(bucket, key, NULL)
+    if gone.version or newest <= gone.stamp or (found is not None and found.stamp > gone.stamp):
+        return
+    if not store.knows(bucket, key, newest):
+        again = VersionGone(bucket, key, "", newest + 1)
+        with fenced(store.still(bucket, key)):
+            await store.apply(again)
+        await store.tell(again, bucket, key)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ begun is committed. Seam: an ObjectStore.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -28,7 +29,7 @@ from meshd.cluster.ceding import (
 )
 from meshd.cluster.delivering import Delivery
 from meshd.cluster.doubting import BELIEVED, Doubt
-from meshd.cluster.overtaking import fenced, overtaken
+from meshd.cluster.overtaking import overtaken, restamp_removal
 from meshd.cluster.replicawriting import ReplicatedWriter
 from meshd.store.changes import (
     Amended,
@@ -42,7 +43,7 @@ from meshd.store.changes import (
     bare,
     bare_upload,
 )
-from meshd.store.epochs import EVER, decided_by
+from meshd.store.epochs import EVER, current_epoch, decided_by, late
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -51,6 +52,7 @@ from meshd.store.errors import (
     NotReplicatedError,
     StaleEpochError,
 )
+from meshd.store.members import version_of
 from meshd.store.records import NULL, Removed, Upload
 
 if TYPE_CHECKING:
@@ -202,9 +204,33 @@ class ReplicatedStore:
             return []
         return [node for node in route.writers if node.node_id != self._mesh.node_id]
 
-    async def settled(self, bucket: str, key: str) -> None:
+    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
         if not self._mesh.alone:
-            await self.finish(self.confirm(bucket, key))
+            await self.finish(self._settled(bucket, key, record))
+
+    async def _settled(self, bucket: str, key: str, record: Record | None) -> None:
+        await self.assure(bucket, key)
+        if record is not None and record.version:  # newer versions do not take its place
+            await self.tell(self.delivery.confirmation(bucket, key, record), bucket, key)
+        await self.confirm(bucket, key)
+
+    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+        act = partial(self._check_now, bucket, key, conditions)
+        try:
+            await act()
+        except (ConditionFailedError, ConditionMissingError):
+            if self._mesh.alone:
+                raise
+            with suppress(NotDeciderError):  # the primary checks them when it commits
+                await self.finish(self._judged(bucket, key, act))
+
+    async def _check_now(self, bucket: str, key: str, conditions: Conditions) -> None:
+        try:
+            await self._store.check_conditions(bucket, key, conditions)
+        except (ConditionFailedError, ConditionMissingError) as error:
+            if late(self._clock.stamp()):
+                raise StaleEpochError(current_epoch()) from error
+            raise
 
     async def confirm(self, bucket: str, key: str) -> None:
         """What a refusal was judged by is true everywhere: nobody may lose it after a client was told."""
@@ -272,12 +298,7 @@ class ReplicatedStore:
             return Removed(removed.record, marker)
         if removed.record is not None:
             gone = VersionGone(bucket, key, removed.record.version, removed.stamp)
-            newest = await self.tell(gone, bucket, key)
-            if not gone.version and newest > gone.stamp and not self.knows(bucket, key, newest):
-                again = VersionGone(bucket, key, "", newest + 1)
-                with fenced(self.still(bucket, key)):
-                    await self._store.apply(again)
-                await self.tell(again, bucket, key)
+            await restamp_removal(self, gone, await self.tell(gone, bucket, key))
         else:
             await self._tell_grave(bucket, key, version)
         return removed
@@ -372,14 +393,19 @@ class ReplicatedStore:
             return None
         return PartOf(bare_upload(upload), part)
 
-    async def settle_part(
-        self, about: PartOf, record: Record, had: Iterable[str] = (), newest: int = 0
-    ) -> None:
-        """A part that was committed here goes to all who have not had it yet."""
-        delivery, upload = self.delivery, about.upload
-        await delivery.everywhere(
-            upload.bucket, upload.key, lambda node: delivery.part(node, about, record), had, newest
-        )
+    async def settle_part(self, upload: Upload, number: int, had: Iterable[str] = ()) -> None:
+        """Returns when every node but those in `had` has the present part of this number, or the end of its
+        upload. Raises NotReplicatedError."""
+        delivery, bucket, key = self.delivery, upload.bucket, upload.key
+        await delivery.everywhere(bucket, key, lambda node: delivery.part(node, upload, number), had)
+        if self._mesh.alone or self._store.get_upload(bucket, key, upload.upload_id) is not None:
+            return
+        if not self._store.grave(bucket, key, upload.upload_id):
+            raise NotReplicatedError(
+                f"upload {upload.upload_id} is no longer on this node; its part {number} may or may not be "
+                "stored; try again"
+            )
+        await self._tell_end(upload)
 
     async def complete_upload(
         self,
@@ -445,14 +471,28 @@ class ReplicatedStore:
         return stamp
 
     async def _tell_end(self, upload: Upload) -> None:
-        """It ended here, perhaps in a request that was not acknowledged: then not everybody may know."""
+        """It ended here, perhaps in a request that was not acknowledged: then not everybody may know. The
+        object that it became goes first: the end takes the parts with it."""
         bucket, key, upload_id = upload.bucket, upload.key, upload.upload_id
         grave = self._store.grave(bucket, key, upload_id)
-        if grave:
-            newest = self._store.newest(bucket, key)
-            if newest is not None:
-                await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
-            await self.tell(UploadEnded(bucket, key, upload_id, grave), bucket, key)
+        if not grave:
+            return
+        record, delivery = self._completed(bucket, key, grave), self.delivery
+        if record is None:
+            await self.confirm(bucket, key)
+        else:
+            await delivery.everywhere(
+                bucket, key, lambda node: delivery.ensure_version(node, bucket, key, record)
+            )
+        await self.tell(UploadEnded(bucket, key, upload_id, grave), bucket, key)
+
+    def _completed(self, bucket: str, key: str, stamp: int) -> Record | None:
+        """The version that an upload became when it ended with this stamp, unless it was replaced."""
+        for version in (version_of(stamp), NULL):
+            found = self._store.get_version(bucket, key, version)
+            if found is not None and found.stamp == stamp:
+                return found
+        return None
 
 
 def replicated(store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> ObjectStore:

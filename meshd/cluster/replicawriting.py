@@ -192,16 +192,21 @@ class ReplicatedWriter:
         store, part = self._store, None
         if self._part is not None:
             part = store.part_of(*self._part, record)
-            if part is None:  # replaced, or its upload over: whoever did that tells of it
+            if part is None:  # replaced, or its upload over: the other nodes must have that instead
                 await self._drop()
+                await store.settle_part(*self._part)
                 return record
         facts = Facts(epoch, bare(record), part)
         answers = await asyncio.gather(*[stream.finish(facts) for stream in self._streams])
-        took = [(s.node.node_id, t) for s, t in zip(self._streams, answers, strict=True) if t is not None]
+        took = [
+            (stream.node.node_id, taken)
+            for stream, taken in zip(self._streams, answers, strict=True)
+            if taken is not None and taken.trouble != "lacks"
+        ]
         self._streams = []
         had, newest = [node_id for node_id, _ in took], max([taken.newest for _, taken in took], default=0)
-        if part is not None:
-            await store.settle_part(part, record, had)
+        if self._part is not None:
+            await store.settle_part(*self._part, had)
             return record
         return await store.settle_version(self._bucket, self._key, record, had, newest)
 

@@ -21,9 +21,11 @@ from meshd.store.epochs import current_epoch, late
 from meshd.store.errors import (
     DiskFailedError,
     DiskFullError,
+    ExhaustedError,
     StaleEpochError,
     StoreClosedError,
     StoreError,
+    is_exhausted,
 )
 from meshd.store.room import index_has_room
 from meshd.store.segments import Segment
@@ -46,6 +48,9 @@ _IDS_LOW, _IDS_BLOCK = 64, 256
 
 def translate(error: OSError) -> StoreError:
     """The store's word for an operating system's error."""
+    if is_exhausted(error):
+        why = error.strerror or str(error)
+        return ExhaustedError(f"{why}; raise the limit (ulimit -n, LimitNOFILE=) or stop other programs")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
     if full:

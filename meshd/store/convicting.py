@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshd.store.direct import DirectFile
+from meshd.store.errors import is_exhausted
 from meshd.store.intents import used_extents, user_of
 from meshd.store.quarantine import Confine, ConfinePart, RestoreManifest
 from meshd.store.surveying import FileSurvey
@@ -112,12 +113,17 @@ class Convictor:
                         else:
                             bad.append(extent)
                     except OSError as error:
+                        if is_exhausted(error):
+                            raise
                         why = f"the device cannot read it ({error.strerror})"
                         metrics.store_disk_errors.labels("failed").inc()
                         bad.append(extent)
         except FileNotFoundError:
             return list(suspected), "its data file is gone"
         except OSError as error:
+            if is_exhausted(error):  # looked at again by the next scrub, or the next reader
+                _log.warning("suspected bytes could not be compared", extra={"why": error.strerror})
+                return [], ""
             metrics.store_disk_errors.labels("failed").inc()
             return list(suspected), f"the device cannot open its data file ({error.strerror})"
         return bad, why

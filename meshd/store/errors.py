@@ -5,6 +5,9 @@ Law: errors carry meaning, not HTTP statuses, and say what to do. OSError never 
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 from meshd.errors import MeshdError
 
 
@@ -13,7 +16,12 @@ class StoreError(MeshdError):
 
 
 class ConditionFailedError(StoreError):
-    """If-Match or If-None-Match did not hold when the write was judged; nothing was changed."""
+    """If-Match or If-None-Match did not hold when the write was judged; nothing was changed. `condition`: the
+    header's name."""
+
+    def __init__(self, message: str, condition: str = "") -> None:
+        super().__init__(message)
+        self.condition = condition
 
 
 class ConditionMissingError(StoreError):
@@ -26,6 +34,10 @@ class DiskFullError(StoreError):
 
 class DiskFailedError(StoreError):
     """The device reported an I/O error; nothing of the failed write is visible."""
+
+
+class ExhaustedError(StoreError):
+    """The process or machine is out of descriptors or memory; nothing was changed, the device is sound."""
 
 
 class CorruptExtentError(StoreError):
@@ -106,3 +118,11 @@ class NotCachedError(StoreError):
 
 class StoreClosedError(StoreError):
     """The store is closed or closing; retry on another worker."""
+
+
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Whether the machine is short of something, which says nothing about the device."""
+    return error.errno in _EXHAUSTED

@@ -21,7 +21,7 @@ from meshd.store.errors import (
 from meshd.store.index import object_key
 from meshd.store.members import Member, stamp_text, version_of
 from meshd.store.records import Record
-from meshwire.conditions import judge_write
+from meshwire.conditions import failed_write_condition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,12 +40,12 @@ def judge_conditions(conditions: Conditions | None, existing: Record | None) -> 
     if conditions is None:
         return
     etag = existing.etag if existing else None
-    verdict = judge_write(conditions, etag, existing.modified // 1000 if existing else 0)
-    if verdict == "missing":
+    failed = failed_write_condition(conditions, etag, existing.modified // 1000 if existing else 0)
+    if failed and existing is None:
         raise ConditionMissingError("If-Match was given, but there is no object with this key")
-    if verdict == "failed":
+    if failed:
         raise ConditionFailedError(
-            "the object changed meanwhile, or exists already; read it again and decide"
+            "the object changed meanwhile, or exists already; read it again and decide", failed
         )
 
 

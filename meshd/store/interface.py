@@ -281,6 +281,7 @@ class ObjectStore(Protocol):
         owner: str = "",
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        born: int = 0,
     ) -> Upload:
         """Begins a multipart upload. Ids rise with time, so listings are ordered by start within a key."""
         ...
@@ -344,9 +345,15 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def settled(self, bucket: str, key: str) -> None:
-        """What is here of a name, or was removed, is so on every node that must have it. A store of its own
-        has nobody to tell. Raises NotReplicatedError."""
+    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
+        """Returns when every node that must have a name has what is here of it, or its removal, and `record`
+        in particular, a version of it. A store of its own has nobody to tell. Raises NotReplicatedError."""
+        ...
+
+    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+        """Raises ConditionFailedError or ConditionMissingError if the conditions of a write do not hold now,
+        and every node that must have the name has what they were checked against. Raises NotReplicatedError.
+        """
         ...
 
     def grave(self, bucket: str, key: str, what: str = "") -> int:

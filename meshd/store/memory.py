@@ -45,7 +45,7 @@ from meshd.store.records import (
     UploadedPart,
     UploadPage,
 )
-from meshwire.conditions import Conditions, judge_write
+from meshwire.conditions import Conditions, failed_write_condition
 from meshwire.s3.results import ObjectEntry
 
 if TYPE_CHECKING:
@@ -469,8 +469,11 @@ class MemoryStore:
         self.fence()
         return self._replicas.apply(change)
 
-    async def settled(self, bucket: str, key: str) -> None:
+    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
+
+    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+        _judge(conditions, self.get(bucket, key))
 
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         return self._replicas.grave(bucket, key, what)
@@ -489,11 +492,11 @@ class MemoryStore:
 
 def _judge(conditions: Conditions | None, existing: Record | None) -> None:
     etag, modified = (existing.etag, existing.modified // 1000) if existing else (None, 0)
-    verdict = judge_write(conditions or Conditions(), etag, modified)
-    if verdict == "missing":
+    failed = failed_write_condition(conditions or Conditions(), etag, modified)
+    if failed and existing is None:
         raise ConditionMissingError("If-Match was given, but there is no object with this key")
-    if verdict == "failed":
-        raise ConditionFailedError("the object changed meanwhile, or exists already")
+    if failed:
+        raise ConditionFailedError("the object changed meanwhile, or exists already", failed)
 
 
 if TYPE_CHECKING:

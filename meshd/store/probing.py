@@ -3,7 +3,8 @@ an empty one in their place put in.
 
 Law: one process a node looks (the steward), and says what it found in the index, where the others see it. A
 disk that is out stays out: it comes back empty, as a new one. The index's device is probed, too: nothing can
-do without it, which is for others to act on. Invariant: a full disk is no failing disk.
+do without it, which is for others to act on. Invariant: a full disk is no failing disk,
+nor is a probe for which this process has no descriptor or memory left.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 
 from meshd.kit import failpoints
 from meshd.store.direct import DirectFile
+from meshd.store.errors import is_exhausted
 from meshd.store.layout import DRAFTS, EXTENTS, LOST, MOUNTED, is_mounted, write_lost
 from meshd.store.losing import PutIn, TakeOut, confinement, is_bare, is_blank, uses_on
 from meshd.telemetry import metrics
@@ -49,7 +51,9 @@ def _probe(path: str, failpoint: str) -> None:
         failpoints.hit(failpoint)
         found = _written_and_read(path)
     except OSError as error:
-        if error.errno not in _FULL:
+        if is_exhausted(error):
+            _log.warning("a disk could not be probed", extra={"path": path, "why": str(error)})
+        elif error.errno not in _FULL:
             raise
     else:
         if found != _PROBE:

@@ -83,7 +83,8 @@ class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True):
-    """A multipart upload in progress; `initiated` in ms since the epoch."""
+    """A multipart upload in progress; `initiated` in ms since the epoch. `born`: when its bucket was made, 0
+    where nobody said."""
 
     upload_id: str
     bucket: str
@@ -99,6 +100,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     moves: int = 0  # how often compaction has moved that
     tags: dict[str, str] = {}
     acl: Acl | None = None
+    born: int = 0
 
 
 class UploadedPart(msgspec.Struct, frozen=True, array_like=True):

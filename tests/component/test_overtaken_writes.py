@@ -1,0 +1,382 @@
+"""Writes that another write or a deletion replaces at the primary before the other owner has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.cluster.replicating import ReplicatedStore
+from meshd.net.peers import PeerRefusedError
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NoSuchUploadError,
+    NotReplicatedError,
+)
+from meshd.store.records import NULL, Meta
+from meshd.telemetry import metrics
+from meshd.testing.replica_suite import state
+from meshd.testing.store_writing import etag_of, put, put_part, refused
+from meshwire.conditions import Conditions
+from tests.component.mesh_nodes import running_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.store.changes import Facts
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.cluster import Node
+    from tests.component.mesh_nodes import Running
+
+LARGE = 3_000_000
+WINDOW = 0.4
+"""Seconds in which a write that does not wait for the other owner would have been acknowledged."""
+ABSENT = Conditions(if_none_match=("*",))
+
+
+class Pair:
+    """Two nodes that own the key `k`: its primary, and the other, whose connections can be refused."""
+
+    def __init__(self, nodes: list[Running]) -> None:
+        decider = nodes[0].node.mesh.route("b", "k").decider
+        assert decider is not None
+        self.primary = next(one for one in nodes if one.node.settings.node_id == decider.node_id)
+        self.other = next(one for one in nodes if one is not self.primary)
+        self.port = int(self.other.member.endpoint.rpartition(":")[2])
+        store = self.primary.node.shared
+        assert isinstance(store, ReplicatedStore)
+        self.store = store
+
+    @property
+    def here(self) -> ObjectStore:
+        """What the primary has."""
+        return self.primary.node.store
+
+    @property
+    def there(self) -> ObjectStore:
+        """What the other owner has."""
+        return self.other.node.store
+
+    async def refuse(self) -> None:
+        """From now on the other owner refuses connections."""
+        self.other.listener.close()
+        await self.primary.node.peers.aclose()
+
+    async def accept(self) -> None:
+        """It listens again."""
+        loop = asyncio.get_running_loop()
+        self.other.listener = await loop.create_server(self.other.server, "127.0.0.1", self.port)
+
+    async def begin(self, doing: Awaitable[Any]) -> asyncio.Future[Any]:
+        """Starts a write and returns when it is committed at the primary."""
+        before, task = self.here.revision(), asyncio.ensure_future(doing)
+        for _ in range(2000):
+            if self.here.revision() != before:
+                return task
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"nothing was committed: {task}")
+
+    def same(self) -> None:
+        """Both have the same of everything."""
+        assert state(self.here) == state(self.there)
+
+
+def _pair(test: Callable[[Pair], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
+            await test(Pair(nodes))
+
+    asyncio.run(run())
+
+
+async def _none_returns(*writes: asyncio.Future[Any]) -> None:
+    done, _ = await asyncio.wait(writes, timeout=WINDOW, return_when=asyncio.FIRST_COMPLETED)
+    assert not done, "acknowledged, and the other owner has neither the write nor its successor"
+
+
+OVERTAKERS: dict[str, Callable[[ReplicatedStore], Awaitable[Any]]] = {
+    "a small write": lambda store: put(store, "k", b"next"),
+    "a large write": lambda store: put(store, "k", b"n" * LARGE, size=LARGE),
+    "a deletion": lambda store: store.delete("b", "k"),
+    "a deletion of the null version": lambda store: store.delete_version("b", "k", NULL),
+    "a marker": lambda store: store.delete("b", "k", versioning="Suspended"),
+}
+
+
+@pytest.mark.parametrize("how", OVERTAKERS)
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_an_overtaken_write_waits_until_the_other_owner_has_its_successor(how: str, size: int) -> None:
+    async def test(pair: Pair) -> None:
+        await put(pair.store, "k", b"old")
+        await pair.refuse()
+        first = await pair.begin(put(pair.store, "k", b"x" * size, size=size))
+        stamp = pair.here.get("b", "k").stamp  # type: ignore[union-attr]
+        successor = await pair.begin(OVERTAKERS[how](pair.store))
+        await _none_returns(first, successor)
+        await pair.accept()
+        await first
+        null, grave = pair.there.get_version("b", "k", NULL), pair.there.grave("b", "k")
+        assert (null is not None and null.stamp > stamp) or grave > stamp
+        await successor
+        pair.same()
+
+    _pair(test)
+
+
+def test_an_overtaken_copy_waits_until_the_other_owner_has_its_successor() -> None:
+    async def test(pair: Pair) -> None:
+        source = await put(pair.store, "k", b"old")
+        await pair.refuse()
+        copy = await pair.begin(pair.store.link("b", "k", source, Meta("copied")))
+        removal = await pair.begin(pair.store.delete("b", "k"))
+        await _none_returns(copy, removal)
+        await pair.accept()
+        await asyncio.gather(copy, removal)
+        assert pair.there.get("b", "k") is None
+
+    _pair(test)
+
+
+def test_overtaken_tags_of_a_version_that_the_other_owner_lacks_wait_for_its_successor() -> None:
+    async def test(pair: Pair) -> None:
+        await put(pair.store, "k", b"old")
+        await pair.refuse()
+        first = await pair.begin(put(pair.store, "k", b"first"))
+        tags = await pair.begin(pair.store.amend("b", "k", None, tags={"a": "b"}))
+        removal = await pair.begin(pair.store.delete("b", "k"))
+        await _none_returns(first, tags, removal)
+        await pair.accept()
+        await asyncio.gather(first, tags, removal)
+        assert pair.there.get("b", "k") is None
+
+    _pair(test)
+
+
+def test_a_version_that_was_removed_before_it_was_sent_waits_for_its_removal() -> None:
+    async def test(pair: Pair) -> None:
+        await put(pair.store, "k", b"old", versioning="Enabled")
+        await pair.refuse()
+        first = await pair.begin(put(pair.store, "k", b"first", versioning="Enabled"))
+        newest = pair.here.newest("b", "k")
+        assert newest is not None
+        removal = await pair.begin(pair.store.delete_version("b", "k", newest.version))
+        await _none_returns(first, removal)
+        await pair.accept()
+        await first
+        assert pair.there.grave("b", "k", newest.version)
+        await removal
+        pair.same()
+
+    _pair(test)
+
+
+def test_many_overtaken_writes_share_the_transfer_of_their_successor() -> None:
+    async def test(pair: Pair) -> None:
+        await put(pair.store, "k", b"old")
+        await pair.refuse()
+        writes = [await pair.begin(put(pair.store, "k", b"%d" % number * 100)) for number in range(24)]
+        await _none_returns(*writes)
+        before = metrics.replication_facts.labels("Bytes")._value.get()
+        await pair.accept()
+        await asyncio.gather(*writes)
+        assert metrics.replication_facts.labels("Bytes")._value.get() - before <= 2
+        pair.same()
+
+    _pair(test)
+
+
+def test_nobody_joins_the_transfer_of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pairs of writes, of which each first one waits for its second: also while that of the other pair is
+    on its way."""
+
+    async def test(pair: Pair) -> None:
+        delivery, store = pair.store.delivery, pair.store
+        data, goes_on = delivery.data, dict[int, asyncio.Event]()
+
+        async def held(node: Node, bucket: str, key: str, facts: Facts, *more: Any) -> Any:
+            await goes_on.setdefault(facts.record.stamp, asyncio.Event()).wait()
+            return await data(node, bucket, key, facts, *more)
+
+        monkeypatch.setattr(delivery, "data", held)
+        settling: list[asyncio.Future[Any]] = []
+        records: list[Record] = []
+        for first in (b"0", b"2"):
+            records += [await put(pair.here, "k", first), await put(pair.here, "k", first * 2)]
+            settling.append(asyncio.ensure_future(store.settle_version("b", "k", records[-2])))
+            await _none_returns(*settling)
+        goes_on[records[1].stamp].set()
+        await settling[0]
+        found = pair.there.get("b", "k")
+        assert found is not None
+        assert found.stamp == records[1].stamp
+        await _none_returns(settling[1])
+        goes_on[records[3].stamp].set()
+        await settling[1]
+        pair.same()
+
+    _pair(test)
+
+
+def test_a_version_that_nobody_has_any_more_is_not_acknowledged() -> None:
+    """The primary has forgotten what became of it: the answer is up to the other owner."""
+
+    async def test(pair: Pair) -> None:
+        kept = await put(pair.there, "k", b"kept")
+        delivery, member = pair.store.delivery, pair.other.member
+        await delivery.version(member, "b", "k", kept)
+        lost = await put(pair.there, "lost", b"lost")
+        await refused(PeerRefusedError, delivery.version(member, "b", "nowhere", lost))
+        delivery.patience = 0.1
+        await refused(NotReplicatedError, pair.store.tell_version("b", "nowhere", lost))
+
+    _pair(test)
+
+
+def test_an_overtaken_write_is_not_written_again_over_its_successor() -> None:
+    """The other owner has a version that nobody acknowledged, with a stamp of a clock that was ahead."""
+
+    async def test(pair: Pair) -> None:
+        await put(pair.store, "k", b"old")
+        await pair.refuse()
+        first = await pair.begin(put(pair.store, "k", b"first"))
+        second = await pair.begin(put(pair.store, "k", b"second"))
+        record = pair.here.get("b", "k")
+        assert record is not None
+        ahead = await put(pair.there, "k", b"never acknowledged")
+        assert ahead.stamp > record.stamp
+        await pair.accept()
+        await asyncio.gather(first, second)
+        found = pair.there.get("b", "k")
+        assert found is not None
+        assert found.etag == etag_of(b"second")
+        pair.same()
+
+    _pair(test)
+
+
+def test_a_deletion_is_not_entered_again_over_a_write_that_followed_it() -> None:
+    async def test(pair: Pair) -> None:
+        await put(pair.store, "k", b"old")
+        await pair.refuse()
+        removal = await pair.begin(pair.store.delete("b", "k"))
+        await put(pair.there, "k", b"never acknowledged")
+        write = await pair.begin(put(pair.here, "k", b"second"))  # committed here, and not sent yet
+        ahead = await put(pair.there, "k", b"never acknowledged, too")
+        record = await write
+        assert ahead.stamp > record.stamp
+        await pair.accept()
+        await removal
+        found = pair.here.get("b", "k")
+        assert found is not None
+        assert found.etag == etag_of(b"second")
+        await pair.store.settle_version("b", "k", record)
+        pair.same()
+
+    _pair(test)
+
+
+# parts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+@pytest.mark.parametrize("how", ["replaced", "completed", "completed in a version", "aborted"])
+def test_an_overtaken_part_waits_until_the_other_owner_has_its_successor(how: str, size: int) -> None:
+    async def test(pair: Pair) -> None:
+        store = pair.store
+        upload = await store.create_upload("b", "k")
+        await put_part(store, upload, 1, b"1" * size)
+        await pair.refuse()
+        part = await pair.begin(put_part(store, upload, 2, b"2" * size))
+        if how == "replaced":
+            successor = await pair.begin(put_part(store, upload, 2, b"3" * size))
+        elif how == "aborted":
+            successor = await pair.begin(store.abort_upload(upload))
+        else:
+            setting: Any = "Enabled" if how == "completed in a version" else ""
+            ending = store.complete_upload(upload, (1,), Meta("whole-1"), versioning=setting)
+            successor = await pair.begin(ending)
+        await _none_returns(part, successor)
+        await pair.accept()
+        await part
+        if how == "replaced":
+            assert [found.number for found in pair.there.list_parts(upload).parts] == [1, 2]
+        else:
+            assert pair.there.get_upload("b", "k", upload.upload_id) is None
+            assert (pair.there.get("b", "k") is not None) == (how != "aborted")
+        await successor
+        pair.same()
+
+    _pair(test)
+
+
+def test_a_completed_version_is_there_before_the_end_of_its_upload_is() -> None:
+    """Also one that is not the newest, and whose completion nobody tells the other owner: the end takes the
+    parts with it."""
+
+    async def test(pair: Pair) -> None:
+        store = pair.store
+        upload = await store.create_upload("b", "k")
+        await put_part(store, upload, 1, b"1")
+        done = await pair.here.complete_upload(upload, (1,), Meta("whole-1"), versioning="Enabled")
+        await put(pair.here, "k", b"newer", versioning="Enabled")
+        await refused(NoSuchUploadError, store.complete_upload(upload, (1,), Meta("whole-1")))
+        assert pair.there.get_upload("b", "k", upload.upload_id) is None
+        assert pair.there.get_version("b", "k", done.version) is not None
+
+    _pair(test)
+
+
+def test_a_completion_that_is_repeated_is_confirmed_though_a_newer_version_was_put() -> None:
+    async def test(pair: Pair) -> None:
+        done = await put(pair.here, "k", b"done", versioning="Enabled")
+        await put(pair.here, "k", b"newer", versioning="Enabled")
+        await pair.store.settled("b", "k", done)
+        pair.same()
+
+    _pair(test)
+
+
+# refusals -------------------------------------------------------------------------------------------------
+
+
+def test_a_condition_is_refused_when_the_other_owner_has_what_it_was_checked_against() -> None:
+    async def test(pair: Pair) -> None:
+        store = pair.store
+        await pair.refuse()
+        first = await pair.begin(put(store, "k", b"first"))
+        await store.check_conditions("b", "k", Conditions(if_match=(etag_of(b"first"),)))
+        exists = asyncio.ensure_future(
+            refused(ConditionFailedError, store.check_conditions("b", "k", ABSENT))
+        )
+        await _none_returns(first, exists)
+        await pair.accept()
+        await exists
+        assert pair.there.get("b", "k") is not None
+        await first
+        await pair.refuse()
+        removal = await pair.begin(store.delete("b", "k"))
+        match = Conditions(if_match=(etag_of(b"first"),))
+        missing = asyncio.ensure_future(
+            refused(ConditionMissingError, store.check_conditions("b", "k", match))
+        )
+        await _none_returns(removal, missing)
+        await pair.accept()
+        await missing
+        assert pair.there.get("b", "k") is None
+        await removal
+
+    _pair(test)
+
+
+def test_conditions_are_checked_against_what_the_primary_has() -> None:
+    """A node that decides no more refuses nothing: the primary checks them when the body is there."""
+
+    async def test(pair: Pair) -> None:
+        await put(pair.there, "k", b"not acknowledged")
+        await pair.other.node.shared.check_conditions("b", "k", ABSENT)
+        await put(pair.store, "k", b"x", conditions=ABSENT)
+
+    _pair(test)

@@ -1,0 +1,78 @@
+"""A process without free descriptors: nothing of it is taken for a fault of the device."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import SystemClock
+from meshd.store.errors import ExhaustedError
+from meshd.store.store import Store
+from meshd.testing.store_writing import LARGE, put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Meanwhile this process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = os.dup(0)  # the lowest free one: below it all are taken
+    os.close(least)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store.open(StoreSettings.at(tmp_path), writer="w0", clock=SystemClock())) as found:
+        yield found
+
+
+def test_no_disk_is_taken_out_of_service(store: Store) -> None:
+    async def look() -> None:
+        await store.disks.look()
+        with no_descriptors():
+            for _ in range(4):  # three failed probes in a row take a disk out
+                await store.disks.look()
+
+    asyncio.run(look())
+    assert store.disks.any
+    assert store.disks.index_failed == ""
+
+
+def test_nothing_goes_to_quarantine(store: Store) -> None:
+    async def scrub() -> None:
+        await put(store, "small", b"small" * 100)
+        large = await put(store, "large", os.urandom(LARGE))
+        await store.scrub.begin()
+        with no_descriptors():
+            while await store.scrub.step(_rest):
+                pass
+        assert store.scrub.state.damaged == 0
+        assert store.get("b", "small") is not None
+        assert store.read(large, 0, 100)
+
+    asyncio.run(scrub())
+
+
+def test_a_read_says_what_is_missing(store: Store) -> None:
+    record = asyncio.run(put(store, "large", os.urandom(LARGE)))
+    with no_descriptors(), pytest.raises(ExhaustedError, match="ulimit -n"):
+        store.read(record, 0, 100)
+    assert store.read(record, 0, 100)
+
+
+async def _rest(size: int) -> None:
+    assert size >= 0
