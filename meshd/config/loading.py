@@ -145,6 +145,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         lost_disks=value["lost-disk"],
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],
+        archive_ratio=value["archive-ratio"],
         cache_bytes=value["cache"],
         credentials_dir=value["origin-credentials"],
         origin_patience=value["origin-patience"],

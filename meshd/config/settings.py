@@ -92,8 +92,9 @@ class HttpSettings:
     none is."""
     drain_timeout: float = 30.0
     """After SIGTERM, running requests get this long to finish."""
-    sigv2: bool = True
-    """Whether signature version 2 is taken, in presigned URLs (boto3's default), headers and forms."""
+    sigv2: str = "presigned"
+    """Which requests may be signed with version 2: `presigned` (URLs, boto3's default, and forms), `all` (the
+    Authorization header too, which leaves most of a request unsigned), or `off`."""
     backlog: int = 1024
     """Connections the kernel queues for a worker."""
 
@@ -197,6 +198,8 @@ class NodeSettings:
     """Seconds after which a process whose event loop stands still is killed and replaced."""
     view_cache_bytes: int = 10 << 30
     """Results of views and inflated archives kept on the disks; the least recently used go beyond."""
+    archive_ratio: int = 50
+    """Bytes that an archive may have inflated for each of its own, beyond 64 MiB; more is refused."""
     lifecycle_interval: float = 900.0
     """Seconds from one look for what lifecycle rules remove to the next."""
     scrub_interval: float = 14 * 86400.0

@@ -82,6 +82,7 @@ def choice(*allowed: str) -> Callable[[object], str]:
     return parse
 
 
+SIGV2 = ("off", "presigned", "all")
 _SWITCH = frozenset({"on", "off", "true", "false"})
 
 
@@ -90,6 +91,15 @@ def parse_switch(text: object) -> bool:
     if str(text).lower() not in _SWITCH:
         raise ValueError("expected on or off")
     return str(text).lower() in {"on", "true"}
+
+
+def parse_sigv2(text: object) -> str:
+    """`on` and `off` are from when this was a switch."""
+    if str(text).lower() in _SWITCH:
+        return "all" if parse_switch(text) else "off"
+    if text not in SIGV2:
+        raise ValueError(f"expected one of {', '.join(SIGV2)}")
+    return str(text)
 
 
 def parse_name(text: object) -> str:

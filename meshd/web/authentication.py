@@ -5,6 +5,7 @@ Law: the raw target as it was sent, never a normalised one; the secret is used h
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,15 @@ from meshd.web.hosts import Hosts
 from meshwire.s3.errors import S3Error
 from meshwire.s3.fields import with_hoisted
 from meshwire.s3.forms import signs_policy
+from meshwire.s3.mechanisms import read_mechanism
 from meshwire.s3.parsing import RequestHead
 from meshwire.s3.queries import read_query
 from meshwire.sigv2 import OldClaim, read_old_claim, verify_old
 from meshwire.sigv4 import V4_ONLY, Claim, read_claim, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiohttp import web
 
     from meshd.kit.clock import Clock
@@ -44,6 +48,12 @@ class Authenticated:
     tables: object = None
 
 
+_NOT_IN_THE_HEADER = (
+    "This server takes signature version 2 in presigned URLs and forms, but not in the Authorization header. "
+    "Please use AWS4-HMAC-SHA256 (signature version s3v4 in most clients), or have the server started with "
+    "--sigv2 all."
+)
+_NO_SECRET = "of no key"
 VERSION_2, VERSION_4 = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
 PATH_STYLE = Hosts()
 ANONYMOUS = Authenticated(ANYONE, None, None)
@@ -83,11 +93,17 @@ def request_context(
         request.remote or "",
         secure,
         presigned,
-        with_hoisted(head.headers, read_query(head.raw_query)) if presigned else head.headers,
+        _hoisted(head) if presigned else head.headers,
         "" if claim is None else VERSION_2 if isinstance(claim, OldClaim) else VERSION_4,
         claim.timestamp if isinstance(claim, Claim) else "",
         tls=_tls_version(request) if secure else "",
     )
+
+
+def _hoisted(head: RequestHead) -> Mapping[str, str]:
+    """The headers of a presigned URL, as `parse_request` reads them."""
+    query = read_query(head.raw_query)
+    return with_hoisted(head.headers, query, read_mechanism(head.headers, query))
 
 
 def _tls_version(request: web.BaseRequest | Connection | Hop) -> str:
@@ -99,10 +115,18 @@ def _tls_version(request: web.BaseRequest | Connection | Hop) -> str:
     return "" if version is None else version.removeprefix("TLSv")
 
 
-class Authenticator:
-    """Verifies signatures; `sigv2` is whether those of version 2 are taken. One per process."""
+def _verify(claim: Claim | OldClaim, head: RequestHead, secret_key: str, now: int) -> Verified | None:
+    """None for version 2."""
+    if isinstance(claim, OldClaim):
+        verify_old(claim, head, secret_key, now)
+        return None
+    return verify(claim, head, secret_key, now)
 
-    def __init__(self, sessions: Sessions, clock: Clock, *, sigv2: bool = True) -> None:
+
+class Authenticator:
+    """Verifies signatures; `sigv2`: see `HttpSettings`. One per process."""
+
+    def __init__(self, sessions: Sessions, clock: Clock, *, sigv2: str = "presigned") -> None:
         self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
 
     def authenticate(self, head: RequestHead, trace: Trace) -> Authenticated:
@@ -127,18 +151,24 @@ class Authenticator:
 
     def _verified(self, claim: Claim | OldClaim, head: RequestHead, now: int) -> Authenticated:
         tables = self._sessions.tables
-        identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
-        if isinstance(claim, OldClaim):
-            verify_old(claim, head, secret_key, now)
-            return Authenticated(identity, claim, None, now, tables)
-        return Authenticated(identity, claim, verify(claim, head, secret_key, now), now, tables)
+        try:
+            identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+        except S3Error:
+            with suppress(S3Error):  # an unknown key costs the same time as a wrong signature
+                _verify(claim, head, _NO_SECRET, now)
+            raise
+        return Authenticated(identity, claim, _verify(claim, head, secret_key, now), now, tables)
 
     def authenticate_form(self, claim: FormClaim, trace: Trace) -> Identity:
         """Who signed an upload form's policy; `trace` is told. Raises S3Error."""
         trace.access_key = claim.access_key
-        if claim.scope is None and not self._sigv2:
+        if claim.scope is None and self._sigv2 == "off":
             raise S3Error("InvalidRequest", V4_ONLY)
-        identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+        try:
+            identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+        except S3Error:
+            signs_policy(claim, _NO_SECRET)  # see `_verified`
+            raise
         if not signs_policy(claim, secret_key):
             extra = {"AWSAccessKeyId": claim.access_key[:128], "SignatureProvided": claim.signature[:128]}
             raise S3Error("SignatureDoesNotMatch", extra=extra)
@@ -148,6 +178,10 @@ class Authenticator:
 
     def _read_old(self, head: RequestHead) -> OldClaim | None:
         claim = read_old_claim(head)
-        if claim is not None and not self._sigv2:
+        if claim is None or self._sigv2 == "all":
+            return claim
+        if self._sigv2 == "off":
             raise S3Error("InvalidRequest", V4_ONLY)
+        if not claim.presigned:
+            raise S3Error("InvalidRequest", _NOT_IN_THE_HEADER)
         return claim

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.service.authorization.access import ANYONE
+from meshd.service.semantics.expecting import EXPECTING
 from meshd.web.authentication import VERSION_2, VERSION_4
 from meshd.web.forwarding import AnsweredError, Name
 from meshd.web.outgoing import Begun
@@ -29,7 +30,7 @@ from meshwire.s3.policydocuments import MAX_FILE, PostPolicy, read_policy
 from meshwire.s3.results import PostStored
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
     from typing import Any
 
     from meshd.service.authorization.access import Identity
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from meshwire.s3.operations import BodyDigests, PostObject, PutObject
 
 _EVERYTHING = PostPolicy(0, (), 0, MAX_FILE)
+_OF_CLIENT = frozenset({"referer", "user-agent"})
 
 
 class FormUploads:
@@ -68,7 +70,7 @@ class FormUploads:
         put = read_upload(fields, operation.bucket, call.head.headers)
         call.trace.target = put
         await self._pass_on(call, put, form)
-        headers = {**call.context.headers, **form_headers(fields)}
+        headers = _policy_headers(call.context.headers, fields)
         context = replace(call.context, headers=headers, form=True, signature=_signature(claim))
         self._deps.access.admit(identity, put, context)
         admitted: Any = self._deps.acls.admitted(put)
@@ -82,6 +84,8 @@ class FormUploads:
             read_status(fields),
             read_redirect(fields),
             stored.version,
+            stored.checksums,
+            stored.checksum_type,
         )
 
     async def _pass_on(self, call: Call, put: PutObject, form: _Form) -> None:
@@ -111,6 +115,13 @@ class FormUploads:
         policy = read_policy(claim.policy)
         policy.check(fields, bucket, self._deps.clock.now_ms())
         return identity, policy
+
+
+def _policy_headers(sent: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
+    """The headers that policies see. The upload is made of the form: an x-amz-* header of the request that
+    carries it does nothing, so it counts for nothing; nor can a field say where a browser comes from."""
+    own = {n: value for n, value in sent.items() if not n.startswith("x-amz-") or n in EXPECTING}
+    return own | {n: value for n, value in form_headers(fields).items() if n not in _OF_CLIENT}
 
 
 def _signature(claim: FormClaim | None) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from meshwire import httpdates, percents
 from meshwire.s3.errors import S3Error
+from meshwire.s3.mechanisms import Mechanism, read_mechanism
 from meshwire.s3.queries import is_subresource, read_query
 from meshwire.sigv4.claims import MAX_EXPIRES, read_payload_hash
 from meshwire.sigv4.verifying import MAX_SKEW
@@ -96,13 +97,11 @@ def read_old_claim(head: RequestHead) -> OldClaim | None:
     Raises S3Error: AccessDenied (parts missing, no valid expiry), InvalidArgument (a bad payload hash, a
     header that is none), InvalidRequest (a sub-resource that would not be signed), InvalidURI.
     """
-    authorization = head.headers.get("authorization", "")
-    if authorization.startswith("AWS "):
-        return _read_header(head, authorization)
-    if "AWSAccessKeyId=" not in head.raw_query and "Signature=" not in head.raw_query:
-        return None
-    query = read_query(head.raw_query).values
-    if "AWSAccessKeyId" not in query and "Signature" not in query:
+    parameters = read_query(head.raw_query)
+    mechanism, query = read_mechanism(head.headers, parameters), parameters.values
+    if mechanism is Mechanism.HEADER_V2:
+        return _read_header(head, query)
+    if mechanism is not Mechanism.PRESIGNED_V2:
         return None
     if any(not query.get(name) for name in _NAMES):
         raise S3Error(
@@ -113,13 +112,13 @@ def read_old_claim(head: RequestHead) -> OldClaim | None:
     return _claim(head, query, query["AWSAccessKeyId"], signature, _expiry(query["Expires"]))
 
 
-def _read_header(head: RequestHead, authorization: str) -> OldClaim:
+def _read_header(head: RequestHead, query: Mapping[str, str]) -> OldClaim:
+    authorization = head.headers["authorization"]
     access_key, colon, signature = authorization.removeprefix("AWS ").strip().rpartition(":")
     if not colon or not access_key:
         raise S3Error(
             "InvalidArgument", "AWS authorization header is invalid. Expected AwsAccessKeyId:signature"
         )
-    query = read_query(head.raw_query).values if head.raw_query else {}
     return _claim(head, query, access_key, signature, None)
 
 

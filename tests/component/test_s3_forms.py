@@ -121,6 +121,32 @@ def test_acl_tags_and_checksums(daemon: Daemon, s3: Any, bucket: str, signer: An
     assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"data"
 
 
+@pytest.mark.parametrize("status", ["200", "201", "204", ""])
+def test_the_answer_names_the_checksum(daemon: Daemon, bucket: str, signer: Any, status: str) -> None:
+    crc = new_checksum("crc32c")
+    crc.update(b"data")
+    answered = {"success_action_status": status} if status else {"success_action_redirect": "https://page.x/"}
+    fields = form(signer, bucket, **answered, **{"x-amz-checksum-crc32c": crc.base64()})
+    answer = send(daemon.endpoint, bucket, fields, b"data")
+    assert answer.status == int(status or 303)
+    assert answer.headers["x-amz-checksum-crc32c"] == crc.base64()
+    assert answer.headers["x-amz-checksum-type"] == "FULL_OBJECT"
+
+
+def test_a_failed_condition_is_told_as_it_is_written(daemon: Daemon, bucket: str, signer: Any) -> None:
+    """With its quotes: minio-go and others search the text of the answer."""
+    fields = form(signer, bucket, "k") | {"key": "other"}
+    answer = send(daemon.endpoint, bucket, fields, b"x")
+    assert (answer.status, answer.code) == (403, "AccessDenied")
+    assert b'Policy Condition failed: ["eq", "$key", "k"]' in answer.body
+
+
+def test_a_redirection_that_is_none(daemon: Daemon, bucket: str, signer: Any) -> None:
+    fields = form(signer, bucket, **{"x-amz-website-redirect-location": "page"})
+    answer = send(daemon.endpoint, bucket, fields, b"x")
+    assert (answer.status, answer.code) == (400, "InvalidRedirectLocation")
+
+
 def test_sizes_that_the_policy_does_not_allow(daemon: Daemon, s3: Any, bucket: str, signer: Any) -> None:
     fields = form(signer, bucket, conditions=[["content-length-range", 10, 300_000]])
     for size, code in ((9, "EntityTooSmall"), (300_001, "EntityTooLarge"), (5 * MIB, "EntityTooLarge")):

@@ -24,6 +24,7 @@ from meshwire.s3 import (
     versionlistings,
 )
 from meshwire.s3.errors import S3Error
+from meshwire.s3.mechanisms import read_mechanism
 from meshwire.s3.queries import invalid, read_query
 from meshwire.s3.requestheads import RequestHead as RequestHead  # noqa: TC001 - importers of requests want it here
 
@@ -43,19 +44,18 @@ def parse_request(head: RequestHead) -> Operation:
     bucket, key = split_path(head)
     if head.method == "OPTIONS":
         return cors.read_preflight(bucket, key, head.headers)
-    query = read_query(head.raw_query) if head.raw_query else _NO_QUERY
-    headers = fields.with_hoisted(head.headers, query) if query.presigned else head.headers
+    query, headers, presigned = read_query(head.raw_query), head.headers, False
+    if query.values:
+        mechanism = read_mechanism(headers, query)
+        headers, presigned = fields.with_hoisted(headers, query, mechanism), mechanism.presigned
     fields.refuse_unbuilt(headers)
     level = "object" if key else "bucket" if bucket else "service"
     route = _ROUTES.get((level, head.method))
     if query.values:
-        query.check(level, head.method)
+        query.check(level, head.method, presigned=presigned)
     if route is None:
         raise S3Error("MethodNotAllowed", extra={"Method": head.method[:32], "ResourceType": level.upper()})
     return route(bucket, key, query, headers)
-
-
-_NO_QUERY = read_query("")
 
 
 def split_path(head: RequestHead) -> tuple[str, str]:

@@ -8,6 +8,7 @@ method) reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -134,21 +135,20 @@ _NO_PARAMETERS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Decoded parameters; a value is empty when there is none. `presigned` is whether X-Amz-Signature is
-    there, or what version 2 had in its place."""
+    """Decoded parameters; a value is empty when there is none."""
 
     values: Mapping[str, str]
-    presigned: bool
 
-    def check(self, level: str, method: str) -> None:
-        """Raise S3Error unless every sub-resource named is one that (level, method) knows."""
+    def check(self, level: str, method: str, *, presigned: bool) -> None:
+        """Raise S3Error unless every sub-resource named is one that (level, method) knows. `presigned`: the
+        query is that of a presigned URL."""
         allowed = _PARAMETERS.get((level, method), _NO_PARAMETERS)
         for name, value in self.values.items():
             if name in allowed or name in _IGNORED or name[:6].lower() == "x-amz-":
                 continue
             if name in _OVERRIDES and level == "object":
                 continue
-            if name in HOISTED_V2 and self.presigned:
+            if name in HOISTED_V2 and presigned:
                 continue
             _refuse(name, value, method)
 
@@ -219,6 +219,7 @@ def _refuse(name: str, value: str, method: str) -> None:
         raise S3Error("NotImplemented", f"The query parameter {name[:64]!r} is not known.")
 
 
+@lru_cache(maxsize=64)  # who signed, what is asked and what policies see: each reads it for itself
 def read_query(raw_query: str) -> Query:
     """Raises S3Error: InvalidURI (broken escapes, not UTF-8), InvalidArgument (a parameter given twice)."""
     values: dict[str, str] = {}
@@ -230,12 +231,7 @@ def read_query(raw_query: str) -> Query:
         if name in values:
             raise invalid(name, value, f"The query parameter {name[:64]!r} is given twice.")
         values[name] = value
-    return Query(values, "X-Amz-Signature" in values or is_presigned_v2(values))
-
-
-def is_presigned_v2(values: Mapping[str, str]) -> bool:
-    """Whether a query has what makes a presigned URL of version 2."""
-    return "Signature" in values and "AWSAccessKeyId" in values
+    return Query(MappingProxyType(values))
 
 
 def is_subresource(name: str) -> bool:

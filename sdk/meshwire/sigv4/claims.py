@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NoReturn
 
-from meshwire import httpdates, percents
+from meshwire import httpdates
 from meshwire.s3.errors import S3Error
+from meshwire.s3.mechanisms import Mechanism, read_mechanism
+from meshwire.s3.queries import read_query
 
 if TYPE_CHECKING:
     from meshwire.s3.parsing import RequestHead
+    from meshwire.s3.queries import Query
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 STREAMING_PAYLOADS = frozenset(
@@ -71,26 +74,14 @@ def read_claim(head: RequestHead) -> Claim | None:
     """The claim of a request; None when it is anonymous, or signed with version 2 (`meshwire.sigv2`).
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, AccessDenied (no date),
-    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (no payload hash).
+    InvalidArgument (two mechanisms, an unknown one, a bad payload hash, a parameter that is given twice or
+    only allowed in a presigned URL), InvalidRequest (no payload hash), InvalidURI.
     """
-    authorization = head.headers.get("authorization")
-    presigned = head.raw_query != "" and _looks_presigned(head.raw_query)
-    if authorization is None:
-        return _read_query(head) if presigned else None
-    if presigned or ("AWSAccessKeyId=" in head.raw_query and "Signature=" in head.raw_query):
-        raise S3Error(
-            "InvalidArgument",
-            "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature query "
-            "string "
-            "parameter or the Authorization header should be specified",
-        )
-    return None if authorization.startswith("AWS ") else _read_header(head, authorization)
-
-
-def _looks_presigned(raw_query: str) -> bool:
-    if "X-Amz-" in raw_query:
-        return any(f"X-Amz-{field}=" in raw_query for field in ("Algorithm", "Credential", "Signature"))
-    return False
+    query = read_query(head.raw_query)
+    mechanism = read_mechanism(head.headers, query)
+    if mechanism is Mechanism.PRESIGNED_V4:
+        return _read_query(head, query)
+    return _read_header(head, head.headers["authorization"]) if mechanism is Mechanism.HEADER_V4 else None
 
 
 # --- Authorization header ---------------------------------------------------------------------------
@@ -191,8 +182,8 @@ def read_payload_hash(value: str) -> str:
 # --- presigned query ----------------------------------------------------------------------------------
 
 
-def _read_query(head: RequestHead) -> Claim:
-    fields = _query_fields(head.raw_query)
+def _read_query(head: RequestHead, query: Query) -> Claim:
+    fields = _query_fields(query)
     if fields["Algorithm"] != "AWS4-HMAC-SHA256":
         raise S3Error(_QUERY_ERROR, 'X-Amz-Algorithm only supports "AWS4-HMAC-SHA256".')
     access_key, scope = read_credential(fields["Credential"], _QUERY_ERROR)
@@ -222,18 +213,9 @@ def _read_query(head: RequestHead) -> Claim:
     )
 
 
-def _query_fields(raw_query: str) -> dict[str, str]:
+def _query_fields(query: Query) -> dict[str, str]:
     """The X-Amz-* parameters without that prefix."""
-    fields: dict[str, str] = {}
-    try:
-        parameters = percents.split_query(raw_query)
-    except percents.PercentError:
-        raise S3Error("InvalidURI") from None
-    for name, value in parameters:
-        if name.startswith("X-Amz-"):
-            if name[6:] in fields:
-                raise S3Error(_QUERY_ERROR, f"{name} is given twice.")
-            fields[name[6:]] = value
+    fields = {name[6:]: value for name, value in query.values.items() if name.startswith("X-Amz-")}
     if any(not fields.get(name) for name in _QUERY_FIELDS):
         raise S3Error(
             _QUERY_ERROR,
