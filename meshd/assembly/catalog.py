@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
 
 RESERVED_BUCKET = "-mesh-"
-SHARED: Final = ("snapshots/", "plans/", "assets/", "packs/")
+BIRTHS: Final = "births/"
+"""Documents that say with which buckets a snapshot was registered: see `meshd.service.datasets.births`."""
+SHARED: Final = ("snapshots/", "plans/", "assets/", "packs/", BIRTHS)
 """What begins like this is named by its content, and means the same on every node."""
 INDEXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/")
 """Where the samples of files lie: this node's own, made again when they are asked for."""
@@ -127,7 +129,7 @@ class Catalog:
         self._require(f"snapshots/{digest}")
         document = await self.find(f"snapshots/{digest}")
         if document is None:
-            raise _unknown(f"snapshots/{digest}")
+            raise unknown_document(f"snapshots/{digest}")
         return document
 
     async def plan(self, digest: str) -> Plan:
@@ -139,7 +141,7 @@ class Catalog:
     async def _load_plan(self, digest: str) -> Plan:
         document = await self.find(f"plans/{digest}")
         if document is None:
-            raise _unknown(f"plans/{digest}")
+            raise unknown_document(f"plans/{digest}")
         return Plan.from_bytes(digest, document)
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
@@ -171,7 +173,7 @@ class Catalog:
         self._require(key)
         await self.ensure([key])
         if self._store.get(RESERVED_BUCKET, key) is None:
-            raise _unknown(key)
+            raise unknown_document(key)
 
     def is_gone(self, key: str) -> bool:
         """Whether a document was removed everywhere, and not made again."""
@@ -238,10 +240,12 @@ class Catalog:
             raise
 
 
-def _unknown(key: str) -> BatchError:
+def unknown_document(key: str) -> BatchError:
+    """Of a plan or snapshot that is not here, or not of the buckets that have their names now."""
     kind, _, digest = key.partition("/")
     return BatchError(
         "NoSuchPlan" if kind == "plans" else "NoSuchSnapshot",
         f"this node has no {kind.removesuffix('s')} {digest[:64]}",
-        help=f"it was never made here, or that it was removed is forgotten; {_AGAIN[kind]}",
+        help="it was never made here, or that it was removed is forgotten, or its bucket was deleted and the "
+        f"one that has the name now has other objects; {_AGAIN[kind]}",
     )

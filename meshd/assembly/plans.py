@@ -74,6 +74,11 @@ class Plan:
     within: str = ""
 
     @property
+    def buckets(self) -> tuple[str, ...]:
+        """Every bucket that samples lie in."""
+        return (self.bucket, *self.others)
+
+    @property
     def positions(self) -> int:
         return self.samples if self.spec.mix is None else self.spec.mix.positions or self.samples
 

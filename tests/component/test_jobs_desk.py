@@ -270,6 +270,63 @@ def test_a_bounded_key_bounds_its_jobs(s3: Any, root: Mesh) -> None:
     assert (found["state"], "bound/shard-000003.tar" in found["error"]) == ("failed", True)
 
 
+def session(wire: Mesh, *statements: dict[str, Any]) -> Mesh:
+    """Temporary credentials within these statements."""
+    full = [{"Effect": "Allow", **statement} for statement in statements]
+    made = wire.ok(wire.post("/-/sts", {"policy": {"Version": "2012-10-17", "Statement": full}}))
+    return Mesh(
+        wire.endpoint, made["AccessKeyId"], made["SecretAccessKey"], session_token=made["SessionToken"]
+    )
+
+
+LIST = {"Action": "s3:ListBucket", "Resource": f"{ARN}sources"}
+READ = {"Action": "s3:GetObject", "Resource": f"{ARN}sources/*"}
+WRITE = {"Action": "s3:PutObject", "Resource": f"{ARN}targets/*"}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        pytest.param(({"Action": "s3:GetObject", "Resource": f"{ARN}sources/pub/*"},), id="another folder"),
+        pytest.param((LIST, READ), id="no writing"),
+        pytest.param((READ, WRITE), id="no listing"),
+        pytest.param((LIST, READ | {"Resource": f"{ARN}sources/open/?"}, WRITE), id="keys of one character"),
+        pytest.param(
+            (LIST, READ, WRITE, {**READ, "Effect": "Deny", "Resource": f"{ARN}sources/open/secret.txt"}),
+            id="all but one object",
+        ),
+    ],
+)
+def test_a_bounded_key_neither_sees_nor_ends_other_jobs(root: Mesh, run_id: str, statements: Any) -> None:
+    begun = root.ok(root.post("/-/jobs", job(f"bounds-{run_id}")))["id"]
+    pod = session(root, *statements)
+    assert begun not in [item["id"] for item in pod.ok(pod.call("GET", "/-/jobs"))["jobs"]]
+    assert refused(pod.call("GET", f"/-/jobs/{begun}?wait=0.1")) == (404, "NoSuchJob")
+    assert refused(pod.call("DELETE", f"/-/jobs/{begun}")) == (404, "NoSuchJob")
+    pod.close()
+    assert awaited(root, begun)["state"] == "done"
+
+
+def test_a_bounded_key_ends_a_job_that_it_may_do_whole(root: Mesh, run_id: str) -> None:
+    begun = root.ok(root.post("/-/jobs", job(f"whole-{run_id}")))["id"]
+    pod = session(root, LIST, READ, WRITE)
+    assert begun in [item["id"] for item in pod.ok(pod.call("GET", "/-/jobs"))["jobs"]]
+    assert pod.ok(pod.call("DELETE", f"/-/jobs/{begun}"))["id"] == begun
+    pod.close()
+    assert awaited(root, begun)["state"] == "cancelled"
+
+
+def test_a_bounded_key_sees_what_it_started_with_credentials_alike(root: Mesh, run_id: str) -> None:
+    """Its rights are for some keys only; temporary credentials are renewed while the job runs."""
+    some = (LIST, READ, WRITE, {**READ, "Effect": "Deny", "Resource": f"{ARN}sources/open/secret.txt"})
+    first, later, narrower = session(root, *some), session(root, *some), session(root, LIST, READ)
+    begun = first.ok(first.post("/-/jobs", job(f"some-{run_id}")))["id"]
+    assert refused(narrower.call("GET", f"/-/jobs/{begun}")) == (404, "NoSuchJob")
+    assert later.ok(later.call("DELETE", f"/-/jobs/{begun}"))["id"] == begun
+    for wire in (first, later, narrower):
+        wire.close()
+
+
 # --- what is wrong is said --------------------------------------------------------------------------------
 
 

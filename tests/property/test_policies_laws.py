@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.policies import PolicyError, Question, decide, is_public, narrow, parse_policy, weigh
+from meshwire.policies import (
+    PolicyError,
+    Question,
+    covers_every,
+    decide,
+    denies_some,
+    is_public,
+    narrow,
+    parse_policy,
+    weigh,
+)
 
 if TYPE_CHECKING:
     from meshwire.policies import Policy
@@ -132,6 +142,53 @@ def test_narrowed_statements_say_the_same(document: list[dict[str, Any]], questi
     policy = read(document)
     bare = Question(question.action, "arn:aws:s3:::b", question.principal, question.context)
     assert weigh(narrow([policy], bare), question) == decide([policy], question)
+
+
+patterns = st.text("a/?*", max_size=5)
+prefixes = st.text("a/", max_size=3)
+by_tag = {"StringEquals": {"s3:ExistingObjectTag/a": "b"}}
+
+
+@given(
+    st.sampled_from(["Allow", "Deny"]),
+    st.sampled_from(["Resource", "NotResource"]),
+    st.lists(patterns, min_size=1, max_size=3),
+    prefixes,
+    prefixes,
+    st.sampled_from([{}, by_tag]),
+    st.booleans(),
+)
+def test_what_is_said_of_a_prefix_holds_for_each_resource(
+    effect: str,
+    form: str,
+    globs: list[str],
+    prefix: str,
+    rest: str,
+    condition: dict[str, Any],
+    tagged: bool,
+) -> None:
+    named = [f"arn:aws:s3:::b/{glob}" for glob in globs]
+    statement = {"Effect": effect, "Principal": "*", "Action": "s3:GetObject", form: named}
+    policy = read([{**statement, "Condition": condition}])
+    every = Question("s3:GetObject", f"arn:aws:s3:::b/{prefix}", "ann")
+    facts = {"s3:existingobjecttag/a": "b"} if tagged else {}
+    verdict = decide([policy], Question("s3:GetObject", every.resource + rest, "ann", facts))
+    if covers_every([policy], every):
+        assert verdict == "allow"
+    if verdict == "deny":
+        assert denies_some([policy], every)
+
+
+@given(documents, questions, prefixes)
+def test_a_prefix_without_denies_has_no_denied_resource(
+    document: list[dict[str, Any]], question: Question, rest: str
+) -> None:
+    policy = read(document)
+    one = Question(question.action, question.resource + rest, question.principal, question.context)
+    verdict = decide([policy], one)
+    assert verdict != "deny" or denies_some([policy], question)
+    if covers_every([policy], question) and not denies_some([policy], question):
+        assert verdict == "allow"
 
 
 @given(documents, questions)

@@ -97,6 +97,19 @@ def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
     assert one.left() == kept | {f"assets/{digest(20)}", f"packs/{digest(1)}", f"bad/{digest(3)}"}
 
 
+def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
+    async def run() -> None:
+        for number in (10, 11):
+            await one.catalog.write(f"snapshots/{digest(number)}", b"s")
+            await one.catalog.write(f"births/{digest(number + 90)}", json.dumps(digest(number)).encode())
+        one.roots.append(digest(10))
+        one.clock.advance((DAYS + 1) * DAY)
+        assert await one.keeper.sweep() == 2
+
+    asyncio.run(run())
+    assert one.left() == {f"snapshots/{digest(10)}", f"births/{digest(100)}"}
+
+
 def test_whoever_comes_back_in_time_keeps_it(one: One) -> None:
     async def run() -> None:
         await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)

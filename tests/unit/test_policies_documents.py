@@ -9,6 +9,7 @@ import pytest
 
 from meshwire.policies import PolicyError, is_public, parse_policy
 
+PHOTOS = "arn:aws:s3:::photos"
 READ = {
     "Effect": "Allow",
     "Principal": "*",
@@ -60,7 +61,9 @@ def bucket_problem(text: str) -> PolicyError:
     ],
 )  # fmt: skip
 def test_documents_that_are_read(text: str) -> None:
-    parse_policy(text, kind="bucket", bucket="photos")
+    written = json.loads(text)["Statement"]
+    policy = parse_policy(text, kind="bucket", bucket="photos")
+    assert len(policy.statements) == (len(written) if isinstance(written, list) else 1)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,10 @@ def test_documents_that_are_read(text: str) -> None:
         (document(statement(Resource="arn:aws:sqs:::photos")), "#.Resource", "not of this bucket"),
         (document(statement(Resource="arn:aws:s3:::photos")), "Statement[0]", "add /\\*"),
         (document(statement(Action="s3:ListBucket")), "Statement[0]", "without /"),
+        (document(statement(Action="s3:GetObjec?", Resource=PHOTOS)), "Statement[0]", "add /\\*"),
+        (document(statement(Action="s3:Abort*", Resource=PHOTOS)), "Statement[0]", "add /\\*"),
+        (document(statement(Action="s3:???Object", Resource=PHOTOS)), "Statement[0]", "add /\\*"),
+        (document(statement(Action="s3:GetBucket*")), "Statement[0]", "without /"),
         (document(statement(Resource="arn:aws:s3:::photos/${x")), "#.Resource", "policy variable"),
         (document(statement(Condition=[])), "#.Condition", "expected"),
     ],

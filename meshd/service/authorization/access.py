@@ -279,6 +279,18 @@ class Access:
         need = Need(action, bucket, key, version, extra or {})
         return not self._judge.reason(identity, need, found, context)
 
+    def require_all(self, caller: Caller, action: str, bucket: str, prefix: str = "") -> None:
+        """Return if `caller` may do `action` to every key of the bucket that begins with `prefix`. Raises
+        S3Error AccessDenied, NoSuchBucket."""
+        need = Need(action, bucket, prefix)
+        reason = self._judge.reason_against_all(caller.identity, need, self._existing(bucket), caller.context)
+        if reason:
+            raise refusal(caller.identity, Need(action, bucket, f"{prefix}*"), reason)
+
+    def is_within_bounds(self, caller: Caller, need: Need) -> bool:
+        """Whether the key's bounds allow what every user may do, and is about no bucket."""
+        return self._judge.is_within_bounds(caller.identity, need, caller.context)
+
     def may_count_tags(
         self, identity: Identity, operation: ops.GetObject, context: RequestContext = NO_CONTEXT
     ) -> bool:

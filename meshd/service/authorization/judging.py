@@ -7,6 +7,7 @@ policy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from meshd.service.authorization import granting
@@ -14,7 +15,7 @@ from meshd.service.authorization.compiling import CompiledPolicies
 from meshd.service.authorization.facts import Facts
 from meshd.service.authorization.permissions import Need
 from meshd.service.authorization.rights import Narrowed, Rights, depends_on_keys
-from meshwire.policies import Question, decide, is_public
+from meshwire.policies import Question, covers_every, decide, denies_some, is_public
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -48,9 +49,8 @@ class Judge:
     def reason(self, identity: Identity, need: Need, bucket: Bucket | None, context: RequestContext) -> str:
         """Why not; empty if `identity` may. `bucket` is None for what is about none, or not there yet."""
         question = self._question(identity, need, bucket, context)
-        for bound in identity.bounds:
-            if decide((bound,), question) != "allow":
-                return "the policies of the key it was signed with do not allow it"
+        if not _is_within_bounds(identity, question):
+            return "the policies of the key it was signed with do not allow it"
         if identity.root:
             return ""
         own = decide(identity.policies, question)
@@ -94,6 +94,35 @@ class Judge:
         )
         return Rights(slow, fast=fast)
 
+    def is_within_bounds(self, identity: Identity, need: Need, context: RequestContext) -> bool:
+        """Whether each bound of the key allows what is about no bucket."""
+        return _is_within_bounds(identity, self._question(identity, need, None, context))
+
+    def reason_against_all(
+        self, identity: Identity, need: Need, bucket: Bucket, context: RequestContext
+    ) -> str:
+        """Why `identity` may not do it to every key of the bucket that begins with the need's; empty if it
+        may. ACLs of single objects do not count."""
+        asked = self._question(identity, need, bucket, context)
+        question = replace(asked, resource=f"arn:aws:s3:::{need.bucket}/{need.key}")
+        for bound in identity.bounds:
+            if not covers_every((bound,), question):
+                return "the policies of the key it was signed with do not allow every key"
+            if denies_some((bound,), question):
+                return "the policies of the key it was signed with deny some keys"
+        if identity.root:
+            return ""
+        if denies_some(identity.policies, question):
+            return "a policy of the user denies some keys"
+        policy = self._policy(bucket)
+        if policy is not None and denies_some((policy,), question):
+            return "the bucket's policy denies some keys"
+        if owns(identity, bucket) or covers_every(identity.policies, question):
+            return ""
+        if policy is not None and covers_every((policy,), question) and not _is_restricted(bucket, policy):
+            return ""
+        return "nothing allows it on every key"
+
     def may_know(self, identity: Identity, bucket: Bucket, key: str, context: RequestContext) -> bool:
         """Whether `identity` may learn that there is no such key: whoever may list it."""
         need = Need("s3:ListBucket", bucket.name, facts={"s3:prefix": key})
@@ -119,6 +148,10 @@ class Judge:
         if record is not None:
             return granting.object_grants(bucket, record, identity.user_id, need.action)
         return need.action in granting.READING and self.may_know(identity, bucket, need.key, context)
+
+
+def _is_within_bounds(identity: Identity, question: Question) -> bool:
+    return all(decide((bound,), question) == "allow" for bound in identity.bounds)
 
 
 def owns(identity: Identity, bucket: Bucket) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,14 @@ import numpy as np
 
 from meshd.assembly.addressing import FrameAddress, PartAddress, RowsAddress
 from meshd.assembly.assembler import count_rows
+from meshd.assembly.catalog import unknown_document
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import merged, read_ledger
 from meshd.assembly.plans import Output, Pairs, Plan
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.batches.blobs import Blob, as_samples, as_tar
 from meshd.service.batches.packs import Packs, within_spec
+from meshd.service.batches.registrations import parse_registration
 from meshd.service.datasets.service import invalid
 from meshd.transform.programs import asset_digests, compile_program, completed
 from meshd.transform.reading import SourceGoneError
@@ -29,9 +30,8 @@ from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_
 from meshwire.epochs import bucket_lengths, snapshot_order
 from meshwire.fields import sample_key
 from meshwire.frames import FRAME_VERSION, Status
-from meshwire.loaderstate import checked_hash
 from meshwire.mixorders import mix_bounds
-from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
+from meshwire.plans import plan_hash, rank_slice, steps
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
@@ -59,15 +59,6 @@ MAX_ROWS_ASKED = 65536
 _CHECKED_OBJECTS = 20_000
 _COMPILED = 10_000  # plans remembered to be usable here
 _CHECKED_ORIGINS = 64  # of those whose bytes are at an origin
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A plan request, parsed. `batch` None: the caller did not say."""
-
-    snapshot: str
-    spec: PlanSpec
-    batch: int | None
 
 
 class BatchService:
@@ -99,7 +90,7 @@ class BatchService:
         Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
         SnapshotChanged.
         """
-        asked = _parse_registration(body)
+        asked = parse_registration(body)
         snapshot = await self._datasets.snapshot(caller, asked.snapshot)
         await self._check_objects(snapshot)
         plan = await self.drafted(caller, snapshot, asked.spec)
@@ -175,13 +166,22 @@ class BatchService:
         return [number for number in numbers if number not in left_out]
 
     async def _require(self, caller: Caller, plan: Plan) -> None:
-        """Raises BatchError AccessDenied, NoSuchBucket. The owner's snapshot need not be looked at."""
-        if not all(self._readers.reads_all(caller, bucket) for bucket in (plan.bucket, *plan.others)):
+        """Raises BatchError AccessDenied, NoSuchBucket, NoSuchPlan. The owner's snapshot need not be looked
+        at."""
+        if not all(self._readers.reads_all(caller, bucket) for bucket in plan.buckets):
             await self._readers.require(caller, await self._catalog.snapshot(plan.snapshot))
+        await self._datasets.births.require(caller, plan.snapshot, plan.buckets, f"plans/{plan.hash}")
 
     async def plan(self, caller: Caller, digest: str) -> Plan:
         """A plan its caller may use, and this node can run. Raises BatchError."""
         await self._require(caller, await self._catalog.plan(digest))
+        return await self.usable(digest)
+
+    async def shown(self, digest: str) -> Plan:
+        """The plan of a view: one this node can run, of the buckets that are there now. Raises BatchError."""
+        plan = await self._catalog.plan(digest)
+        if not await self._datasets.births.holds(plan.snapshot, plan.buckets):
+            raise unknown_document(f"plans/{digest}")
         return await self.usable(digest)
 
     async def usable(self, digest: str) -> Plan:
@@ -346,20 +346,6 @@ def _own_extension(snapshot: Snapshot, name: str) -> str:
     return ext if alike == 1 else name
 
 
-def _parse_registration(body: bytes) -> Registration:
-    try:
-        document = checked_object(read_json(body), "", ("snapshot", "spec", "batch"))
-        spec = _checked_spec(required(document, "spec", ""))
-        batch = document.get("batch")
-        return Registration(
-            checked_hash(required(document, "snapshot", ""), "snapshot"),
-            parse_spec(spec),
-            None if batch is None else checked_integer(batch, "batch", 1, 1 << 24),
-        )
-    except PlanError as error:
-        raise invalid(error) from error
-
-
 def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:
     """Raises PlanError when a mix's parts are not the snapshot's."""
     if spec.mix is None:
@@ -376,12 +362,6 @@ def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:
 def _checked_list(value: Any) -> list[Any]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ROWS_ASKED:
         raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
-    return value
-
-
-def _checked_spec(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise PlanError("spec", "expected an object")
     return value
 
 

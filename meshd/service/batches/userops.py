@@ -193,9 +193,14 @@ class UserOps:
                     "--user-op-memory",
                 )
 
-    def list_all(self) -> list[dict[str, Any]]:
-        """Every module with its builds, the latest first."""
-        return [_described(module) for _, module in sorted(self._table.list_all().items())]
+    def list_all(self, caller: Caller) -> list[dict[str, Any]]:
+        """Every module with its builds, the latest first; of a bounded key, those its bounds let it list."""
+        found = sorted(self._table.list_all().items())
+        return [
+            _described(module)
+            for name, module in found
+            if self._access.is_within_bounds(caller, _need("mesh:ListOps", name))
+        ]
 
     async def remove(self, caller: Caller, name: str, version: str = "") -> dict[str, Any]:
         """Remove a module, or one build of it: plans that name it are refused from now on.
@@ -229,7 +234,7 @@ class UserOps:
     # --- who may -----------------------------------------------------------------------------------------
 
     def _require(self, caller: Caller, action: str, name: str) -> None:
-        need = Need(action, arn=f"arn:aws:mesh:::op/{name}")
+        need = _need(action, name)
         try:
             self._access.require(caller.identity, need, caller.context)
         except S3Error as error:
@@ -246,6 +251,10 @@ class UserOps:
                 "this node runs no ops of users",
                 help="it was started with --user-ops off",
             )
+
+
+def _need(action: str, module: str) -> Need:
+    return Need(action, arn=f"arn:aws:mesh:::op/{module}")
 
 
 def _text(source: bytes) -> str:

@@ -148,7 +148,8 @@ class Lifecycle:
             stale = [
                 upload
                 for upload in page.uploads
-                if expiry.upload_is_due(
+                if upload.born not in (0, bucket.created_ms)
+                or expiry.upload_is_due(
                     bucket.lifecycle, upload.key, upload.initiated, self._stale_upload_days, now
                 )
             ]
@@ -241,7 +242,9 @@ class Lifecycle:
     def _rules_hold(self, bucket: Bucket) -> bool:
         """Whether the bucket is there with the rules it had: who takes them away wants it to stop."""
         present = self._buckets.get(bucket.name)
-        return present is not None and present.lifecycle == bucket.lifecycle
+        if present is None or present.created_ms != bucket.created_ms:
+            return False
+        return present.lifecycle == bucket.lifecycle
 
     def _is_still(self, bucket: str, version: Version) -> bool:
         newest = self._store.newest(bucket, version.key)

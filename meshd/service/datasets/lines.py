@@ -15,13 +15,14 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.service.datasets.unpacking import content_name, unpacked
 from meshd.service.remote.wire import FarRecord
 from meshwire.columns import ColumnError
-from meshwire.lines import LineError, LineIndex, index_lines
+from meshwire.lines import MAX_LINES, LineError, LineIndex, index_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.sources import PlainArchives
+    from meshd.service.datasets.capacity import SnapshotCapacity
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
@@ -33,8 +34,14 @@ class Lines:
     """One a worker."""
 
     def __init__(
-        self, store: ObjectStore, catalog: Catalog, archives: PlainArchives, objects: RemoteObjects
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        archives: PlainArchives,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
     ) -> None:
+        self._capacity = capacity
         self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
         self._indexing: SingleFlight[str, LineIndex] = SingleFlight()
 
@@ -68,7 +75,9 @@ class Lines:
         plain, url = await unpacked(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
             with self._store.reading(plain, 0, plain.size) as spans:
-                index = await asyncio.to_thread(lambda: index_lines(pieces_of(spans)))
+                most = self._capacity.most(fields=1)
+                most = MAX_LINES if most is None else min(MAX_LINES, most)
+                index = await asyncio.to_thread(lambda: index_lines(pieces_of(spans), most))
         except LineError as error:
             raise BatchError(
                 "BadSample",

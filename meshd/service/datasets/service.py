@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshd.assembly.errors import BatchError, working
 from meshd.kit.patience import LongWork, Progress, StillRunningError
+from meshd.service.datasets.capacity import SnapshotCapacity
 from meshd.service.datasets.lines import Lines
 from meshd.service.datasets.mds import MdsSources
 from meshd.service.datasets.parquets import Parquets, parquet_files
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from meshd.service.archives.reading import Archives
     from meshd.service.authorization.access import Caller
     from meshd.service.authorization.readers import Readers
+    from meshd.service.datasets.births import Births, SnapshotBirths
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -78,18 +80,20 @@ class DatasetService:
         readers: Readers,
         archives: Archives,
         objects: RemoteObjects,
+        births: SnapshotBirths,
+        capacity: SnapshotCapacity | None = None,
     ) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
-        self._objects = objects
-        self._structures = Structures(store, catalog, readers, archives, objects)
-        self.lines = Lines(store, catalog, archives, objects)
-        self._zarrs = ZarrSources(objects)
-        self.parquets = Parquets(store, catalog, archives, objects)
+        self._objects, self.births, self._capacity = objects, births, capacity or SnapshotCapacity()
+        self._structures = Structures(store, catalog, readers, archives, objects, births)
+        self.lines = Lines(store, catalog, archives, objects, self._capacity)
+        self._zarrs = ZarrSources(objects, self._capacity)
+        self.parquets = Parquets(store, catalog, archives, objects, self._capacity)
         self._long: LongWork[None] = LongWork("datasets")
         self._listed: tuple[str, object] = "", None
         self.tfrecords, self._mds = (
             Tfrecords(store, catalog, archives, objects),
-            MdsSources(store, catalog, archives, objects),
+            MdsSources(store, catalog, archives, objects, self._capacity),
         )
 
     def __repr__(self) -> str:
@@ -103,6 +107,7 @@ class DatasetService:
         (nothing there), BadSample (an archive that lies), Busy.
         """
         began: object = None
+        births = self.births.moment()
         try:
             document = read_json(body)
             if isinstance(document, dict) and "from" in document:
@@ -118,7 +123,7 @@ class DatasetService:
             raise invalid(error) from error
         await self._readers.require(caller, built.snapshot)
         still = began == self._objects.revision(built.snapshot.objects.buckets)
-        await self._catalog.add_snapshot(built.snapshot)
+        await self.add(built.snapshot, births(built.snapshot.objects.buckets))
         if still:
             self._listed = built.snapshot.hash, self._objects.revision(())
         return {
@@ -127,6 +132,11 @@ class DatasetService:
             "skipped": built.skipped,
             "examples": list(built.examples),
         }
+
+    async def add(self, snapshot: Snapshot, births: Births) -> None:
+        """Keep a snapshot that was made of buckets of these births. Raises BatchError Busy."""
+        await self.births.record(snapshot.hash, births)
+        await self._catalog.add_snapshot(snapshot)
 
     def is_as_listed(self, snapshot: Snapshot) -> bool:
         """Whether this snapshot was made here just now, and nothing was written since."""
@@ -141,6 +151,7 @@ class DatasetService:
         """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
         snapshot = await self._catalog.snapshot(digest)
         await self._readers.require(caller, snapshot)
+        await self.births.require(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
         return snapshot
 
     async def scanned(self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]) -> tuple[Built, int]:
@@ -183,7 +194,7 @@ class DatasetService:
 
         async def index(progress: Progress) -> None:
             if kind == "lines":
-                await self._lines(_scanned(listing, kind, fields), source, progress)
+                await self._lines(_scanned(listing, kind, fields), source, fields, progress)
             elif kind in ("auto", "tar"):
                 await self._archived(_scanned(listing, kind, fields), source, progress)
             else:
@@ -209,7 +220,7 @@ class DatasetService:
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = _scanned(listing, kind, fields)
         if kind == "lines":
-            lines = await self._lines(scanned, source, Progress())
+            lines = await self._lines(scanned, source, fields, Progress())
             return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
         if kind == "tar" or scanned:
             indexed = await self._archived(scanned, source, Progress())
@@ -235,13 +246,19 @@ class DatasetService:
         return indexed
 
     async def _lines(
-        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress
+        self,
+        scanned: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        progress: Progress,
     ) -> list[tuple[str, str, int, LineIndex]]:
-        """The indexes of files of lines, made or found."""
-        files = []
+        """The indexes of files of lines, made or found. Raises BatchError TooLarge."""
+        files, samples = [], 0
         for number, (key, record) in enumerate(scanned):
             index = await self.lines.index(source.bucket, key, record)
             files.append((key, record.etag, index.size or record.size, index))
+            samples += index.lengths.size
+            self._capacity.require(samples, len(fields), source)
             progress.done = (number + 1) / len(scanned)
         return files
 
@@ -265,10 +282,12 @@ class DatasetService:
                 f"no file of records is in {source}: names have .tfrecord, or end in -00000-of-00008",
             )
         wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
-        files = []
+        files, samples = [], 0
         for number, (key, record) in enumerate(scanned):
             index = await self.tfrecords.index(source.bucket, key, record, wanted)
             files.append((key, record.etag, index.size or record.size, index))
+            samples += index.numbers.size
+            self._capacity.require(samples, len(fields), source)
             progress.done = (number + 1) / len(scanned)
         return files
 

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.catalog import RESERVED_BUCKET, SHARED
-from meshd.service.documents.retention import DAYS, NAMING, digest_of, merged, named_in, unused
+from meshd.service.documents.retention import BESIDE, DAYS, NAMING, digest_of, merged, named_in, unused
 from meshd.service.documents.uses import MINUTE_MS
 from meshd.store.errors import ConditionFailedError, ConditionMissingError
 from meshd.telemetry import metrics
@@ -113,7 +113,7 @@ class DocumentKeeper:
     async def _unused(self, seen: Everywhere) -> list[str]:
         """Nothing, where a document that may name others cannot be read."""
         there = {key: each for key, each in seen.held.items() if not self._catalog.is_gone(key)}
-        naming = [key for key in there if key.startswith(NAMING)]
+        naming = [key for key in there if key.startswith(NAMING + BESIDE)]
         await self._catalog.ensure(naming)
         if any(self._store.get(RESERVED_BUCKET, key) is None for key in naming):
             return []

@@ -1,8 +1,9 @@
 """What a mesh keeps of plans and snapshots, for people: listed, looked at, removed before their time.
 
-Law: whoever may read all of a document's buckets sees it; whoever may delete all that is in them may remove
-it. What something names stays: whoever removes a thing first removes what is made of it. Invariant: a removal
-counts on every node, away or not, when it is answered.
+Law: whoever may read all of a document's buckets, which are those it was made of and not others that have
+their names now, sees it; whoever may delete all that is in them may remove it. What something names stays:
+whoever removes a thing first removes what is made of it. Invariant: a removal counts on every node, away or
+not, when it is answered.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.catalog import RESERVED_BUCKET, unknown_document
 from meshd.assembly.errors import BatchError, busy
 from meshd.control.interface import ControlError
-from meshd.service.authorization.permissions import Need
 from meshd.service.documents.retention import digest_of, named_in
 from meshd.service.documents.uses import MINUTE_MS
 from meshwire.documents import PlanError, read_json
@@ -23,7 +23,7 @@ from meshwire.frames import FrameError, header_size, parse_header
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from meshd.assembly.catalog import Catalog
     from meshd.control.removals import RemovalTable
@@ -42,14 +42,17 @@ _RECENT_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class _What:
-    """What a document says of itself. `source`: as a person knows it."""
+    """What a document says of itself. `source`: as a person knows it; `snapshot`: its own hash, or a plan's
+    snapshot."""
 
+    snapshot: str
     buckets: tuple[str, ...]
     told: dict[str, Any]
 
 
 class KeptDocuments:
-    """One a worker. `naming`: all that names documents, each with its text; `days`: see DocumentKeeper."""
+    """One a worker. `naming`: all that names documents, each with its text; `days`: see DocumentKeeper;
+    `recorded`: whether a snapshot was registered for the buckets that have these names now."""
 
     def __init__(
         self,
@@ -61,10 +64,11 @@ class KeptDocuments:
         naming: Callable[[], Iterable[tuple[str, str]]],
         clock: Clock,
         days: int,
+        recorded: Callable[[str, tuple[str, ...]], Awaitable[bool]],
     ) -> None:
         self._store, self._catalog, self._census, self._removals = store, catalog, census, removals
         self._access, self._naming = access, naming
-        self._clock, self._days = clock, days
+        self._clock, self._days, self._recorded = clock, days, recorded
 
     def __repr__(self) -> str:
         return "<KeptDocuments>"
@@ -79,7 +83,7 @@ class KeptDocuments:
             if len(found) == limit:
                 return self._page(kind, found, seen, found[-1]["hash"])
             what = await self._what(key)
-            if what is not None and self._sees(caller, what):
+            if what is not None and await self._sees(caller, what):
                 found.append(self._row(key, seen.held[key], what, names_them.get(digest_of(key), [])))
         return self._page(kind, found, seen, "")
 
@@ -133,12 +137,14 @@ class KeptDocuments:
         key = f"{kind}/{digest}"
         await self._catalog.look(key)
         what = await self._what(key)
-        if what is None or not self._sees(caller, what):
+        if what is None or not self._may(caller, what, "s3:GetObject"):
             raise BatchError(
                 "AccessDenied",
                 f"this key may not read what the {kind[:-1]} {digest} is made of",
                 help="use the key of its bucket's owner, or root's",
             )
+        if not await self._is_of_present(caller, what):
+            raise unknown_document(key)
         return key, what
 
     async def _what(self, key: str) -> _What | None:
@@ -156,7 +162,7 @@ class KeptDocuments:
         if key.startswith("plans/"):
             return _of_plan(self._store.read(record, 0, record.size))
         head = header_size(self._store.read(record, 0, min(8, record.size)))
-        return _of_snapshot(self._store.read(record, 0, min(head, record.size)))
+        return _of_snapshot(digest_of(key), self._store.read(record, 0, min(head, record.size)))
 
     def _who_names(self) -> dict[str, list[str]]:
         """By hash (blocking)."""
@@ -189,15 +195,25 @@ class KeptDocuments:
 
     # --- who may ------------------------------------------------------------------------------------------
 
-    def _sees(self, caller: Caller, what: _What) -> bool:
-        return self._may(caller, what, "s3:GetObject")
+    async def _sees(self, caller: Caller, what: _What) -> bool:
+        if not self._may(caller, what, "s3:GetObject"):
+            return False
+        try:
+            return await self._is_of_present(caller, what)
+        except BatchError:  # another node may know, and does not answer
+            return False
+
+    async def _is_of_present(self, caller: Caller, what: _What) -> bool:
+        """Whether it was made of the buckets that have these names now; root sees others', too. Raises
+        BatchError Busy."""
+        return caller.identity.root or await self._recorded(what.snapshot, what.buckets)
 
     def _may(self, caller: Caller, what: _What, action: str) -> bool:
         """Whether the caller may do that to whatever is in every bucket. Where one is gone, root may."""
         identity = caller.identity
         try:
             for bucket in what.buckets:
-                self._access.require(identity, Need(action, bucket, "*"), caller.context)
+                self._access.require_all(caller, action, bucket)
         except S3Error as error:
             return error.code == "NoSuchBucket" and identity.root
         return True
@@ -220,10 +236,11 @@ def _of_plan(document: bytes) -> _What:
     value: Mapping[str, Any] = json.loads(document)
     buckets = (value["bucket"], *value.get("others", ()))
     told = {"snapshot": value["snapshot"], "buckets": list(buckets), "samples": value["samples"]}
-    return _What(buckets, {**told, "ops": [op["op"] for op in value["spec"].get("ops", ())]})
+    told["ops"] = [op["op"] for op in value["spec"].get("ops", ())]
+    return _What(value["snapshot"], buckets, told)
 
 
-def _of_snapshot(head: bytes) -> _What | None:
+def _of_snapshot(digest: str, head: bytes) -> _What | None:
     try:
         said = parse_header(head).metadata
         others = read_json(said["others"].encode()) if "others" in said else []
@@ -231,4 +248,4 @@ def _of_snapshot(head: bytes) -> _What | None:
         return None
     buckets = (said["bucket"], *others)
     told = {"source": said["source"], "kind": said["kind"], "buckets": list(buckets)}
-    return _What(buckets, told)
+    return _What(digest, buckets, told)

@@ -18,6 +18,8 @@ DAYS: Final = 90
 """For which a document is kept after its last use: longer than anybody lets a training rest unawares."""
 NAMING: Final = ("plans/", "packs/")
 """Documents that name others; the rest is only named."""
+BESIDE: Final = ("births/",)
+"""Documents that are about others, and go with them."""
 _HASH: Final = re.compile(rb"[0-9a-f]{64}")
 
 
@@ -75,4 +77,5 @@ def unused(
         naming -= found
         for key in found:
             live |= names_of(key)
+    live |= {digest_of(key) for key in held if key.startswith(BESIDE) and names_of(key) & live}
     return sorted(key for key in held if digest_of(key) not in live)

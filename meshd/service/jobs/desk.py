@@ -1,8 +1,9 @@
 """Jobs as their users meet them: started, listed, looked at, waited for, cancelled.
 
-Law: the node that is asked is to run it; all of them show it and may stop it. Who starts one is the one
-(beside root) who sees it. The same document of the same user is one job: while it runs, starting it again is
-joining it, at the rate that is said last; afterwards it is run anew. Beyond the limits: Busy.
+Law: the node that is asked is to run it; all of them show it and may stop it. A user and root see the user's
+jobs; a bounded key of theirs sees what it started, and what it may read and write whole. The same document of
+the same user is one job: while it runs, starting it again is joining it, at the rate that is said last;
+afterwards it is run anew. Beyond the limits: Busy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from meshd.assembly.errors import BatchError, busy
 from meshd.control.jobs import TOPIC, Job
 from meshd.service.authorization.permissions import Need
-from meshd.service.jobs.principals import principal_of
+from meshd.service.jobs.principals import is_same_credential, principal_of
 from meshwire.documents import PlanError, suggestion
 from meshwire.jobspecs import parse_job
 from meshwire.s3.errors import S3Error
@@ -105,8 +106,7 @@ class JobDesk:
             raise PlanError("source", f"{spec.source.bucket!r} has no origin: what is in it lives here")
 
     def _require_source(self, caller: Caller, spec: JobSpec) -> None:
-        listing = {"s3:prefix": spec.source.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
-        self._require(caller, Need("s3:ListBucket", spec.source.bucket, facts=listing))
+        self._require(caller, _listing(spec))
         self._require(caller, Need("s3:GetObject", spec.source.bucket, f"{spec.source.prefix}*"))
 
     def _require(self, caller: Caller, need: Need) -> None:
@@ -130,8 +130,8 @@ class JobDesk:
             )
 
     def list_all(self, caller: Caller) -> list[dict[str, Any]]:
-        """The caller's jobs, the youngest first; root sees all."""
-        jobs = [job for job in self._table.list_all().values() if _sees(caller, job)]
+        """The jobs that the caller may see, the youngest first; root sees all."""
+        jobs = [job for job in self._table.list_all().values() if self._sees(caller, job)]
         return [described(job) for job in sorted(jobs, key=lambda job: (-job.created_ms, job.job_id))]
 
     def describe(self, caller: Caller, job_id: str) -> dict[str, Any]:
@@ -168,11 +168,39 @@ class JobDesk:
 
     def _find(self, caller: Caller, job_id: str) -> Job:
         job = self._table.get(job_id)
-        if job is None or not _sees(caller, job):
-            known = [item.job_id for item in self._table.list_all().values() if _sees(caller, item)]
+        if job is None or not self._sees(caller, job):
+            known = [item.job_id for item in self._table.list_all().values() if self._sees(caller, item)]
             hint = suggestion(job_id, known) if known else ""
             raise BatchError("NoSuchJob", f"there is no job {job_id[:80]!r}{hint}", help="see `mesh job ls`")
         return job
+
+    def _sees(self, caller: Caller, job: Job) -> bool:
+        """Whether the caller may look at a job and end it."""
+        identity = caller.identity
+        if identity.root:
+            return True
+        if identity.user_id != job.principal.user_id:
+            return False
+        return (
+            not identity.bounds or is_same_credential(identity, job.principal) or self._may_all(caller, job)
+        )
+
+    def _may_all(self, caller: Caller, job: Job) -> bool:
+        """Whether the caller may list and read every source of a job, and write every output."""
+        spec = parse_job(job.spec)
+        try:
+            self._require(caller, _listing(spec))
+            self._access.require_all(caller, "s3:GetObject", spec.source.bucket, spec.source.prefix)
+            if spec.kind != "prefetch":
+                self._access.require_all(caller, "s3:PutObject", spec.target.bucket, spec.target.prefix)
+        except (BatchError, S3Error):
+            return False
+        return True
+
+
+def _listing(spec: JobSpec) -> Need:
+    listing = {"s3:prefix": spec.source.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
+    return Need("s3:ListBucket", spec.source.bucket, facts=listing)
 
 
 def _check_feedback(view: dict[str, Any], spec: JobSpec) -> None:
@@ -180,10 +208,6 @@ def _check_feedback(view: dict[str, Any], spec: JobSpec) -> None:
     inside = view["source"] == spec.target.bucket and spec.target.prefix.startswith(view.get("prefix", ""))
     if inside and not view.get("match"):
         raise PlanError("target", f"{spec.target} lies within the view's own source; choose another folder")
-
-
-def _sees(caller: Caller, job: Job) -> bool:
-    return caller.identity.root or caller.identity.user_id == job.principal.user_id
 
 
 def described(job: Job) -> dict[str, Any]:

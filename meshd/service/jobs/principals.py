@@ -39,6 +39,13 @@ def principal_of(caller: Caller) -> Principal:
     )
 
 
+def is_same_credential(identity: Identity, principal: Principal) -> bool:
+    """Whether a caller has the key that started a job, within the same policies of a session."""
+    key = principal.parent or principal.access_key
+    policies = identity.session.policies if identity.session else ()
+    return (identity.account, policies) == (key, principal.policies)
+
+
 def caller_of(principal: Principal, table: IdentityTable) -> Caller:
     """Who that is now. Raises BatchError AccessDenied when the key is gone, or the session was revoked."""
     signer = table.find(principal.parent or principal.access_key)

@@ -10,6 +10,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from meshd.service.authorization.access import ANYONE
 from meshd.service.semantics.assembling import check_parts, completed_meta, has_become
 from meshd.service.semantics.bodies import MAX_PUT_BYTES, check_size
 from meshd.service.semantics.copying import again_if_gone, judge_source, part_range, read_pieces
@@ -69,8 +70,14 @@ class UploadService:
         self._store, self._objects, self._versions = store, objects, versions
 
     async def create(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
-        """Raises S3Error InvalidRequest when the algorithm cannot give the type of checksum asked for."""
+        """Raises S3Error AccessDenied (nobody signed), InvalidRequest when the algorithm cannot give the type
+        of checksum asked for."""
+        if identity is ANYONE:
+            raise S3Error(
+                "AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate."
+            )
         algorithm, kind = _checksum_plan(operation.checksum_algorithm, operation.checksum_type)
+        born = self._versions.born(operation.bucket)
         with store_errors():
             upload = await self._store.create_upload(
                 operation.bucket,
@@ -82,9 +89,10 @@ class UploadService:
                 owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
                 tags=dict(operation.tags),
                 acl=operation.acl,
+                born=born,
             )
-            if not self._versions.has_bucket(operation.bucket):  # deleted meanwhile
-                await self._store.abort_upload(upload)
+            if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_present(upload):
+                await self._store.abort_upload(upload)  # deleted meanwhile, and perhaps made anew
                 raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
         return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
@@ -150,7 +158,7 @@ class UploadService:
             found = self._in_progress(operation.bucket, operation.key, operation.upload_id)
             if found is None:
                 record = self._become(operation, parts)
-                await self._store.settled(operation.bucket, operation.key)
+                await self._store.settled(operation.bucket, operation.key, record)
                 return self._completed(operation, record)
             upload, arrived = found
             stored = check_parts(arrived, parts)
@@ -205,10 +213,10 @@ class UploadService:
         )
 
     def existing(self, bucket: str, key: str, upload_id: str) -> Upload:
-        """The upload in progress. Raises S3Error NoSuchUpload."""
+        """The upload in progress. Raises S3Error NoSuchUpload; also of an earlier bucket of the name."""
         with store_errors():
             upload = self._store.get_upload(bucket, key, upload_id)
-        if upload is None:
+        if upload is None or not self._versions.is_of_present(upload):
             raise S3Error("NoSuchUpload", extra={"UploadId": upload_id})
         return upload
 
@@ -218,7 +226,7 @@ class UploadService:
         """An upload with its parts; None when it has ended. Its end takes the parts with it, perhaps in
         another process between two reads of this one: so it must still be there after them."""
         upload = self._store.get_upload(bucket, key, upload_id)
-        if upload is None:
+        if upload is None or not self._versions.is_of_present(upload):
             return None
         parts = self._all_parts(upload)
         return None if self._store.get_upload(bucket, key, upload_id) is None else (upload, parts)
@@ -263,9 +271,11 @@ def _checksum_plan(algorithm: str | None, kind: str | None) -> tuple[str, str]:
 
 
 def _check_algorithm(upload: Upload, digests: BodyDigests) -> None:
-    """A composite of one algorithm cannot be made of parts checked with another."""
+    """Parts are checked with the algorithm that the upload was begun with; any one goes where none was named,
+    which is an upload of S3's default."""
     given = set(digests.checksums) | set(digests.trailer)
-    if upload.checksum_type == "COMPOSITE" and given and upload.checksum_algorithm not in given:
+    named = upload.checksum_algorithm != sums.DEFAULT_ALGORITHM
+    if named and upload.checksum_algorithm and given and upload.checksum_algorithm not in given:
         raise S3Error(
             "InvalidRequest",
             f"Checksum Type mismatch occurred, expected checksum Type: {upload.checksum_algorithm}, "

@@ -154,7 +154,7 @@ class BatchReader:
 
     async def _plan(self, view: BatchesView) -> Plan:
         try:
-            return await self._batches.usable(view.plan)
+            return await self._batches.shown(view.plan)
         except BatchError as error:
             raise pinned_refusal(error) from error
 

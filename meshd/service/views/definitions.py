@@ -1,8 +1,8 @@
 """The views of a node: made, described, listed; removed like any bucket.
 
 Law: only who owns the source (or root) makes a view of it, and the view is the source owner's; the key they
-sign with must be allowed to read all of the source. Invariant: a view whose source is gone, or is somebody
-else's now, shows nothing.
+sign with must be allowed to list and read every key the view may show. Invariant: a view whose source is
+gone, or is somebody else's now, shows nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from meshd.service.authorization.permissions import Need
 from meshd.service.datasets.service import invalid
 from meshd.transform import registry
 from meshd.transform.programs import compile_program, completed
+from meshwire.batchviews import BatchesView
 from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
 from meshwire.s3.errors import S3Error
 from meshwire.transformviews import FIELD
 from meshwire.views import of_samples, parse_view, sources_of, view_name
+from meshwire.zarrviews import ZarrView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,9 +87,10 @@ class ViewDefinitions:
             of, short, given = _parsed_request(body)
             source = self._source(caller.identity, of)
             name = view_name(source.name, short)
-            self._require(caller, Need("s3:GetObject", source.name, "*"))  # whatever it holds
             self._require(caller, Need("s3:CreateBucket", name), creating=True)
-            view = await self._completed(caller, parse_view(given, source.name))
+            asked = parse_view(given, source.name)
+            self._require_source(caller, asked)
+            view = await self._completed(caller, asked)
             self._check_others(caller, source, view)
         except PlanError as error:
             raise invalid(error) from error
@@ -107,7 +110,6 @@ class ViewDefinitions:
         """Further buckets a view is made of are as much its owner's. Raises PlanError, BatchError."""
         for name in sources_of(view)[1:]:
             other = self._source(caller.identity, name)
-            self._require(caller, Need("s3:GetObject", name, "*"))
             if other.owner != source.owner:
                 raise PlanError(
                     "bucket", f"{name!r} has another owner than {source.name!r}; copy what it needs"
@@ -138,6 +140,23 @@ class ViewDefinitions:
             mine = [item["name"] for item in self._mine(identity)]
             raise BatchError("NoSuchView", f"there is no view {name[:80]!r}{suggestion(name, mine)}")
         return _described(bucket)
+
+    def _require_source(self, caller: Caller, view: View) -> None:
+        """Of a view that is made of whatever its prefix holds, the key must be allowed to read it all; the
+        samples of a snapshot or plan are judged one by one where it is looked up. Raises BatchError."""
+        if isinstance(view, BatchesView) or (isinstance(view, ZarrView) and view.snapshot):
+            return
+        listing = {"s3:prefix": view.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
+        self._require(caller, Need("s3:ListBucket", view.source, facts=listing))
+        try:
+            self._access.require_all(caller, "s3:GetObject", view.source, view.prefix)
+        except S3Error as error:
+            raise BatchError(
+                "AccessDenied",
+                f"{error.message} A view shows everything below s3://{view.source}/{view.prefix}",
+                help="make the view with a key that may read all of it, or with a prefix that this key may "
+                "read whole",
+            ) from error
 
     def _require(self, caller: Caller, need: Need, *, creating: bool = False) -> None:
         """What a key is bound to holds for views, too. Raises BatchError AccessDenied."""

@@ -1,7 +1,8 @@
 """What is worked out from a whole source: kept while the store does not change, and for a while if it does.
 
 Law: a scan of a store that changes all the time is repeated after ten times the time it takes: milliseconds
-for thousands of objects, half a minute for a million. Who finds out that it is wrong says so.
+for thousands of objects, half a minute for a million. Who finds out that it is wrong says so. Invariant: a
+scan of a bucket is none of its successor of the same name.
 """
 
 from __future__ import annotations
@@ -32,35 +33,41 @@ class _Scan(Generic[L]):
 
 
 class Scans(Generic[V, L]):
-    """The last scans by view. One a worker and kind."""
+    """The last scans by view and births of its sources. One a worker and kind."""
 
     def __init__(
-        self, revision: Callable[[V], object], clock: Clock, scan: Callable[[V], Awaitable[L]]
+        self,
+        revision: Callable[[V], object],
+        clock: Clock,
+        scan: Callable[[V], Awaitable[L]],
+        births: Callable[[V], Hashable] = lambda view: (),
     ) -> None:
-        self._revision, self._clock, self._scan = revision, clock, scan
-        self._scans: OrderedDict[V, _Scan[L]] = OrderedDict()
-        self._scanning: SingleFlight[V, _Scan[L]] = SingleFlight()
+        self._revision, self._clock, self._scan, self._births = revision, clock, scan, births
+        self._scans: OrderedDict[tuple[V, Hashable], _Scan[L]] = OrderedDict()
+        self._scanning: SingleFlight[tuple[V, Hashable], _Scan[L]] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<Scans of {len(self._scans)} views>"
 
     async def current(self, view: V) -> L:
         """What the source is, or was a moment ago. Raises what the scan does."""
-        scan = self._scans.get(view)
+        name = (view, self._births(view))
+        scan = self._scans.get(name)
         if scan is None or self._stale(view, scan):
-            scan, _ = await self._scanning.run(view, lambda: self._timed(view))
-            self._scans[view] = scan
+            scan, _ = await self._scanning.run(name, lambda: self._timed(view))
+            self._scans[name] = scan
             if len(self._scans) > _KEPT:
                 self._scans.popitem(last=False)
-        self._scans.move_to_end(view)
+        self._scans.move_to_end(name)
         return scan.found
 
     def forget(self, view: V) -> bool:
         """The scan may be out of date; whether anything was written since it was made."""
-        scan = self._scans.get(view)
+        name = (view, self._births(view))
+        scan = self._scans.get(name)
         if scan is None or scan.revision == self._revision(view):
             return False
-        del self._scans[view]
+        del self._scans[name]
         return True
 
     def _stale(self, view: V, scan: _Scan[L]) -> bool:

@@ -9,6 +9,7 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-l
 from meshwire.policies.deciding import Verdict, decide, narrow, weigh
 from meshwire.policies.errors import PolicyError
 from meshwire.policies.parsing import PolicyKind, parse_policy
+from meshwire.policies.prefixes import covers_every, denies_some
 from meshwire.policies.publicity import is_public
 from meshwire.policies.statements import Policy, Question, Statement
 
@@ -19,7 +20,9 @@ __all__ = [
     "Question",
     "Statement",
     "Verdict",
+    "covers_every",
     "decide",
+    "denies_some",
     "is_public",
     "narrow",
     "parse_policy",

@@ -126,9 +126,10 @@ _ACCOUNT = [
 ]
 _NODE = [
     "DeleteOp",
+    "ListOps",
     "PushOp",
 ]
-"""The node's own: who may change which ops it has."""
+"""The node's own: who may change which ops it has; which modules a bounded key may list."""
 
 ACTIONS: Final[dict[str, Level]] = {
     **dict.fromkeys((f"s3:{name}" for name in _OBJECT), "object"),

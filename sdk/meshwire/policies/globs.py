@@ -38,10 +38,11 @@ Piece = str | Wild | Variable
 
 
 class Masked(NamedTuple):
-    """A segment with `?` in it; `length` in characters."""
+    """A segment with `?` in it; `length` in characters; `literals`: each character, None for a `?`."""
 
     expression: re.Pattern[str]
     length: int
+    literals: tuple[str | None, ...]
 
 
 Segment = str | Masked
@@ -165,8 +166,23 @@ def _segment(pieces: list[str | Wild]) -> Segment:
     if Wild.ONE not in pieces:
         return "".join(piece for piece in pieces if isinstance(piece, str))
     expression = "".join("." if piece is Wild.ONE else re.escape(str(piece)) for piece in pieces)
-    length = sum(1 if piece is Wild.ONE else len(str(piece)) for piece in pieces)
-    return Masked(re.compile(expression, re.DOTALL), length)
+    literals = tuple(c for piece in pieces for c in ((None,) if piece is Wild.ONE else str(piece)))
+    return Masked(re.compile(expression, re.DOTALL), len(literals), literals)
+
+
+def fits_every(segments: tuple[Segment, ...], prefix: str) -> bool:
+    """Whether every text that begins with `prefix` fits these segments. False where only the prefix itself
+    does not."""
+    return len(segments) > 1 and segments[-1] == "" and fits(segments, prefix)
+
+
+def fits_some(segments: tuple[Segment, ...], prefix: str) -> bool:
+    """Whether any text that begins with `prefix` fits these segments."""
+    first = segments[0]
+    literals = first if isinstance(first, str) else first.literals
+    if len(segments) == 1 and len(literals) < len(prefix):
+        return False
+    return all(literal in (None, c) for literal, c in zip(literals, prefix, strict=False))
 
 
 def fits(segments: tuple[Segment, ...], text: str) -> bool:

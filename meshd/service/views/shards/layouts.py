@@ -56,7 +56,9 @@ class Layouts:
 
     def __init__(self, store: ObjectStore, clock: Clock, archives: Archives, mesh: RemoteObjects) -> None:
         self._store, self._clock, self._archives, self._mesh = store, clock, archives, mesh
-        self._scans: Scans[ShardsView, Laid] = Scans(self.revision, clock, self._scan)
+        self._scans: Scans[ShardsView, Laid] = Scans(
+            self.revision, clock, self._scan, lambda view: mesh.births([view.source])
+        )
         self._last: OrderedDict[ShardsView, Laid] = OrderedDict()
 
     def __repr__(self) -> str:

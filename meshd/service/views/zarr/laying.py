@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.catalog import RESERVED_BUCKET, unknown_document
 from meshd.assembly.errors import BatchError
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views.failing import pinned_refusal, unreachable
@@ -54,7 +54,10 @@ class ZarrLayouts:
         self._store, self._catalog, self._datasets, self._batches = store, catalog, datasets, batches
         self._objects = objects
         self._scans: Scans[ZarrView, ZarrLayout] = Scans(
-            lambda view: objects.revision(sources_of(view)), clock, self._scan
+            lambda view: objects.revision(sources_of(view)),
+            clock,
+            self._scan,
+            lambda view: objects.births(sources_of(view)),
         )
         self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
 
@@ -103,6 +106,8 @@ class ZarrLayouts:
         return ""
 
     async def _of_snapshot(self, view: ZarrView) -> ZarrLayout:
+        if not await self._datasets.births.holds(view.snapshot, sources_of(view)):
+            raise unknown_document(f"snapshots/{view.snapshot}")
         laid = self._pinned.get(view)
         if laid is None:
             snapshot = await self._catalog.snapshot(view.snapshot)
@@ -126,14 +131,15 @@ class ZarrLayouts:
 class ZarrMaker:
     """Completes zarr views: pins their samples, writes down the op builds. One a worker."""
 
-    def __init__(self, catalog: Catalog, datasets: DatasetService, batches: BatchService) -> None:
-        self._catalog, self._datasets, self._batches = catalog, datasets, batches
+    def __init__(self, datasets: DatasetService, batches: BatchService) -> None:
+        self._datasets, self._batches = datasets, batches
 
     def __repr__(self) -> str:
         return "<ZarrMaker>"
 
     async def __call__(self, caller: Caller, view: ZarrView) -> ZarrView:
         """Checked that what is there makes arrays. Raises PlanError, BatchError."""
+        births = self._datasets.births.moment()
         if view.snapshot:
             snapshot = await self._datasets.snapshot(caller, view.snapshot)
             if view.source not in snapshot.objects.buckets:
@@ -144,7 +150,7 @@ class ZarrMaker:
         plan = await self._batches.drafted(caller, snapshot, view.plan)
         lay_out_zarr(view, snapshot, plan, 0)
         if not view.follow:
-            await self._catalog.add_snapshot(snapshot)
+            await self._datasets.add(snapshot, births(snapshot.objects.buckets))
             also = tuple(sorted({*snapshot.objects.buckets} - {view.source}))
             view = replace(view, snapshot=snapshot.hash, also=also)
         return replace(view, ops=plan.spec.ops)
