@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import boto3
@@ -37,7 +38,8 @@ SIZES: Final = (0, 9, 700, 9_000, 120_000, 1_300_000)
 PART: Final = 5 << 20
 LONGEST: Final = 150.0
 """Seconds an operation may take that met with a fault: a silent answer is waited for, and asked for again."""
-_AT_ONCE: Final = 16  # threads that share a client
+_AT_ONCE: Final = 48  # threads that share a client
+_PAUSE: Final = 0.05  # between two operations: what nodes do about a fault needs the machine, too
 CONDITIONAL: Final = ("chains", "firsts")
 _clock = SystemClock()
 
@@ -48,9 +50,12 @@ def now() -> float:
 
 
 def content(value: str) -> bytes:
-    """The bytes a value's name stands for: the name, then noise made of it; `-multi` has two parts."""
+    """The bytes a value's name stands for: the name, then noise made of it; `-multi` has two parts, `-small`
+    less than a kilobyte."""
     chance = random.Random(value)
     size = PART + 70_000 if value.endswith("-multi") else chance.choice(SIZES)
+    if value.endswith("-small"):
+        size = chance.randrange(900)
     return value.encode() + b"\n" + chance.randbytes(size)
 
 
@@ -63,10 +68,13 @@ def named(data: bytes) -> str:
 
 
 class Client:
-    """One client. `errors` has every error that an ordinary program would have seen."""
+    """One client. `errors` has every error that an ordinary program would have seen; `tag` begins the names
+    that it shares with others."""
 
-    def __init__(self, name: str, endpoints: Sequence[str], keys: tuple[str, str], seed: int) -> None:
-        self.name, self.history, self.errors = name, History(), list[str]()
+    def __init__(
+        self, name: str, endpoints: Sequence[str], keys: tuple[str, str], seed: int, tag: str = ""
+    ) -> None:
+        self.name, self._tag, self.history, self.errors = name, tag, History(), list[str]()
         self._chance, self._turn, self._serial = random.Random(seed), 0, 0
         self._plain = [connect(endpoint, keys, attempts=6) for endpoint in endpoints]
         self._once = [connect(endpoint, keys, attempts=1) for endpoint in endpoints]
@@ -78,7 +86,7 @@ class Client:
     def work(self, stop: threading.Event) -> None:
         """One operation after the other until told to stop."""
         kinds = [self.put] * 6 + [self.read] * 6 + [self.delete, self.listing, self.chain, self.first]
-        while not stop.is_set():
+        while not stop.wait(_PAUSE):
             self._chance.choice(kinds)()
 
     # operations
@@ -112,7 +120,7 @@ class Client:
 
     def chain(self) -> None:
         """Appends to a value that all clients append to, if it is still what was read."""
-        key, name = f"chains/{self._chance.randrange(3)}", self._value()
+        key, name = f"chains/{self._tag}{self._chance.randrange(3)}", self._value()
         found = self._ask(self._plain, lambda s3: _read_chain(s3, key))
         if found is None:
             return
@@ -127,7 +135,7 @@ class Client:
 
     def first(self) -> None:
         """Makes a key that others make at the same time."""
-        key, value = f"firsts/{self._chance.randrange(400)}", self._value()
+        key, value = f"firsts/{self._tag}{self._chance.randrange(400)}", self._value()
         began = now()
         outcome = attempted(
             self._once[self._next()],
@@ -162,7 +170,7 @@ class Client:
 
     def _ask(self, connections: Sequence[Any], call: Callable[[Any], T]) -> T | None:
         """The answer of the first endpoint that takes the connection; None, noted, after an error."""
-        start = self._next()
+        start, began = self._next(), now()
         for step in range(len(connections)):
             try:
                 return call(connections[(start + step) % len(connections)])
@@ -171,7 +179,8 @@ class Client:
             except (BotoCoreError, ClientError) as error:
                 refused = error
                 break
-        self.errors.append(f"{self.name} at {now():.1f}: {type(refused).__name__}: {refused}"[:400])
+        when = f"{self.name} from {began:.1f} to {now():.1f}"
+        self.errors.append(f"{when}: {type(refused).__name__}: {refused}"[:400])
         return None
 
 
@@ -237,8 +246,10 @@ def _multipart(s3: Any, key: str, value: str) -> dict[str, Any]:
     return done
 
 
+@cache
 def connect(endpoint: str, keys: tuple[str, str], attempts: int, patience: float = 40) -> Any:
-    """A boto3 client that waits `patience` seconds for an answer, and asks so often."""
+    """A boto3 client that waits `patience` seconds for an answer, and asks so often. Clients of the same kind
+    share one, for making one takes longer than a hundred requests."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=min(3, patience),
@@ -260,7 +271,10 @@ class Crowd:
     """Clients at work in threads, between `start` and `stop`."""
 
     def __init__(self, endpoints: Sequence[str], keys: tuple[str, str], seed: int, size: int = 4) -> None:
-        self.clients = [Client(f"c{n}", endpoints, keys, seed * 1000 + n) for n in range(size)]
+        names = [f"c{seed}.{n}" for n in range(size)]
+        self.clients = [
+            Client(name, endpoints, keys, seed * 1000 + n, f"{seed}.") for n, name in enumerate(names)
+        ]
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=c.work, args=(self._stop,)) for c in self.clients]
 

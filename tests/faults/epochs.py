@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 BUCKET: Final = "training"
 SIDE: Final = 160
 BATCH: Final = 8
+EPOCHS: Final = 16
+"""Epochs that differ."""
+_STEP: Final = 0.1
+"""Seconds in which the training job computes, after each step."""
 _AHEAD: Final = 4 * BATCH * SIDE * SIDE * 3
 
 
@@ -90,13 +95,33 @@ def _digest(step: int, batch: Any) -> str:
     return found.hexdigest()[:16]
 
 
-class Trainer:
-    """Epochs in a thread, one after the other from 0 on, until told to stop: what runs under faults. `steps`
-    has every digest by (epoch, step); `errors` what an ordinary program would have died of."""
+class References:
+    """The digests of epochs by number, each computed once: on a mesh that nothing befalls at that time. What
+    is trained on stays the same."""
 
-    def __init__(self, endpoints: Sequence[str], keys: tuple[str, str], deadline: float = 120.0) -> None:
+    def __init__(self, endpoints: Sequence[str], keys: tuple[str, str]) -> None:
+        self._endpoints, self._keys, self._known = tuple(endpoints), keys, dict[int, list[str]]()
+
+    def __repr__(self) -> str:
+        return f"<References of {len(self._known)} epochs>"
+
+    def __getitem__(self, number: int) -> list[str]:
+        if number not in self._known:
+            self._known[number] = list(epoch(self._endpoints, self._keys, number))
+        return self._known[number]
+
+
+class Trainer:
+    """Epochs in a thread, one after the other from `first` on, until told to stop: what runs under faults.
+    After `EPOCHS` of them it begins again. `steps` has every digest by (epoch, step), in order; `errors` what
+    an ordinary program would have died of."""
+
+    def __init__(
+        self, endpoints: Sequence[str], keys: tuple[str, str], deadline: float = 120.0, first: int = 0
+    ) -> None:
         self._endpoints, self._keys, self._deadline = tuple(endpoints), keys, deadline
-        self.steps: dict[tuple[int, int], str] = {}
+        self._first = first
+        self.steps = list[tuple[int, int, str]]()
         self.errors: list[str] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainer")
@@ -105,7 +130,7 @@ class Trainer:
         return f"<Trainer {len(self.steps)} steps, {len(self.errors)} errors>"
 
     def start(self) -> None:
-        """Begin with epoch 0."""
+        """Begin with the first epoch."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -114,25 +139,23 @@ class Trainer:
         await_end(self._thread, patience=2 * self._deadline)
 
     def _run(self) -> None:
-        number = 0
-        while not self._stop.is_set():
+        for number in count(self._first):
             try:
-                steps = epoch(self._endpoints, self._keys, number, deadline=self._deadline)
+                steps = epoch(self._endpoints, self._keys, number % EPOCHS, deadline=self._deadline)
                 for step, digest in enumerate(steps):
-                    self.steps[number, step] = digest
-                    if self._stop.is_set():
+                    self.steps.append((number % EPOCHS, step, digest))
+                    if self._stop.wait(_STEP):
                         return
             except Exception as error:  # noqa: BLE001, RUF100 - all of them are what is looked for
                 self.errors.append(f"epoch {number}: {type(error).__name__}: {error}"[:400])
                 return
-            number += 1
 
-    def check(self, endpoints: Sequence[str]) -> list[str]:
-        """What is wrong, one line each: the same epochs are run again on the mesh as it is now."""
+    def check(self, references: References) -> list[str]:
+        """What is wrong, one line each: every step is compared with that of an undisturbed epoch."""
         faults = list(self.errors)
-        for number in sorted({number for number, _ in self.steps}):
-            for step, digest in enumerate(epoch(endpoints, self._keys, number)):
-                seen = self.steps.get((number, step), digest)
-                if seen != digest:
-                    faults.append(f"epoch {number}, step {step} was {seen}, and is {digest}")
+        for number, step, digest in self.steps:
+            expected = references[number]
+            found = expected[step] if step < len(expected) else "nothing"
+            if digest != found:
+                faults.append(f"epoch {number}, step {step} was {digest}, and is {found}")
         return faults

@@ -66,7 +66,8 @@ class Haste:
     def counts(self) -> dict[str, int]:
         """How often they wrote, and gave up."""
         given_up = sum(attempt.outcome == "unknown" for attempt in self.attempts)
-        return {"hasty": len(self.attempts), "given up": given_up}
+        done = sum(attempt.outcome == "done" for attempt in self.attempts)
+        return {"hasty": len(self.attempts), "hasty done": done, "given up": given_up}
 
 
 def check_haste(haste: Haste, final: Sequence[Mapping[str, str]], marks: Sequence[Mark]) -> list[str]:
@@ -76,7 +77,7 @@ def check_haste(haste: Haste, final: Sequence[Mapping[str, str]], marks: Sequenc
         attempts[attempt.key].append(attempt)
     for mark in marks:
         by_node[mark.node].append(mark)
-    reads = [read for read in haste.reads if not _is_beside(read, marks)]
+    reads = [read for read in haste.reads if not is_beside(read, marks)]
     faults = [fault for read in reads for fault in _check(read, attempts[read.key], by_node)]
     end = float("inf")
     for values in final:
@@ -85,7 +86,8 @@ def check_haste(haste: Haste, final: Sequence[Mapping[str, str]], marks: Sequenc
     return faults
 
 
-def _is_beside(read: Read, marks: Iterable[Mark]) -> bool:
+def is_beside(read: Read, marks: Iterable[Mark]) -> bool:
+    """Whether a read is not judged: a node was marked at about the same time."""
     return any(m.after - _BESIDE < read.ended and read.began < m.seen + _BESIDE for m in marks)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _EACH: Final = 4  # clients that have the same node
 _NAMES: Final = 2
 _PATIENCE: Final = 1.0
-_PAUSE: Final = 0.15
+_PAUSE: Final = 0.3
 _OFTEN: Final = 0.1  # seconds between two looks at the map
 
 
@@ -80,7 +80,7 @@ class HastyCrowd:
         }
         self.marks, self._world, self._stop = list[Mark](), world, threading.Event()
         self._clients = [
-            Hasty(f"{node}-{number}", node, s3, seed * 1000 + number)
+            Hasty(f"{seed}.{node}-{number}", node, s3, seed * 1000 + number)
             for node in s3
             for number in range(_EACH)
         ]

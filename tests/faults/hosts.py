@@ -1,7 +1,8 @@
 """A mesh whose hosts can be hurt: network namespaces with disks of their own where the machine allows it, and
 processes on loopback where it does not (then nothing happens to networks and disks).
 
-Law: whatever was done is undone by `heal`, and everything is gone after `close`.
+Law: whatever was inflicted is undone by `undo`, and everything is gone after `close`. Faults of
+different hosts may be inflicted and undone by several threads at once, those of one host one after the other.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ if TYPE_CHECKING:
 
     from meshd.control.etcd.gateway import Gateway
     from meshd.testing.daemons import Daemon
+    from meshwire.cluster import ClusterMap
     from tests.faults.schedules import Fault, Kind
 
 _DISK = "size=1500m"
 _RESTORED = 60.0  # seconds for damage to be restored from the other copies
 _clock = SystemClock()
+_ACCEPTED = 15.0  # seconds for the survivors to take a node for lost
 _FLIPS = 64
 _MAP = b"/shardmesh/cluster/map"
 _STOPPED, _RUNNING = 0.18, 0.02  # seconds, turn by turn, of a slow host
 
 
 class Hosts:
-    """`size` nodes that run, n1 and following; `kinds`: what can happen to them here."""
+    """`size` nodes that run, n1 and following; `kinds`: what can happen to them here; `waited`: seconds until
+    all was `whole`, so far."""
 
     def __init__(self, size: int, **options: Any) -> None:
         self._ends = ExitStack()
@@ -60,6 +64,7 @@ class Hosts:
             write_shift(self._clock(name), 0.0)
             self.mesh[name].env[SHIFT] = str(self._clock(name))
         self._slow: dict[str, _Slow] = {}
+        self.waited = 0.0
 
     def __repr__(self) -> str:
         return f"<Hosts {self.mesh} over {self.networks}>"
@@ -108,17 +113,20 @@ class Hosts:
 
     def away(self, gateway: Gateway) -> frozenset[tuple[str, int]]:
         """Nodes that are marked away or down in the control store now, each with the version since which."""
-        answer = gateway.call("kv/range", {"key": encoded(_MAP)}, repeatable=True)
-        clusters = [parse_map(decoded(entry["value"])) for entry in answer.get("kvs", ())]
-        gone = [node for cluster in clusters for node in cluster.nodes if node.state in ("away", "down")]
+        gone = [node for node in self.cluster(gateway).nodes if node.state in ("away", "down")]
         return frozenset((node.node_id, node.turned) for node in gone)
+
+    def cluster(self, gateway: Gateway) -> ClusterMap:
+        """The map as the control store has it now."""
+        answer = gateway.call("kv/range", {"key": encoded(_MAP)}, repeatable=True)
+        return parse_map(decoded(answer["kvs"][0]["value"]))
 
     def start(self) -> None:
         """Everything up, and everybody in the map."""
         if self.networks is not None:
             for number, name in enumerate(self.names):
                 node = self.mesh[name]
-                node.prefix = tuple(self.networks.prefix(number))
+                node.namespace = self.networks.namespace(number)
                 node.host = self.networks.address(number)
                 self._mount(name)
         self.mesh.etcd.__enter__()
@@ -127,10 +135,12 @@ class Hosts:
     def whole(self, patience: float = 120.0) -> None:
         """Waits until every node is up and has what it should. What cannot be restored any more is for the
         checks to find: it is not waited for."""
+        began = _clock.monotonic()
         self.mesh.await_map(lambda cluster: all(node.state == "up" for node in cluster.nodes), patience)
         until = _clock.monotonic() + _RESTORED
         while self._quarantined() and _clock.monotonic() < until:
             threading.Event().wait(0.1)
+        self.waited += _clock.monotonic() - began
 
     def _quarantined(self) -> bool:
         """Whether a node has damage that is not restored yet, or does not say."""
@@ -143,7 +153,7 @@ class Hosts:
 
     def inflict(self, fault: Fault, chance: random.Random) -> None:
         """It begins."""
-        name, networks = self.names[fault.host], self.networks
+        name = self.names[fault.host]
         node = self.mesh[name]
         match fault.kind:
             case "kill":
@@ -165,15 +175,7 @@ class Hosts:
             case "clock":
                 write_shift(self._clock(name), chance.choice((-1, 1)) * chance.choice(JUMPS))
             case "partition" | "isolate" | "control":
-                assert networks is not None
-                if fault.kind == "partition":
-                    networks.part(fault.host, fault.other)
-                    return
-                networks.cut(fault.host, networks.outside)
-                if fault.kind == "isolate":
-                    for other in range(len(self.names)):
-                        if other != fault.host:
-                            networks.part(fault.host, other)
+                self._cut(fault)
 
     def undo(self, fault: Fault) -> None:
         """It ends."""
@@ -189,14 +191,59 @@ class Hosts:
             case "full":
                 (node.data_dir / "ballast").unlink(missing_ok=True)
             case "partition" | "isolate" | "control":
-                assert self.networks is not None
-                self.networks.heal()
+                self._cut(fault, restore=True)
             case "corrupt":
                 self._scrub(name)
             case "clock":
                 write_shift(self._clock(name), 0.0)
             case "restart":
                 pass
+
+    def _cut(self, fault: Fault, *, restore: bool = False) -> None:
+        net, host = self.networks, fault.host
+        assert net is not None
+        part, cut = (net.unite, net.restore) if restore else (net.part, net.cut)
+        if fault.kind != "partition":
+            cut(host, net.outside)
+        others = {"partition": [fault.other], "isolate": range(len(self.names)), "control": []}[fault.kind]
+        for other in others:
+            if other != host:
+                part(host, other)
+
+    def await_up(self, patience: float = 120.0) -> bool:
+        """Whether the control store's map comes to say that every node is up. Returns within milliseconds of
+        that."""
+        until = _clock.monotonic() + patience
+        with closing(self.mesh.etcd.gateway()) as gateway:
+            while _clock.monotonic() < until:
+                if all(node.state == "up" for node in self.cluster(gateway).nodes):
+                    return True
+                threading.Event().wait(0.02)
+        return False
+
+    def give_up(self, name: str) -> bool:
+        """Say of a node that was killed that it is lost, as `mesh cluster lost NODE` does without `--anyway`,
+        and take its disk. False, and nothing is taken, if the map says that another node is not up."""
+        until = _clock.monotonic() + _ACCEPTED
+        with closing(self.mesh.etcd.gateway()) as gateway:
+            while _clock.monotonic() < until:
+                others = [node for node in self.cluster(gateway).nodes if node.node_id != name]
+                if any(node.state != "up" for node in others):
+                    return False
+                if self._given_up(name):
+                    self._wipe(name)
+                    return True
+        return False
+
+    def _given_up(self, name: str) -> bool:
+        """Whether a node that runs takes it."""
+        asked = next(other for other in self.names if other != name)
+        body = json.dumps({"action": "lost"}).encode()
+        try:
+            answer = self.mesh[asked].request("POST", f"/-/cluster/nodes/{name}", body)
+        except (OSError, HTTPException):
+            return False
+        return answer.status == 200
 
     def close(self) -> None:
         """Ends everything."""

