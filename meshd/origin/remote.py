@@ -26,12 +26,14 @@ from meshd.origin.errors import (
 )
 from meshd.origin.interface import Entry, Facts, Listing, Reply
 from meshd.origin.pacing import Pace
-from meshd.origin.saying import code_of, is_forbidden, reason_of
+from meshd.origin.saying import code_of, is_forbidden, reason_of, said_by
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 
+LISTING_SECONDS: Final = 300.0
+"""So long an origin may take for a page of ours: one that repeats its own pages never ends."""
 _AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
 _MOST_PARTS: Final = 9_000
 _read = metrics.origin_bytes.labels("read")
@@ -112,13 +114,19 @@ class RemoteOrigin:
         if not self._listed:
             raise OriginRefusedError(f"the origin of {self._name} is a web server, which cannot be listed")
         try:
-            if delimiter == "/":
-                return cut(await self._level(prefix), prefix, delimiter, after, limit)
-            if not self._sorted:
-                return cut(await self._everything(prefix), prefix, delimiter, after, limit)
-            return await self._walk(prefix, delimiter, after, limit)
+            async with asyncio.timeout(LISTING_SECONDS):
+                if delimiter == "/":
+                    return cut(await self._level(prefix), prefix, delimiter, after, limit)
+                if not self._sorted:
+                    return cut(await self._everything(prefix), prefix, delimiter, after, limit)
+                return await self._walk(prefix, delimiter, after, limit)
         except OriginError:
             raise
+        except TimeoutError:
+            metrics.origin_errors.inc()
+            raise OriginDownError(
+                f"the origin of {self._name} does not end a listing within {LISTING_SECONDS:.0f} s"
+            ) from None
         except BaseException as error:
             raise self._told(error, prefix) from error
 
@@ -220,15 +228,16 @@ class RemoteOrigin:
         metrics.origin_errors.inc()
         if not isinstance(error, exceptions.BaseError | OSError | ValueError):
             return error
-        code = code_of(str(error))
+        said = said_by(error)
+        code = code_of(said)
         if code in _SKEWED:
             return OriginRefusedError(f"the origin of {self._name} refuses ({code}): set this node's clock")
-        if isinstance(error, _REFUSED) or code in _OVER or is_forbidden(str(error)):
+        if isinstance(error, _REFUSED) or code in _OVER or is_forbidden(said):
             why = f" ({code})" if code else ""
             return OriginRefusedError(
                 f"the origin of {self._name} refuses{why}: check its credentials, and what they allow"
             )
-        reason = reason_of(str(error))
+        reason = reason_of(said)
         return OriginDownError(f"the origin of {self._name} does not answer as it should: {reason}")
 
 
@@ -284,7 +293,7 @@ def _offset(after: str) -> str:
 def _is_range(error: BaseException) -> bool:
     return (
         isinstance(error, exceptions.BaseError | OSError | ValueError)
-        and _UNSATISFIABLE.search(str(error)) is not None
+        and _UNSATISFIABLE.search(said_by(error)) is not None
     )
 
 

@@ -28,6 +28,12 @@ _WHY: Final = (
 _TIMED_OUT: Final = "no answer in time"
 
 
+def said_by(error: BaseException) -> str:
+    """The beginning of an error's text: all that is looked through. An origin's answer stands in it whole,
+    and may be of any length."""
+    return str(error)[:_READ]
+
+
 def code_of(said: str) -> str:
     """The code of S3's error document in what was said; empty without one."""
     found = _CODE.search(said)

@@ -144,8 +144,7 @@ class Porter:
             return False
         except OSError as error:
             if error.errno in _SHORT_OF:
-                _log.error("no room for another connection", extra={"why": error.strerror})
-                self._later(_RESPITE)
+                self._wait_for_room(error)
             else:  # that client's own trouble (accept(2)): the next one may have none
                 _log.warning("a connection was not taken", extra={"why": error.strerror})
             return False
@@ -158,6 +157,13 @@ class Porter:
             metrics.http_turned_away.labels("slow handshake").inc()
             self._coming.pop(next(iter(self._coming))).cancel()
         return True
+
+    def _wait_for_room(self, error: OSError) -> None:
+        """Idle connections hold descriptors that a new one needs; without any, the system is asked again."""
+        made = self._server.guard.make_room()
+        level = logging.WARNING if made else logging.ERROR
+        _log.log(level, "no room for another connection", extra={"why": error.strerror})
+        self._later(_LOOK if made else _RESPITE)
 
     async def _welcome(self, client: socket.socket) -> None:
         try:

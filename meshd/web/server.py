@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -175,9 +176,13 @@ def make_server(
 
 
 def _connection_limit(wanted: int) -> int:
-    """As many as wanted, and as the system's limit of open files leaves room for."""
+    """As many as wanted, and as the limit of open files leaves room for: a quarter of what is free now is
+    kept for data files and for connections to other nodes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft * 3 // 4))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    free = soft - len(os.listdir("/proc/self/fd"))
+    return max(1, min(wanted, free * 3 // 4))
 
 
 class Dispatcher:
@@ -206,6 +211,7 @@ class Dispatcher:
         try:
             response = await self._native_response(request, path, route)
             if isinstance(response, Reply):
+                response.say_when_to_retry(self._deps.mesh)
                 await settle(request, response)
                 trace.sent += response.body_length
         except BaseException:

@@ -27,6 +27,8 @@ HOST, RACK, ZONE = 100, 60, 30
 LEVELS: Final = (("host", HOST), ("rack", RACK), ("zone", ZONE))
 MOUNT: Final = "/var/run/shardmesh"
 VOLUME: Final = "shardmesh-credentials"
+_CUT: Final = 40  # characters of a pod in a message
+_KINDS: Final[dict[type, str]] = {str: "text", list: "a list", dict: "an object"}
 _OWN_KEYS: Final = frozenset(
     {
         "AWS_ACCESS_KEY_ID",
@@ -61,6 +63,16 @@ class Known:
         return f"s3://{self.bucket}/{self.prefix}"
 
 
+MAX_DATASETS: Final = 100
+MAX_ITEMS: Final = 1000
+"""Containers, and entries of each list of a pod that a patch repeats. A patch is larger than its pod: a pod
+of 3 MB, which the API server takes, would have a patch of gigabytes."""
+
+
+class OddPodError(ValueError):
+    """A pod that no API server would run; the message says what is wrong with it."""
+
+
 def label(level: str, mark: str) -> str:
     """A label of Kubernetes nodes."""
     return f"{level}.{GROUP}/{mark}"
@@ -74,6 +86,59 @@ def wanted(pod: Mapping[str, Any]) -> tuple[str, ...]:
         annotation.split(",") if annotation else ((metadata.get("labels") or {}).get(LABEL) or "").split(".")
     )
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
+def checked_pod(pod: object) -> Mapping[str, Any]:
+    """The pod. Raises OddPodError unless all that is read of it has the types of Kubernetes, in bounded
+    numbers."""
+    if pod is None:
+        raise OddPodError("there is none in the request")
+    found = _object(pod, "the pod")
+    metadata = _object(found.get("metadata"), "metadata")
+    for name in ("labels", "annotations"):
+        for key, value in _object(metadata.get(name), f"metadata.{name}").items():
+            _check(value, str, f"metadata.{name}[{key[:_CUT]!r}]")
+    spec = _object(found.get("spec"), "spec")
+    for volume in _objects(spec, "volumes", "spec"):
+        _check(volume.get("name"), str, "the name of a volume")
+    for kind in ("initContainers", "containers"):
+        for container in _objects(spec, kind, "spec"):
+            _check_container(container, f"spec.{kind}[]")
+    node = _object(_object(spec.get("affinity"), "affinity").get("nodeAffinity"), "affinity.nodeAffinity")
+    if len(wanted(found)) > MAX_DATASETS:
+        raise OddPodError(f"it names {len(wanted(found))} datasets; at most {MAX_DATASETS} are looked up")
+    _objects(node, "preferredDuringSchedulingIgnoredDuringExecution", "affinity.nodeAffinity")
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    required = _object(node.get(key), f"affinity.nodeAffinity.{key}")
+    for term in _objects(required, "nodeSelectorTerms", key):
+        _objects(term, "matchExpressions", "nodeSelectorTerms[]")
+    return found
+
+
+def _check_container(container: Mapping[str, Any], path: str) -> None:
+    _objects(container, "envFrom", path)
+    for variable in _objects(container, "env", path):
+        _check(variable.get("name"), str, f"the name of a variable of {path}")
+    for mount in _objects(container, "volumeMounts", path):
+        _check(mount.get("mountPath"), str, f"the path of a mount of {path}")
+
+
+def _objects(parent: Mapping[str, Any], name: str, path: str) -> Sequence[Mapping[str, Any]]:
+    found = parent.get(name)
+    _check(found, list, f"{path}.{name}")
+    if found and len(found) > MAX_ITEMS:
+        raise OddPodError(f"{path}.{name} has {len(found)} entries; at most {MAX_ITEMS} are patched")
+    return [_object(each, f"an entry of {path}.{name}") for each in found or ()]
+
+
+def _object(found: object, path: str) -> Mapping[str, Any]:
+    _check(found, dict, path)
+    return found or {}  # type: ignore[return-value]  # checked above
+
+
+def _check(found: object, kind: type, path: str) -> None:
+    if found is not None and not isinstance(found, kind):
+        raise OddPodError(f"{path} is {str(found)[:_CUT]!r}; expected {_KINDS[kind]}")
 
 
 @dataclass(frozen=True, slots=True)

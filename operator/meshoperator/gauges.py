@@ -59,7 +59,7 @@ stuck: Final = Gauge(
 )
 admissions: Final = Counter(
     "mesh_operator_admissions_total",
-    "Training pods that the webhook saw; result: patched, same, failed.",
+    "Training pods that the webhook saw; result: patched, same, odd (left as it is), failed.",
     ("result",),
     registry=registry,
 )

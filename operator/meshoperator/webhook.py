@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from meshoperator import gauges
-from meshoperator.admission import Admitted, admit, wanted
+from meshoperator.admission import Admitted, OddPodError, admit, checked_pod, wanted
+from meshoperator.connections import ConnectionLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,20 +28,33 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LARGEST: Final = 4 << 20
 _LOOK: Final = 5.0  # seconds from one look at the certificate's files to the next
+_UID: Final = 100  # characters of the id of a request; it is 36
+_IDLE: Final = 15.0  # seconds that a connection may go without a whole request
+_CONNECTIONS: Final = 256
 _PATIENCE: Final = 3.0  # seconds for the API server; then the pod goes as it is
 
 
 class Webhook:
     """`async with Webhook(…) as hook: hook.port`."""
 
-    def __init__(self, catalogue: Catalogue, folder: Path, host: str, port: int, look: float = _LOOK) -> None:
-        self._catalogue, self._folder, self._look = catalogue, folder, look
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        folder: Path,
+        host: str,
+        port: int,
+        look: float = _LOOK,
+        idle: float = _IDLE,
+    ) -> None:
+        self._catalogue, self._folder, self._look, self._idle = catalogue, folder, look, idle
         self._host, self._port = host, port
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._loaded: tuple[float, float] = (0.0, 0.0)
         self._runner: web.AppRunner | None = None
-        self._reloading: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+        self._limits = ConnectionLimits(idle, _CONNECTIONS)
+        self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<Webhook {self._host}:{self.port}>"
@@ -48,8 +62,8 @@ class Webhook:
     @property
     def port(self) -> int:
         """Where it listens."""
-        addresses = self._runner.addresses if self._runner else ()
-        return int(addresses[0][1]) if addresses else self._port
+        sockets = self._server.sockets if self._server else ()
+        return int(sockets[0].getsockname()[1]) if sockets else self._port
 
     async def __aenter__(self) -> Webhook:
         self._load()
@@ -57,16 +71,29 @@ class Webhook:
         app.router.add_post("/pods", self._review)
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/ready", self._healthy)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, auto_decompress=False)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port, ssl_context=self._context).start()
-        self._reloading = asyncio.create_task(self._keep_loaded(), name="webhook certificate")
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            self._host,
+            self._port,
+            ssl=self._context,
+            ssl_handshake_timeout=self._idle,
+            ssl_shutdown_timeout=self._idle,
+        )
+        self._tasks = [
+            asyncio.create_task(self._keep_loaded(), name="webhook certificate"),
+            asyncio.create_task(self._keep_limits(), name="webhook connections"),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._reloading is not None:
-            self._reloading.cancel()
-            await asyncio.gather(self._reloading, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -88,6 +115,11 @@ class Webhook:
             except (OSError, ssl.SSLError) as error:
                 _log.warning("the webhook's certificate cannot be read anew; the old one stays: %s", error)
 
+    async def _keep_limits(self) -> None:
+        while self._runner is not None and self._runner.server is not None:
+            await asyncio.sleep(self._idle / 4)
+            self._limits.sweep(self._runner.server.connections)
+
     # --- answering ----------------------------------------------------------------------------------------
 
     async def _healthy(self, _: web.Request) -> web.Response:
@@ -95,13 +127,10 @@ class Webhook:
 
     async def _review(self, request: web.Request) -> web.Response:
         with gauges.admission_seconds.time():
-            try:
-                review = await request.json()
-                asked = review["request"]
-                uid = str(asked["uid"])
-            except (ValueError, KeyError, TypeError):
-                raise web.HTTPBadRequest(text="expected an AdmissionReview\n") from None
-            admitted = await self._judge(asked)
+            body = await request.read()  # it is ended by the limits when it does not come
+            with self._limits.answering(request):
+                uid, asked = await asyncio.to_thread(_request_of, body)
+                admitted = await self._judge(uid, asked)
         answer: dict[str, Any] = {"uid": uid, "allowed": True}
         if admitted.operations:
             patch = json.dumps(admitted.operations).encode()
@@ -112,17 +141,34 @@ class Webhook:
             {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
         )
 
-    async def _judge(self, asked: dict[str, Any]) -> Admitted:
+    async def _judge(self, uid: str, asked: dict[str, Any]) -> Admitted:
         try:
-            pod, namespace = asked["object"], asked["namespace"]
+            pod, namespace = checked_pod(asked.get("object")), str(asked.get("namespace"))
             names = wanted(pod)
             async with asyncio.timeout(_PATIENCE):
                 found = await self._catalogue.of(namespace, names) if names else {}
-            token = hashlib.sha256(str(asked["uid"]).encode()).hexdigest()[:12]
-            admitted = admit(pod, {name: each.known for name, each in found.items()}, token)
+            token = hashlib.sha256(uid.encode()).hexdigest()[:12]
+            admitted = await asyncio.to_thread(
+                admit, pod, {name: each.known for name, each in found.items()}, token
+            )
+        except OddPodError as error:
+            gauges.admissions.labels("odd").inc()
+            return Admitted((), (f"shardmesh: the pod goes as it is: {error}",))
         except Exception as error:  # whatever it is, it must not keep a pod from running
             _log.warning("a pod goes as it is: %s", error, exc_info=True)
             gauges.admissions.labels("failed").inc()
             return Admitted((), ("shardmesh: the pod goes as it is, its datasets cannot be looked up now",))
         gauges.admissions.labels("patched" if admitted.operations else "same").inc()
         return admitted
+
+
+def _request_of(body: bytes) -> tuple[str, dict[str, Any]]:
+    """The uid and the request of an AdmissionReview. Raises HTTPBadRequest."""
+    try:
+        asked = json.loads(body)["request"]
+        uid = asked["uid"]
+        if isinstance(asked, dict) and isinstance(uid, str) and uid.isprintable() and len(uid) <= _UID:
+            return uid, asked
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise web.HTTPBadRequest(text="expected an AdmissionReview\n")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 _NARROW = ((np.uint8, 1 << 8), (np.uint16, 1 << 16), (np.uint32, 1 << 32))
+_DIGITS, _BLOCK = 9, 1 << 16  # of a number at least; numbers written at a time
 
 
 class ColumnError(ValueError):
@@ -71,6 +72,24 @@ class StringColumn:
             sizes = (len(text.encode()) for text in strings)
             lengths = np.fromiter(sizes, dtype=np.int64, count=len(strings))
         return cls(blob, lengths)
+
+    @classmethod
+    def numbered(cls, numbers: Integers) -> StringColumn:
+        """The column of these numbers, from 0 on, written with nine digits or more. Takes little more memory
+        than the column itself, however many there are."""
+        sizes = np.full(numbers.size, _DIGITS, np.int64)
+        for digits in range(_DIGITS, 19):
+            sizes += numbers >= 10**digits
+        ends = np.cumsum(sizes)
+        blob = np.empty(int(ends[-1]) if ends.size else 0, np.uint8)
+        for start in range(0, numbers.size, _BLOCK):
+            some = slice(start, start + _BLOCK)
+            left, at, more = numbers[some].copy(), ends[some] - 1, sizes[some].copy()
+            while left.size:
+                blob[at] = left % 10 + 48
+                going = np.flatnonzero(more > 1)
+                left, at, more = left[going] // 10, at[going] - 1, more[going] - 1
+        return cls(blob.tobytes(), sizes)
 
     @property
     def blob(self) -> bytes:

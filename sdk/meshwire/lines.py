@@ -21,12 +21,16 @@ from meshwire.snapshots import Built, EmptySnapshotError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    import numpy.typing as npt
+
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
     from meshwire.frames import Buffer
 
 _KIND, _VERSION = "shardmesh.lines", 1
 MAX_LINE_BYTES = 64 << 20
+MAX_LINES = 1 << 27
+"""Of a file, without empty ones."""
 _NEWLINE, _RETURN = 0x0A, 0x0D
 
 
@@ -66,50 +70,68 @@ def is_lines(key: str, endings: Collection[str]) -> bool:
 
 
 class LineError(ValueError):
-    """A line is longer than any sample may be."""
+    """A line is longer than any sample may be, or there are too many."""
 
 
-def index_lines(pieces: Iterable[Buffer]) -> LineIndex:
-    """The lines of a file given in pieces of any sizes. Raises LineError."""
-    ends: list[Integers] = []
-    starts: list[Integers] = []
-    numbers: list[Integers] = []
-    trimmed: list[Integers] = []
-    begin, at, line, last = 0, 0, 1, 0  # before the first byte: none that matters
+def index_lines(pieces: Iterable[Buffer], most: int = MAX_LINES) -> LineIndex:
+    """The lines of a file given in pieces of any sizes; `most` of them at most. Raises LineError."""
+    indexing = _Indexing(most)
     for piece in pieces:
         octets = np.frombuffer(piece, np.uint8)
-        if not octets.size:
-            continue
+        if octets.size:
+            indexing.add(octets)
+    return indexing.index()
+
+
+class _Indexing:
+    """Lines so far. Empty ones are dropped at once: a packed file of nothing else costs no memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._begin, self._at, self._line = 0, 0, 1  # of the line under way, of the next byte; its number
+        self._last = 0  # the byte before: none that matters
+        self._count = 0
+        self._found: list[tuple[Integers, Integers, Integers]] = []
+
+    def __repr__(self) -> str:
+        return f"<_Indexing, {self._count} lines>"
+
+    def add(self, octets: npt.NDArray[np.uint8]) -> None:
+        """The bytes that come next; at least one. Raises LineError."""
         found = np.flatnonzero(octets == _NEWLINE)
         if found.size:
-            before = np.where(found > 0, octets[found - 1], last)
-            stops = found + at
-            ends.append(stops)
-            starts.append(np.concatenate(([begin], stops[:-1] + 1)))
-            trimmed.append((before == _RETURN).astype(np.int64))
-            numbers.append(np.arange(line, line + found.size))
-            begin, line = int(stops[-1]) + 1, line + found.size
-        at, last = at + octets.size, int(octets[-1])
-        if at - begin > MAX_LINE_BYTES:
+            before = np.where(found > 0, octets[found - 1], self._last)
+            stops = found + self._at
+            starts = np.concatenate(([self._begin], stops[:-1] + 1))
+            self._take(starts, stops, before == _RETURN)
+            self._begin = int(stops[-1]) + 1
+        self._at, self._last = self._at + octets.size, int(octets[-1])
+        self._check(self._at - self._begin, self._line)
+
+    def _take(self, starts: Integers, stops: Integers, returned: npt.NDArray[np.bool_]) -> None:
+        lengths = stops - starts - ((stops > starts) & returned)
+        longest = int(np.argmax(lengths))
+        self._check(int(lengths[longest]), self._line + longest)
+        there = np.flatnonzero(lengths > 0)
+        self._found.append((starts[there], lengths[there], there + self._line))
+        self._line += starts.size
+        self._count += there.size
+        if self._count > self._most:
+            raise LineError(f"it has more than {self._most} lines, too many to index in one file here")
+
+    def _check(self, length: int, line: int) -> None:
+        if length > MAX_LINE_BYTES:
             raise LineError(f"line {line} has more than {MAX_LINE_BYTES} bytes")
-    if at > begin:
-        ends.append(np.array([at]))
-        starts.append(np.array([begin]))
-        trimmed.append(np.array([int(last == _RETURN)]))
-        numbers.append(np.array([line]))
-    if not ends:
+
+    def index(self) -> LineIndex:
+        """All lines; the file has ended."""
+        if self._at > self._begin:
+            ended = np.array([self._last == _RETURN])
+            self._take(np.array([self._begin]), np.array([self._at]), ended)
         nothing = np.zeros(0, np.int64)
-        return LineIndex(nothing, nothing, nothing)
-    return _whole(*(np.concatenate(arrays).astype(np.int64) for arrays in (starts, ends, trimmed, numbers)))
-
-
-def _whole(starts: Integers, ends: Integers, trimmed: Integers, numbers: Integers) -> LineIndex:
-    lengths = ends - starts - np.where(ends > starts, trimmed, 0)
-    there = lengths > 0
-    if lengths.size and int(lengths.max()) > MAX_LINE_BYTES:
-        worst = int(np.argmax(lengths))
-        raise LineError(f"line {int(numbers[worst])} has more than {MAX_LINE_BYTES} bytes")
-    return LineIndex(starts[there], lengths[there], numbers[there])
+        columns = list(zip(*self._found, strict=True)) or [(nothing,)] * 3
+        offsets, lengths, numbers = (np.concatenate(column).astype(np.int64) for column in columns)
+        return LineIndex(offsets, lengths, numbers)
 
 
 def build_from_lines(
@@ -161,6 +183,6 @@ def _sealed(
     objects = Objects(
         place.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, dtype=np.int64)
     )
-    names = StringColumn.of([f"{line:09d}" for index in indexes for line in index.numbers.tolist()])
+    names = StringColumn.numbered(np.concatenate([index.numbers for index in indexes]))
     columns = {name: lines if spec.kind == "bytes" else label for name, spec in fields.items()}
     return Snapshot.sealed(str(place), "lines", objects, starts, columns, fields, names)

@@ -151,7 +151,7 @@ class _Gathering:
             offsets, lengths = (np.concatenate([pair[side] for pair in places]) for side in (0, 1))
             columns[name] = BytesColumn(which, offsets, lengths)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        names = StringColumn.of([f"{number:09d}" for index in indexes for number in index.numbers.tolist()])
+        names = StringColumn.numbered(np.concatenate([index.numbers for index in indexes]))
         objects = Objects(
             source.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, np.int64)
         )

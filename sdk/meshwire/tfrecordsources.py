@@ -91,7 +91,10 @@ def index_records(pieces: Iterable[Buffer], wanted: Sequence[str]) -> RecordInde
     """The records of a file that have the `wanted` features ("" is the whole message), of one kind each
     throughout the file. Raises TfrecordError."""
     indexing = _Indexing(wanted)
+    most = MAX_CELLS // indexing.width
     for number, (offset, message) in enumerate(records(pieces)):
+        if number == most:  # also of those that are left out: each takes its time
+            raise TfrecordError(f"has more than {most} records, too many to index in one file: split it")
         if message is None:
             indexing.skip(number, "does not have its crc32c")
         else:
@@ -133,9 +136,6 @@ class _Indexing:
                 self.skip(number, reason)
                 return
             row += (offset + feature.begin, feature.end - feature.begin)
-        if len(self.cells) >= MAX_CELLS:
-            count = len(self.cells) // self.width
-            raise TfrecordError(f"has more than {count} records, too many to index in one file: split it")
         self.cells.extend(row)
         for place, name in enumerate(self.names.values()):
             self.kinds[name] = self.kinds[name] or self._kind(found, place)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwire.documents import PlanError
-from meshwire.zarrsources import MAX_OBJECTS, MAX_ROW_BYTES, parse_layout, read_shard_index
+from meshwire.zarrsources import (
+    MAX_OBJECTS,
+    MAX_ROW_BYTES,
+    Places,
+    key_numbers,
+    parse_layout,
+    read_shard_index,
+)
 
 if TYPE_CHECKING:
     from meshwire.columns import Integers
@@ -94,28 +101,38 @@ class ChunkedArray:
     def _place(self, number: int) -> list[int]:
         return [int(part) for part in np.unravel_index(number, self._objects)]
 
-    def numbers(self, number: int) -> Integers:
-        """The samples of a stored object, in its order; `rows` for those that are none."""
-        inside = np.indices(self._each).reshape(len(self._each), -1)
+    def number(self, key: str) -> int | None:
+        """The stored object that has this key below the array; None for what is none of its objects."""
+        found = key_numbers(key, self.layout.lead, self.layout.separator, len(self._objects))
+        if found is None or any(at >= count for at, count in zip(found, self._objects, strict=True)):
+            return None
+        return int(np.ravel_multi_index(found, self._objects))
+
+    def _numbers(self, number: int, pieces: Integers) -> Integers:
+        """The samples that these pieces of a stored object are; `rows` for those that are none."""
+        inside = np.array(np.unravel_index(pieces, self._each), np.int64)
         firsts = np.array([at * each for at, each in zip(self._place(number), self._each, strict=True)])
         places = inside + firsts[:, None]
-        grid = np.array(self.grid)
-        whole = (places < grid[:, None]).all(axis=0)
-        found = np.full(places.shape[1], self.rows, np.int64)
+        whole = (places < np.array(self.grid)[:, None]).all(axis=0)
+        found = np.full(pieces.size, self.rows, np.int64)
         found[whole] = np.ravel_multi_index(tuple(places[:, whole]), self.grid)
         return found
 
-    def places(self, size: int, index: Buffer) -> tuple[Integers, Integers]:
-        """(offsets, lengths) of the chunks of one stored object of `size` bytes. Raises ValueError."""
+    def places(self, number: int, size: int, index: Buffer) -> Places:
+        """Where the chunks of the stored object `number` lie in its `size` bytes, in its order; chunks that
+        are not stored, or reach beyond the array, are left out. Raises ValueError."""
         if self.layout.inner:
             offsets, lengths = read_shard_index(size, index, self.chunk, checked=self.layout.index_crc)
         else:
             offsets, lengths = np.zeros(1, np.int64), np.array([size], np.int64)
-        there = offsets >= 0
-        if not self.layout.encodings and (lengths[there] != self.row_bytes).any():
-            wrong = int(lengths[there][lengths[there] != self.row_bytes][0])
-            raise ValueError(f"a chunk of {wrong} bytes where {self.row_bytes} should be")
-        return offsets, lengths
+        there = np.flatnonzero(offsets >= 0)
+        wrong = np.flatnonzero(lengths[there] != self.row_bytes)
+        if not self.layout.encodings and wrong.size:
+            length = int(lengths[there][wrong[0]])
+            raise ValueError(f"a chunk of {length} bytes where {self.row_bytes} should be")
+        rows = self._numbers(number, there)
+        kept = np.flatnonzero(rows < self.rows)
+        return Places(rows[kept], offsets[there[kept]], lengths[there[kept]])
 
 
 def parse_chunked(document: bytes, name: str) -> ChunkedArray:

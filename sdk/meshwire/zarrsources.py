@@ -8,8 +8,9 @@ with what to do. Pure: metadata and shard indexes in, places out. As the Zarr v3
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,11 +28,15 @@ ENCODINGS = ("gzip", "zstd", "crc32c")
 MAX_ROW_BYTES = 1 << 30
 MAX_CHUNK_ROWS = 1 << 24
 MAX_OBJECTS = 1 << 22
+MAX_SHARD_PIECES = 1 << 20
+MAX_AXES = 32
+MAX_CODECS = 8
 MISSING = -1
 _DTYPES = frozenset(
     ["bool", "float16", "float32", "float64"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 _SEPARATORS = {"default": "/", "v2": "."}
 
 
@@ -47,14 +52,19 @@ class Stored(Protocol):
     @property
     def chunk(self) -> int: ...
     @property
-    def objects(self) -> int: ...
-    @property
     def index_bytes(self) -> int: ...
     @property
     def index_end(self) -> bool: ...
-    def key(self, number: int) -> str: ...
-    def numbers(self, number: int) -> Integers: ...
-    def places(self, size: int, index: Buffer) -> tuple[Integers, Integers]: ...
+    def number(self, key: str) -> int | None: ...
+    def places(self, number: int, size: int, index: Buffer) -> Places: ...
+
+
+class Places(NamedTuple):
+    """The samples of one stored object that are there: int64[n] each."""
+
+    rows: Integers
+    offsets: Integers
+    lengths: Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +113,43 @@ class SourceArray:
         numbers = [str(number), *("0" for _ in self.row)]
         return self.lead + self.separator.join(numbers)
 
-    def numbers(self, number: int) -> Integers:
-        """The rows of a stored object; those from `rows` on are none."""
-        return number * self.chunk + np.arange(self.chunk, dtype=np.int64)
+    def number(self, key: str) -> int | None:
+        """The stored object that has this key below the array; None for what is none of its objects."""
+        found = key_numbers(key, self.lead, self.separator, 1 + len(self.row))
+        return None if found is None or found[0] >= self.objects or any(found[1:]) else found[0]
 
-    def places(self, size: int, index: Buffer) -> tuple[Integers, Integers]:
-        """(offsets, lengths) of the rows of one stored object of `size` bytes; MISSING where there is none.
-        `index` are the bytes of a shard's. Raises ValueError for an object that lies."""
-        if not self.inner:
-            return self._rows_of(0, size, self.chunk)
-        offsets, lengths = read_shard_index(size, index, self.pieces, checked=self.index_crc)
-        each = [
-            self._rows_of(*place, self.inner)
-            for place in zip(offsets.tolist(), lengths.tolist(), strict=True)
-        ]
-        return np.concatenate([one for one, _ in each]), np.concatenate([two for _, two in each])
+    def places(self, number: int, size: int, index: Buffer) -> Places:
+        """Where the rows of the stored object `number` lie in its `size` bytes; rows that are not stored, or
+        beyond the array, are left out. `index`: the bytes of a shard's. Raises ValueError for an object that
+        lies."""
+        if self.inner:
+            starts, sizes = read_shard_index(size, index, self.pieces, checked=self.index_crc)
+        else:
+            starts, sizes = np.zeros(1, np.int64), np.array([size], np.int64)
+        there = np.flatnonzero(starts != MISSING)
+        starts, sizes, each = starts[there], sizes[there], self.inner or self.chunk
+        if each > 1:
+            self._check_sizes(sizes, each)
+            sizes = np.full(there.size * each, self.row_bytes, np.int64)
+        within = np.arange(each if there.size else 0, dtype=np.int64)
+        rows = (number * self.chunk + there[:, None] * each + within).ravel()
+        offsets = (starts[:, None] + within * self.row_bytes).ravel()
+        inside = rows < self.rows
+        return Places(rows[inside], offsets[inside], sizes[inside])
 
-    def _rows_of(self, start: int, length: int, rows: int) -> tuple[Integers, Integers]:
-        if start == MISSING:
-            return np.full(rows, MISSING, np.int64), np.zeros(rows, np.int64)
-        if rows == 1:
-            return np.array([start], np.int64), np.array([length], np.int64)
-        if length != rows * self.row_bytes:
+    def _check_sizes(self, sizes: Integers, rows: int) -> None:
+        wrong = np.flatnonzero(sizes != rows * self.row_bytes)
+        if wrong.size:
+            length = int(sizes[wrong[0]])
             raise ValueError(f"a chunk of {length} bytes where {rows} rows of {self.row_bytes} should be")
-        sizes = np.full(rows, self.row_bytes, np.int64)
-        return start + np.arange(rows, dtype=np.int64) * self.row_bytes, sizes
+
+
+def key_numbers(key: str, lead: str, separator: str, axes: int) -> tuple[int, ...] | None:
+    """The numbers that a stored object's key is made of, one for each axis; None for any other key."""
+    parts = key[len(lead) :].split(separator, axes) if key.startswith(lead) else []
+    if len(parts) != axes or not all(_NUMBER.fullmatch(part) for part in parts):
+        return None
+    return tuple(map(int, parts))
 
 
 def read_shard_index(size: int, index: Buffer, pieces: int, *, checked: bool) -> tuple[Integers, Integers]:
@@ -143,6 +165,8 @@ def read_shard_index(size: int, index: Buffer, pieces: int, *, checked: bool) ->
     pairs = np.where(missing[:, None], 0, pairs)
     if (pairs > size).any() or (pairs.sum(axis=1) > size).any():
         raise ValueError("the shard's index reaches beyond it")
+    if float(pairs[:, 1].sum(dtype=np.float64)) > size:  # few bytes would be any number of samples
+        raise ValueError("the shard's index has pieces that overlap")
     offsets = np.where(missing, MISSING, pairs[:, 0].astype(np.int64))
     return offsets, pairs[:, 1].astype(np.int64)
 
@@ -201,6 +225,8 @@ def parse_array(document: bytes, name: str) -> SourceArray:
     )
     if not 1 <= made.row_bytes <= MAX_ROW_BYTES or made.objects > MAX_OBJECTS or chunk[0] > MAX_CHUNK_ROWS:
         raise PlanError(name, "rows of nothing or of more than 1 GiB, or too many rows a chunk, or chunks")
+    if made.pieces > MAX_SHARD_PIECES:
+        raise PlanError(name, f"shards of {made.pieces} chunks; a shard may have {MAX_SHARD_PIECES}")
     return made
 
 
@@ -255,13 +281,15 @@ def _layout(meta: Any, name: str) -> Layout:
 
 
 def _extents(value: Any) -> tuple[int, ...]:
-    if not all(type(item) is int and 0 <= item < 1 << 48 for item in value):
-        raise ValueError("extents are integers from 0 on")
+    if len(value) > MAX_AXES or not all(type(item) is int and 0 <= item < 1 << 48 for item in value):
+        raise ValueError(f"extents are integers from 0 on, at most {MAX_AXES} axes")
     return tuple(value)
 
 
 def _encodings(codecs: Sequence[Any], name: str) -> tuple[bool, tuple[str, ...]]:
     first, *more = codecs
+    if len(codecs) > MAX_CODECS:
+        raise PlanError(name, f"{len(codecs)} codecs; a chain may have {MAX_CODECS}")
     wrong = [first["name"]] if first["name"] != "bytes" else []
     wrong += [codec["name"] for codec in more if codec["name"] not in ENCODINGS]
     if wrong:
@@ -281,7 +309,9 @@ def row_numbers(arrays: Sequence[Stored]) -> int:
     return counts.pop()
 
 
-def boundaries(arrays: Sequence[Stored]) -> list[int]:
-    """Where shards of samples begin, and the end: the objects of the array with the largest rows."""
+def shard_starts(arrays: Sequence[Stored], kept: Integers) -> Integers:
+    """Where shards of the samples `kept` (their rows, rising) begin, and the end: a shard is what one object
+    of the array with the largest rows holds of them."""
     main = max(arrays, key=lambda array: array.row_bytes)
-    return [*range(0, main.rows, main.chunk), main.rows]
+    begins = np.flatnonzero(np.diff(kept // main.chunk, prepend=-1))
+    return np.append(begins, kept.size).astype(np.int64)

@@ -115,3 +115,28 @@ def test_an_archive_too_large_for_a_copy_says_what_to_do(small: Daemon) -> None:
     listed = s3.list_objects_v2(Bucket="box", Prefix="large.tar.zst/-/")["Contents"]
     assert sum(entry["Size"] for entry in listed) == 40 << 20
     s3.close()
+
+
+def test_a_small_archive_takes_little_of_the_room_that_all_share() -> None:
+    """2 MiB that hold 2 GiB, with the room for copies that a node has unless it is told otherwise."""
+    packed = gzip.compress(tar_head(2 << 30), 9) + gzip.compress(bytes(128 << 20), 9) * 16
+    assert len(packed) < 3 << 20
+    with Daemon.start() as daemon:
+        s3 = daemon.client()
+        s3.create_bucket(Bucket="box")
+        s3.put_object(Bucket="box", Key="zeros.tgz", Body=packed)
+        used, most = _disk(daemon), 50 * len(packed)
+        for _ in range(2):  # the second time from what is written down
+            answer = daemon.request("GET", "/box/zeros.tgz?members")
+            assert answer.status == 422, answer.body
+            assert f"more than {most} bytes".encode() in answer.body
+            assert b"--archive-ratio" in answer.body
+        assert _disk(daemon) - used < 2 * most  # twice: by who asked, and when it came in
+        s3.close()
+    with Daemon.start(args=("--archive-ratio", "2000")) as daemon:
+        s3 = daemon.client()
+        s3.create_bucket(Bucket="box")
+        small = archive_of("tgz", {"zeros": bytes(100 << 20)})
+        s3.put_object(Bucket="box", Key="zeros.tgz", Body=small)
+        assert daemon.request("GET", "/box/zeros.tgz?members").status == 200
+        s3.close()

@@ -20,14 +20,15 @@ from meshsdk import ops
 from meshsdk.cli import run
 from meshsdk.errors import BadSampleError, InvalidPlanError, NotFoundError, PreflightError
 from meshwire.parquetrows import FOOT_BYTES, RowLengths, lengths_place
+from tests.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.client import Client
 
-pa = pytest.importorskip("pyarrow", reason="not run here: pyarrow (shardmesh[parquet]) is not installed")
-pq = pytest.importorskip("pyarrow.parquet")
+pa = required_module("pyarrow")
+pq = required_module("pyarrow.parquet")
 
 ROWS = 60
 

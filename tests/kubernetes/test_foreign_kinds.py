@@ -17,8 +17,9 @@ from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.test_chart import rendered
 from tests.kubernetes.world import mesh_cluster
+from tests.required import required_module
 
-pydantic = pytest.importorskip("pydantic", reason="comes with cloudcoil's models, a development dependency")
+pydantic = required_module("pydantic")
 MODELS = {
     "cert-manager.io/v1": "cloudcoil.models.cert_manager.v1",
     "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
@@ -35,7 +36,7 @@ VALUES: dict[str, dict[str, Any]] = {
 def check(document: dict[str, Any]) -> None:
     """Raises pydantic.ValidationError, and ValueError for a field that is unknown."""
     name = MODELS[document["apiVersion"]]
-    model = getattr(pytest.importorskip(name, reason="a development dependency"), document["kind"])
+    model = getattr(required_module(name), document["kind"])
     found = model.model_validate(document, strict=True).model_dump(
         by_alias=True, exclude_unset=True, mode="json"
     )

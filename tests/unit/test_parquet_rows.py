@@ -81,7 +81,8 @@ def test_any_damage_is_an_error_or_other_lengths(data: st.DataObject) -> None:
     with contextlib.suppress(ColumnError):
         at, length = lengths_place(copy[-FOOT_BYTES:], len(copy))
         found = RowLengths.from_bytes(bytes(copy[at : at + length]))
-        found.choose(list(found.columns), len(copy))
+        index = found.choose(list(found.columns), len(copy))
+        assert all(len(lengths) == len(index.numbers) for _, lengths in index.places.values())
 
 
 def test_too_many_cells_are_refused() -> None:

@@ -163,3 +163,21 @@ def test_scans_are_repeated_when_it_is_time_and_something_changed() -> None:
         assert "8 views" in repr(scans)
 
     asyncio.run(run())
+
+
+def test_a_scan_of_a_deleted_bucket_is_not_its_successors() -> None:
+    clock, born = ManualClock(), [1]
+
+    async def scan(view: str) -> int:
+        clock.advance(60)  # for ten minutes it would count as recent
+        return born[0]
+
+    async def run() -> None:
+        scans: Scans[str, int] = Scans(lambda _: object(), clock, scan, lambda _: born[0])
+        assert await scans.current("v") == 1
+        born[0] = 2
+        assert await scans.current("v") == 2
+        born[0] = 1
+        assert await scans.current("v") == 1
+
+    asyncio.run(run())

@@ -62,8 +62,12 @@ REFUSALS: Final = "archives/bad/"
 NOTES: Final = "archives/notes/"
 COPIES: Final = "views/archives/"
 """Among the results of views, whose room and eviction they share."""
-_BELIEVED_RATIO: Final = 200
-"""Inflated, an archive may have so many times its size even if no copy of it is kept."""
+RATIO: Final = 50
+"""Inflated, an archive has at most so many times its size, unless `--archive-ratio` says otherwise."""
+_SMALL: Final = 64 << 20
+"""Inflated, an archive may have so many bytes, however small it is."""
+_ROWS_RATIO: Final = 200
+"""A file of Parquet, in rows, may have so many times its size: its values are encoded, and often the same."""
 _READ: Final = "read as an archive"
 _HOW: Final = {"gz": "unpacked", "zst": "unpacked", "parquet": "read as Parquet"}
 _KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
@@ -81,6 +85,7 @@ class Place(NamedTuple):
 
 class Archives:
     """One a process. `room`: bytes that results of views may take; a copy takes half of that at most.
+    `ratio`: bytes for each byte of an archive that it may have inflated.
     `used` is told the name of a copy that is read. Of an archive that other nodes hold (`FarRecord`) they
     make the index, and the copy."""
 
@@ -90,8 +95,9 @@ class Archives:
         used: Callable[[str], None],
         room: int = 10 << 30,
         objects: RemoteObjects | None = None,
+        ratio: int = RATIO,
     ) -> None:
-        self._store, self._used, self._most = store, used, room // 2
+        self._store, self._used, self._most, self._ratio = store, used, room // 2, ratio
         self._objects = objects or local_objects(store)
         self._catalog = Catalog(store)
         self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
@@ -300,7 +306,9 @@ class Archives:
             with self._store.reading(record, 0, record.size) as spans:
                 if kind in SCATTERED:
                     await prove(spans, "")
-                source = _plain_bytes(kind, spans, record.size, self._believed(record))
+                rows = max(self._most, _ROWS_RATIO * record.size)
+                most = rows if kind == "parquet" else self._believed(record)
+                source = _plain_bytes(kind, spans, record.size, most)
                 while piece := await asyncio.to_thread(next, source, b""):
                     left -= len(piece)
                     if left < 0:
@@ -321,7 +329,7 @@ class Archives:
             await prove(spans, url)
 
     def _believed(self, record: Record) -> int:
-        return max(self._most, _BELIEVED_RATIO * record.size)
+        return max(_SMALL, self._ratio * record.size)
 
 
 def copy_key(kind: CopyKind, record: Record) -> str:

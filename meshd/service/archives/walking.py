@@ -34,11 +34,12 @@ ENDLESS: Final = 1 << 60  # the end of a stream whose end is not known
 
 
 class TooMuchError(ArchiveError):
-    """Inflated, an archive has more than `most` bytes, more than are believed of one of its size."""
+    """Inflated, an archive has more than `most` bytes, the limit for one of its size."""
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"inflated it has more than {most} bytes, not believed of its size; if so, raise --view-cache"
+            f"inflated it has more than {most} bytes, this node's limit for an archive of its size; store it "
+            "less compressed or as a plain tar, or have --archive-ratio raised"
         )
         self.most = most
 

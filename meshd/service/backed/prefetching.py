@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.service.backed.service import BackedService
     from meshd.service.backed.spreading import Spreading
     from meshd.service.backed.warmwire import Outcome
+    from meshd.service.datasets.births import SnapshotBirths
     from meshd.service.jobs.kinds import Running
     from meshd.service.remote.objects import RemoteObjects
 
@@ -47,9 +48,10 @@ class Prefetching:
         buckets: BucketTable,
         objects: RemoteObjects,
         spreading: Spreading,
+        births: SnapshotBirths,
     ) -> None:
         self._access, self._backed, self._catalog, self._buckets = access, backed, catalog, buckets
-        self._objects, self._spreading = objects, spreading
+        self._objects, self._spreading, self._births = objects, spreading, births
 
     def __repr__(self) -> str:
         return "<Prefetching>"
@@ -195,6 +197,7 @@ class Prefetching:
         """What a plan reads under the source, each object once, in its order. Raises BatchError."""
         spec = running.spec
         plan = await self._catalog.plan(spec.plan)
+        await self._births.require(running.caller, plan.snapshot, plan.buckets, f"plans/{spec.plan}")
         snapshot = await self._catalog.snapshot(plan.snapshot)
         if bucket.name not in shelves_of(snapshot, self._buckets):
             raise BatchError("BadRequest", f"the plan {spec.plan[:12]} reads nothing of {bucket.name}")

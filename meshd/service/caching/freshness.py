@@ -1,7 +1,8 @@
 """Until when what is known of an origin counts as so: a table that all processes of a node share.
 
 Law: a sketch of fixed size in mapped memory. A slot that another name took is as if it were never noted: the
-origin is asked once more. Emptied with every start.
+origin is asked once more. Emptied with every start. A slot is one aligned 64-bit word, which is stored and
+loaded whole (`meshd.kit.shared_words`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import mmap
 import os
 import secrets
-import struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 _SLOTS: Final = 1 << 20
 _GENERATIONS: Final = 1 << 12
-_WORD: Final = struct.Struct("=Q")
-_BIRTH: Final = (_SLOTS + _GENERATIONS) * _WORD.size
-_SIZE: Final = _BIRTH + _WORD.size
+_BIRTH: Final = _SLOTS + _GENERATIONS
+_SIZE: Final = (_BIRTH + 1) * 8
 _SECONDS: Final = (1 << 24) - 1
 
 
@@ -39,8 +38,9 @@ class FreshTable:
             if made:
                 os.ftruncate(fd, _SIZE)
             self._map = mmap.mmap(fd, _SIZE)
+            self._words = memoryview(self._map).cast("Q")
             if made:
-                _WORD.pack_into(self._map, _BIRTH, secrets.randbits(64))
+                self._words[_BIRTH] = secrets.randbits(64)
             fcntl.flock(fd, fcntl.LOCK_UN)  # the map holds on to the open file
         finally:
             os.close(fd)
@@ -51,44 +51,44 @@ class FreshTable:
     def note(self, *name: str) -> None:
         """It is so now."""
         slot, tag = _place(name)
-        _WORD.pack_into(self._map, slot, tag << 24 | self._now())
+        self._words[slot] = tag << 24 | self._now()
 
     def forget(self, *name: str) -> None:
         """It may not be so any more."""
         slot, tag = _place(name)
-        if _WORD.unpack_from(self._map, slot)[0] >> 24 == tag:
-            _WORD.pack_into(self._map, slot, 0)
+        if self._words[slot] >> 24 == tag:
+            self._words[slot] = 0
 
     def holds(self, ttl: float, *name: str) -> bool:
         """It was noted less than `ttl` seconds ago."""
         slot, tag = _place(name)
-        word = _WORD.unpack_from(self._map, slot)[0]
+        word = self._words[slot]
         noted = word >> 24 == tag and word != 0
         return bool(noted and ((self._now() - word) & _SECONDS) < ttl)
 
     def mark(self, bucket: str) -> str:
         """Another one once the bucket was written to through this node, or the node has started anew; other
         buckets may change it, too."""
-        [birth], [number] = (_WORD.unpack_from(self._map, at) for at in (_BIRTH, _generation(bucket)))
-        return f"{birth:x}-{number:x}"
+        return f"{self._words[_BIRTH]:x}-{self._words[_generation(bucket)]:x}"
 
     def rise(self, bucket: str) -> None:
         """The bucket was written to. A number by chance: two at once never take the same for theirs."""
-        _WORD.pack_into(self._map, _generation(bucket), secrets.randbits(64))
+        self._words[_generation(bucket)] = secrets.randbits(64)
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000 & _SECONDS
 
     def close(self) -> None:
+        self._words.release()
         self._map.close()
 
 
 def _place(name: tuple[str, ...]) -> tuple[int, int]:
     digest = hashlib.blake2b("\0".join(name).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big")
-    return number % _SLOTS * _WORD.size, number >> 24
+    return number % _SLOTS, number >> 24
 
 
 def _generation(bucket: str) -> int:
     digest = hashlib.blake2b(bucket.encode(), digest_size=4).digest()
-    return (_SLOTS + int.from_bytes(digest, "big") % _GENERATIONS) * _WORD.size
+    return _SLOTS + int.from_bytes(digest, "big") % _GENERATIONS

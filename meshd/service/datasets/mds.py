@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.sources import PlainArchives
     from meshd.kit.patience import Progress
+    from meshd.service.datasets.capacity import SnapshotCapacity
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -46,8 +47,14 @@ class MdsSources:
     """One a worker."""
 
     def __init__(
-        self, store: ObjectStore, catalog: Catalog, archives: PlainArchives, objects: RemoteObjects
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        archives: PlainArchives,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
     ) -> None:
+        self._capacity = capacity
         self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
 
     def __repr__(self) -> str:
@@ -61,13 +68,14 @@ class MdsSources:
         progress: Progress,
     ) -> list[IndexedFile]:
         """The shards and where their columns lie. Raises PlanError, EmptySnapshotError; BatchError
-        BadSample."""
+        BadSample, TooLarge."""
         records = dict(listing)
         shards = await self._shards(records, source)
         wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
         for name, spec in fields.items():
             if spec.column is not None:
                 _check_column(name, spec.column, shards[0])
+        self._capacity.require(sum(shard.samples for shard in shards), len(fields), source)
         files = []
         for number, shard in enumerate(shards):
             held = _stored(records, source, shard)

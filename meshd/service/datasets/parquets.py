@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.sources import PlainArchives
     from meshd.kit.patience import Progress
+    from meshd.service.datasets.capacity import SnapshotCapacity
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -47,8 +48,14 @@ class Parquets:
     """One a worker."""
 
     def __init__(
-        self, store: ObjectStore, catalog: Catalog, archives: PlainArchives, objects: RemoteObjects
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        archives: PlainArchives,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
     ) -> None:
+        self._capacity = capacity
         self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
         self._reading: SingleFlight[str, Kept] = SingleFlight()
 
@@ -72,12 +79,15 @@ class Parquets:
                 _check_column(name, spec.column, first, listing[0][0])
         wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
         files: list[IndexedFile] = []
+        samples = 0
         for start in range(0, len(listing), _AT_ONCE):
             some = listing[start : start + _AT_ONCE]
             found = await asyncio.gather(*[self.rows(source.bucket, *each) for each in some])
             for (key, record), kept in zip(some, found, strict=True):
                 index = await asyncio.to_thread(kept.lengths.choose, wanted, kept.size)
                 files.append((key, record.etag, kept.size, index))
+                samples += index.numbers.size
+            self._capacity.require(samples, len(fields), source)
             progress.done = len(files) / len(listing)
         return files
 

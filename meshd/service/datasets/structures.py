@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from meshd.service.archives.reading import Archives
     from meshd.service.authorization.access import Caller
     from meshd.service.authorization.readers import Readers
+    from meshd.service.datasets.births import SnapshotBirths
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshwire.expressionfunctions import Value
@@ -92,9 +93,10 @@ class Structures:
         readers: Readers,
         archives: Archives,
         objects: RemoteObjects,
+        births: SnapshotBirths,
     ) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
-        self._objects = objects
+        self._objects, self._births = objects, births
         self._long: LongWork[Built] = LongWork("structures")
 
     def __repr__(self) -> str:
@@ -124,6 +126,7 @@ class Structures:
     async def _snapshot(self, caller: Caller, digest: str) -> Snapshot:
         snapshot = await self._catalog.snapshot(digest)
         await self._readers.require(caller, snapshot)
+        await self._births.require(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
         return snapshot
 
     async def _patiently(self, key: str, work: Callable[[Progress], Any]) -> Built:

@@ -18,19 +18,21 @@ from meshwire.columns import StringColumn
 from meshwire.documents import PlanError, suggestion
 from meshwire.snapshots import Built, BytesColumn, EmptySnapshotError, Objects, Snapshot
 from meshwire.zarrchunks import parse_chunked
-from meshwire.zarrsources import METADATA, MISSING, boundaries, parse_array, row_numbers
+from meshwire.zarrsources import METADATA, parse_array, row_numbers, shard_starts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from meshd.service.datasets.capacity import SnapshotCapacity
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.records import Record
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
-    from meshwire.zarrsources import Stored
+    from meshwire.zarrsources import Places, Stored
 
 MAX_METADATA = 1 << 20
-_TURN = 200
+_TURN, _TURN_BYTES = 200, 16 << 20  # indexes of shards that are read at a time, and their bytes
+_Object = tuple[int, str, "Record"]  # its number in the array, its key, what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class _Column:
 class ZarrSources:
     """One a worker."""
 
-    def __init__(self, objects: RemoteObjects) -> None:
-        self._objects = objects
+    def __init__(self, objects: RemoteObjects, capacity: SnapshotCapacity) -> None:
+        self._objects, self._capacity = objects, capacity
 
     def __repr__(self) -> str:
         return "<ZarrSources>"
@@ -68,25 +70,16 @@ class ZarrSources:
         if len({spec.chunks for spec in fields.values()}) > 1:
             raise PlanError("fields", "rows of one array and chunks of another make no sample; choose one")
         arrays = {name: await self._array(records, source, spec) for name, spec in fields.items()}
-        rows, starts = row_numbers(list(arrays.values())), boundaries(list(arrays.values()))
-        keys: list[str] = []
+        row_numbers(list(arrays.values()))
+        keys, taken = list[str](), 0
         columns = {}
         for name, array in arrays.items():
             folder = source.prefix + _folder(fields[name])
             columns[name] = await self._column(records, source.bucket, folder, array, keys)
-        kept = np.arange(0)
-        for number, column in enumerate(columns.values()):
-            kept = np.intersect1d(kept, column.rows) if number else column.rows
-        if not kept.size:
-            raise EmptySnapshotError("source", f"none of the {rows} rows of the arrays in {source} is stored")
-        shard_starts = np.unique(np.searchsorted(kept, starts)).astype(np.int64)
-        if next(iter(fields.values())).chunks:
-            largest = max(arrays, key=lambda name: arrays[name].row_bytes)
-            kept, shard_starts = _by_object(kept, columns[largest])
-        found = {name: column.at(kept) for name, column in columns.items()}
-        snapshot = _sealed(source, fields, [(key, records[key]) for key in keys], found, kept, shard_starts)
-        left_out = max(array.left_out for array in arrays.values())
-        return Built(snapshot, rows - int(kept.size) + left_out, ())
+            taken += columns[name].rows.size
+            self._capacity.require(taken, 1, source)
+        gathered = _Gathered(source, fields, arrays, columns, [(key, records[key]) for key in keys])
+        return await asyncio.to_thread(gathered.built)
 
     async def _array(self, records: Mapping[str, Record], source: Source, spec: FieldSpec) -> Stored:
         key, path = f"{source.prefix}{_folder(spec)}{METADATA}", f"fields.{spec.name}"
@@ -105,40 +98,23 @@ class ZarrSources:
         if record.size > MAX_METADATA:
             raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
         document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
-        return parse_chunked(document, path) if spec.chunks else parse_array(document, path)
+        return await asyncio.to_thread(parse_chunked if spec.chunks else parse_array, document, path)
 
     async def _column(
         self, records: Mapping[str, Record], bucket: str, folder: str, array: Stored, keys: list[str]
     ) -> _Column:
-        parts: list[_Column] = []
-        stored = [
-            (number, key, record)
-            for number in range(array.objects)
-            if (record := records.get(key := folder + array.key(number))) is not None
-        ]
-        for start in range(0, len(stored), _TURN):
-            some = stored[start : start + _TURN]
+        parts, samples = list[_Column](), 0
+        stored = await asyncio.to_thread(_stored, records, folder, array)
+        for some in _turns(stored, array):
             indexes = await self._indexes(bucket, some, array)
-            for (number, key, record), index in zip(some, indexes, strict=True):
-                offsets, lengths = _places(f"s3://{bucket}/{key}", record, array, index)
-                there = np.flatnonzero(offsets != MISSING)
-                which = np.full(there.size, len(keys), np.int64)
-                parts.append(_Column(array.numbers(number)[there], which, offsets[there], lengths[there]))
-                keys.append(key)
-            await asyncio.sleep(0)  # other requests get their turn
-        if not parts:
-            return _Column(*[np.zeros(0, np.int64)] * 4)
-        rows, *columns = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("rows", "objects", "offsets", "lengths")
-        )
-        inside = np.flatnonzero(rows < array.rows)
-        inside = inside[np.argsort(rows[inside], kind="stable")]
-        return _Column(rows[inside], *(column[inside] for column in columns))
+            placed = await asyncio.to_thread(_placed, bucket, array, some, indexes, len(keys))
+            parts += placed
+            samples += sum(part.rows.size for part in placed)
+            self._capacity.require(samples, 1, f"s3://{bucket}/{folder}")
+            keys += [key for _, key, _ in some]
+        return await asyncio.to_thread(_joined, parts)
 
-    async def _indexes(
-        self, bucket: str, some: Sequence[tuple[int, str, Record]], array: Stored
-    ) -> list[bytes]:
+    async def _indexes(self, bucket: str, some: Sequence[_Object], array: Stored) -> list[bytes]:
         wanted = []
         for _, key, record in some:
             length = min(array.index_bytes, record.size)
@@ -147,9 +123,48 @@ class ZarrSources:
         return await self._objects.read_many(wanted)
 
 
-def _places(url: str, record: Record, array: Stored, index: bytes) -> tuple[Integers, Integers]:
+def _stored(records: Mapping[str, Record], folder: str, array: Stored) -> list[_Object]:
+    """The stored objects of an array: found in the listing, for metadata may claim any number of them."""
+    found = []
+    for key, record in records.items():
+        number = array.number(key[len(folder) :]) if key.startswith(folder) else None
+        if number is not None:
+            found.append((number, key, record))
+    return sorted(found, key=lambda each: each[0])
+
+
+def _turns(stored: Sequence[_Object], array: Stored) -> Iterator[Sequence[_Object]]:
+    """As many as have indexes of a few MiB together; at least one."""
+    each = max(1, min(_TURN, _TURN_BYTES // max(1, array.index_bytes)))
+    for start in range(0, len(stored), each):
+        yield stored[start : start + each]
+
+
+def _placed(
+    bucket: str, array: Stored, some: Sequence[_Object], indexes: Sequence[bytes], before: int
+) -> list[_Column]:
+    """Where the samples of these objects lie; `before`: the number of the first among all objects."""
+    columns = []
+    for place, ((number, key, record), index) in enumerate(zip(some, indexes, strict=True)):
+        rows, offsets, lengths = _places(f"s3://{bucket}/{key}", number, record, array, index)
+        columns.append(_Column(rows, np.full(rows.size, before + place, np.int64), offsets, lengths))
+    return columns
+
+
+def _joined(parts: Sequence[_Column]) -> _Column:
+    if not parts:
+        return _Column(*[np.zeros(0, np.int64)] * 4)
+    rows, *columns = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("rows", "objects", "offsets", "lengths")
+    )
+    order = np.argsort(rows, kind="stable")
+    return _Column(rows[order], *(column[order] for column in columns))
+
+
+def _places(url: str, number: int, record: Record, array: Stored, index: bytes) -> Places:
     try:
-        return array.places(record.size, index)
+        return array.places(number, record.size, index)
     except ValueError as error:
         raise BatchError(
             "BadSample",
@@ -157,6 +172,41 @@ def _places(url: str, record: Record, array: Stored, index: bytes) -> tuple[Inte
             help="write the array again",
             detail={"url": url},
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """All that is known of the arrays; `stored`: the objects that the columns number."""
+
+    source: Source
+    fields: Mapping[str, FieldSpec]
+    arrays: Mapping[str, Stored]
+    columns: Mapping[str, _Column]
+    stored: Sequence[tuple[str, Record]]
+
+    def built(self) -> Built:
+        """The snapshot. Raises EmptySnapshotError."""
+        arrays = list(self.arrays.values())
+        kept = self._kept()
+        if not kept.size:
+            raise EmptySnapshotError(
+                "source", f"none of the {arrays[0].rows} rows of the arrays in {self.source} is stored"
+            )
+        starts = shard_starts(arrays, kept)
+        if next(iter(self.fields.values())).chunks:
+            largest = max(self.arrays, key=lambda name: self.arrays[name].row_bytes)
+            kept, starts = _by_object(kept, self.columns[largest])
+        found = {name: column.at(kept) for name, column in self.columns.items()}
+        snapshot = _sealed(self.source, self.fields, self.stored, found, kept, starts)
+        left_out = max(array.left_out for array in arrays)
+        return Built(snapshot, arrays[0].rows - int(kept.size) + left_out, ())
+
+    def _kept(self) -> Integers:
+        """The rows that every array has."""
+        first, *more = [column.rows for column in self.columns.values()]
+        for rows in more:
+            first = np.intersect1d(first, rows)
+        return first
 
 
 def _by_object(kept: Integers, column: _Column) -> tuple[Integers, Integers]:
@@ -177,11 +227,11 @@ def _sealed(
     stored: Sequence[tuple[str, Record]],
     found: Mapping[str, BytesColumn],
     kept: Integers,
-    shard_starts: Integers,
+    starts: Integers,
 ) -> Snapshot:
     keys = StringColumn.of([key for key, _ in stored])
     etags = StringColumn.of([record.etag for _, record in stored])
     sizes = np.array([record.size for _, record in stored], np.int64)
-    names = StringColumn.of([f"{row:09d}" for row in kept.tolist()])
+    names = StringColumn.numbered(kept)
     objects = Objects(source.bucket, keys, etags, sizes)
-    return Snapshot.sealed(str(source), "zarr", objects, shard_starts, found, fields, names)
+    return Snapshot.sealed(str(source), "zarr", objects, starts, found, fields, names)

@@ -1,0 +1,162 @@
+"""Requests that cost a node most of what anybody may ask for, and a crowd that sends them.
+
+The crowd runs in processes of its own and parses nothing, so that what is measured beside it is the node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from meshd.testing.daemons import Daemon
+
+_PHOTOGRAPHS = 64
+_SIDE = 1600
+_PROCESSES = 4
+_OPS = [
+    {"op": "decode", "field": "image", "args": {}},
+    {"op": "random_resized_crop", "field": "image", "args": {"size": 1024}},
+    {"op": "to_chw", "field": "image", "args": {}},
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Costly:
+    """A request; `{n}` in its target is another number each time."""
+
+    method: str
+    target: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def costly_requests(daemon: Daemon, bucket: str) -> Mapping[str, Costly]:
+    """Fills the bucket with what they need. Answers may refuse (503 and the like), but must come."""
+    _fill(daemon, bucket)
+    plan = _plan(daemon, bucket)
+    names = "".join(f"<Object><Key>gone/{number}</Key></Object>" for number in range(1000))
+    sweep = f"<Delete>{names}</Delete>".encode()
+    summed = {"x-amz-checksum-algorithm": "SHA1", "x-amz-copy-source": f"/{bucket}/large"}
+    return {
+        "a new batch of 16 photographs of 1,600²": Costly("GET", f"/-/plans/{plan}/{{n}}/0?batch=16"),
+        "PUT 8 MiB": Costly("PUT", f"/{bucket}/large-{{n}}", os.urandom(8 << 20)),
+        "listing of 1,000": Costly("GET", f"/{bucket}?list-type=2&prefix=many/"),
+        "DeleteObjects of 1,000": Costly("POST", f"/{bucket}?delete", sweep),
+        "copy of 8 MiB with a new checksum": Costly("PUT", f"/{bucket}/copy-{{n}}", headers=summed),
+    }
+
+
+def _fill(daemon: Daemon, bucket: str) -> None:
+    client = daemon.client()
+    random = np.random.default_rng(7)
+    for number in range(_PHOTOGRAPHS):
+        out = io.BytesIO()
+        pixels = random.integers(0, 256, (_SIDE // 8, _SIDE // 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((_SIDE, _SIDE)).save(out, "JPEG", quality=90)
+        client.put_object(Bucket=bucket, Key=f"photographs/{number:04d}.jpg", Body=out.getvalue())
+    for number in range(1000):
+        client.put_object(Bucket=bucket, Key=f"many/{number:06d}", Body=b"")
+    client.put_object(Bucket=bucket, Key="large", Body=os.urandom(8 << 20))
+
+
+def _plan(daemon: Daemon, bucket: str) -> str:
+    source = {"source": f"s3://{bucket}/photographs/", "fields": {"image": {"ext": ["jpg"]}}}
+    answer = daemon.request("POST", "/-/snapshots", json.dumps(source).encode())
+    assert answer.status == 200, answer.body
+    snapshot = json.loads(answer.body)["snapshot"]
+    document = {"snapshot": snapshot, "spec": {"seed": 7, "ops": _OPS}, "batch": 16}
+    answer = daemon.request("POST", "/-/plans", json.dumps(document).encode())
+    assert answer.status == 200, answer.body
+    plan: str = json.loads(answer.body)["plan"]
+    return plan
+
+
+@contextmanager
+def crowd(daemon: Daemon, costly: Costly, clients: int) -> Iterator[dict[int, int]]:
+    """Meanwhile so many clients send a request again and again, each on a connection of its own. Filled at
+    the end: status → how many answers; 0 for a connection that broke."""
+    spawn, answers = multiprocessing.get_context("spawn"), dict[int, int]()
+    stop, results = spawn.Event(), spawn.Queue()
+    each = clients // _PROCESSES
+    where = (daemon.endpoint, daemon.access_key, daemon.secret_key)
+    workers = [
+        spawn.Process(target=_work, args=(where, costly, each, number, stop, results))
+        for number in range(_PROCESSES)
+    ]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        results.get(timeout=60)  # it is there
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for _ in workers:
+            for status, count in results.get(timeout=600).items():
+                answers[status] = answers.get(status, 0) + count
+        for worker in workers:
+            worker.join()
+
+
+def _work(
+    where: tuple[str, str, str], costly: Costly, clients: int, number: int, stop: Any, results: Any
+) -> None:
+    numbers, answers, lock = itertools.count(number * 1_000_000), dict[int, int](), threading.Lock()
+    results.put({})
+
+    def ask() -> None:
+        while not stop.is_set():
+            status = _ask(where, costly, next(numbers))
+            with lock:
+                answers[status] = answers.get(status, 0) + 1
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results.put(answers)
+
+
+def _ask(where: tuple[str, str, str], costly: Costly, number: int) -> int:
+    endpoint, access_key, secret_key = where
+    address = urlsplit(endpoint).netloc
+    target = costly.target.replace("{n}", str(number))
+    path, _, query = target.partition("?")
+    digest = hashlib.sha256(costly.body).hexdigest()
+    headers = {"host": address, **costly.headers}
+    headers |= sign(
+        RequestHead(costly.method, path, query, headers),
+        Credential(access_key, secret_key),
+        region="us-east-1",
+        timestamp=int(time.time()),
+        payload_hash=digest,
+    )
+    with closing(http.client.HTTPConnection(address, timeout=600)) as connection:
+        try:
+            connection.request(costly.method, target, costly.body, headers)
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException):
+            return 0
+        return answer.status

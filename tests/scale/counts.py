@@ -1,0 +1,23 @@
+"""How much of each thing there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """`keys` of one bucket, `buckets` of one user, `parts` of one upload, `versions` of one key, `clients`
+    that ask for the most expensive allowed thing at once."""
+
+    keys: int = 1_000_000
+    buckets: int = 10_000
+    parts: int = 10_000
+    versions: int = 100_000
+    clients: int = 200
+
+    @classmethod
+    def quick(cls) -> Self:
+        """Sizes of a test."""
+        return cls(keys=3_000, buckets=20, parts=20, versions=2_500, clients=16)
