@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 _INTERRUPT_AGAIN = 60.0
 # A machine that is slow, or has other things to do, is no failure.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Inputs are drawn anew in CI, too: Hypothesis's own profile for CI would draw the same ones for ever.
+settings.register_profile(
+    "patient",
+    settings.get_profile("default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("patient")
 
 
@@ -113,10 +119,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Each try of a test has its whole time, and so has its end.
+    """A test has its whole time, and so has its end.
 
-    pytest-timeout starts its timer once for a test and stops it at the first failure: what is tried again, or
-    hangs at its end, would hang for ever. Behind this stands `faulthandler_timeout` of pyproject.toml, for
+    pytest-timeout starts its timer once for a test and stops it at the first failure: what hangs at its end
+    after that would hang for ever. Behind this stands `faulthandler_timeout` of pyproject.toml, for
     code that no signal interrupts.
     """
     _start_timer_again(item)

@@ -1,8 +1,8 @@
 """A test that fails leaves nothing to others: what its module made and shares is ended and made anew.
 
 Law: no failure follows from another. Without this, a mesh that one test left with a node that will not
-start, or with a device that is read-only, failed that test's second try and every test after it. Fixtures of
-the whole session stay: they are one daemon that tests do not change.
+start, or with a device that is read-only, failed every test after it. Fixtures of the whole session stay:
+they are one daemon that tests do not change.
 
 A plugin of pytest; `tests/conftest.py` registers it.
 """
@@ -30,8 +30,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
-    """Before pytest-rerunfailures puts aside what the second try would share; where the end itself
-    fails, after."""
+    """After a failed test before its own end; where the end itself fails, after that."""
     try:
         if item.stash[_failed]:
             _end_shared(item.session)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LONGEST: Final = (
     "faults/test_schedules",
+    "linearizability/test_running",
     "kubernetes/",
     "bench/test_bench_harness",
     "crash/test_job_kills",

@@ -3,7 +3,8 @@ event loops wait (background work gives way), which version of the cluster map e
 the node's lease holds.
 
 Law: numbers in memory that all processes share, so this module is to be loaded before the first fork. A
-number is written whole; who writes last is right.
+number is written whole; who writes last is right. Two numbers that are read together are one word
+(`shared_words`): processors may reorder the stores and loads of two.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import asyncio
 import mmap
 from typing import TYPE_CHECKING, Final
 
+from meshd.kit.shared_words import MAX_VERSION, TICK, VersionTimes
+
 if TYPE_CHECKING:
     from meshd.kit.clock import Clock
 
 _MOST: Final = 1024  # processes
 _cell: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-_versions: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("q")
-_times: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
+_maps: Final = VersionTimes(_MOST)  # of each process: the version it goes by, and since when
 _waits: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
 _work: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-_lease: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # [version of the map, until]
+_lease: Final = VersionTimes(1)  # the newest map when it was renewed, and until when it holds
 _BUSY: Final = 0.25  # seconds for which a request says that there are clients
 _WORKED: Final = 1.0
 _PAUSE: Final = 0.002
@@ -63,32 +65,27 @@ def longest_wait() -> float:
 def goes_by(process: int, version: int, now: float) -> None:
     """Process `process` (counted from 0) answers by this version of the map, from `now` (monotonic) on."""
     if process < _MOST:
-        _times[process] = now
-        _versions[process] = version
+        # Rounded so that nothing is let go of too early: the time up, a version that does not fit down.
+        _maps[process] = min(version, MAX_VERSION), now + TICK
 
 
 def gone_by(now: float, grace: float) -> int:
     """The lowest version that some process went by `grace` seconds before `now`; a very high one when nobody
     says anything."""
-    known = [
-        version if _times[process] <= now - grace else version - 1
-        for process, version in enumerate(_versions)
-        if version
-    ]
+    pairs = map(_maps.__getitem__, range(len(_maps)))
+    known = [version if since <= now - grace else version - 1 for version, since in pairs if version]
     return min(known, default=1 << 62)
 
 
 def holds(until: float, version: int) -> None:
-    """The node's lease holds until then (monotonic), and this was the newest map while it did."""
-    _lease[1] = 0.0  # nobody may see one number with the other of before
-    _lease[0] = version
-    _lease[1] = until
+    """The node's lease holds until then (monotonic), and this was the newest map while it did. With a version
+    that does not fit nobody is sure of it: the other nodes are asked."""
+    _lease[0] = (version, until) if version <= MAX_VERSION else (0, 0.0)
 
 
 def held() -> tuple[int, float]:
     """The newest map when the lease was last renewed, and until when it holds (monotonic)."""
-    until = _lease[1]  # before the version: one that is newer than that is known to fewer
-    return int(_lease[0]), until
+    return _lease[0]
 
 
 class Courtesy:

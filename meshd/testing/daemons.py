@@ -27,7 +27,7 @@ from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
 from meshd.runtime.ports import own_port
-from meshd.testing.forkserver import launch
+from meshd.testing.forkserver import execute, launch
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
@@ -78,9 +78,10 @@ class Daemon:
     """`with Daemon.start() as daemon: daemon.client().create_bucket(Bucket="b")`.
 
     Without `data_dir`, a temporary one is used and removed at the end. `args` are more flags of `meshd serve`
-    (a later one wins), `env` more environment; `host` and `prefix` (what goes before the command) may be set
-    before it is up. Root keys are `access_key` and `secret_key`. With `tls` it
-    speaks https with a certificate of an `authority` of its own, which its clients here trust.
+    (a later one wins), `env` more environment; `host`, `namespace` (the file of the network namespace it
+    runs in) and `prefix` (a command before its own, as `prlimit`) may be set before it is up. Root keys are
+    `access_key` and `secret_key`. With `tls` it speaks https with a certificate of an `authority` of its own,
+    which its clients here trust.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Daemon:
         self.pair = self.authority.issue() if self.authority else None
         self.endpoint = ""
         _all.add(self)
-        self.host, self.prefix = "127.0.0.1", tuple[str, ...]()
+        self.host, self.namespace, self.prefix = "127.0.0.1", "", tuple[str, ...]()
         self._stdout = ""
         self._process: Process | None = None
 
@@ -145,7 +146,9 @@ class Daemon:
         if points := ",".join(filter(None, (*_failing, env.get(FAILPOINTS)))):
             env[FAILPOINTS] = points
         with self.stderr_path.open("ab") as stderr:
-            return launch(arguments, env, stderr, self.prefix)
+            if self.prefix:
+                return execute(arguments, env, stderr, prefix=self.prefix)
+            return launch(arguments, env, stderr, namespace=self.namespace)
 
     def stop(self, timeout: float = 60.0) -> int:
         """SIGTERM, wait, return the exit code; 0 when it is not running. Kills it when it takes too long."""

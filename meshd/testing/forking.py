@@ -30,16 +30,19 @@ if TYPE_CHECKING:
 MOST: Final = 128 << 10
 """Bytes of a request, at most."""
 _MAP_FIXED: Final = 0x10
+_CLONE_NEWNET: Final = 0x40000000
 _SHARED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .* /dev/zero \(deleted\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A node to be: its arguments, its whole environment, the folder it is started in, where it prints."""
+    """A node to be: its arguments, its whole environment, the folder it is started in, the network namespace
+    it runs in (its file; "" for this one), where it prints."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: str
+    namespace: str
     stdout: int
     stderr: int
 
@@ -159,11 +162,21 @@ def become(request: Request, loaded: Mapping[str, str]) -> None:
         os.dup2(file, number)
         os.close(file)
     os.chdir(request.folder)
+    if request.namespace:
+        enter_network(request.namespace)
     os.environ.clear()
     os.environ.update({**loaded, **request.environment})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     renew_shared_memory()
     failpoints.configure(os.environ.get("MESHD_FAILPOINTS", ""))
+
+
+def enter_network(namespace: str) -> None:
+    """Have this process, and those that it starts, use the network namespace of a file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(namespace).open("rb") as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns", namespace)
 
 
 def renew_shared_memory() -> None:

@@ -69,16 +69,30 @@ def launch(
     arguments: Sequence[str],
     env: Mapping[str, str],
     stderr: IO[bytes],
-    prefix: Sequence[str] = (),
     *,
     stdout: IO[bytes] | None = None,
     folder: Path | None = None,
+    namespace: str = "",
 ) -> Process:
     """`python -m meshd` with these arguments in this environment and folder (default: this process's), its
-    output a file or else a pipe; forked where servers are used and that makes no difference to it. `prefix`:
-    what goes before the command."""
-    if _used and not prefix:
-        return _used[0].start(arguments, env, stderr, stdout, folder)
+    output a file or else a pipe; forked where servers are used. `namespace`: the file of the network
+    namespace it runs in (default: this process's)."""
+    if _used:
+        return _used[0].start(arguments, env, stderr, stdout, folder, namespace)
+    prefix = ("nsenter", f"--net={namespace}") if namespace else ()
+    return execute(arguments, env, stderr, stdout=stdout, folder=folder, prefix=prefix)
+
+
+def execute(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    stderr: IO[bytes],
+    *,
+    stdout: IO[bytes] | None = None,
+    folder: Path | None = None,
+    prefix: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """As `launch`, never forked; `prefix` is a command that runs it."""
     command = [*prefix, sys.executable, "-m", "meshd", *arguments]
     return subprocess.Popen(command, stdout=stdout or subprocess.PIPE, stderr=stderr, env=env, cwd=folder)
 
@@ -169,8 +183,10 @@ class _ForkServer:
         stderr: IO[bytes],
         stdout: IO[bytes] | None,
         folder: Path | None,
+        namespace: str,
     ) -> ForkedProcess:
-        asked = {"arguments": list(arguments), "environment": dict(env), "folder": str(folder or Path.cwd())}
+        asked = {"arguments": list(arguments), "environment": dict(env), "namespace": namespace}
+        asked["folder"] = str(folder or Path.cwd())
         text = json.dumps(asked).encode()
         assert len(text) <= MOST, "the environment is too large"
         mine, theirs = socket.socketpair()
@@ -221,11 +237,12 @@ class ForkServers:
         stderr: IO[bytes],
         stdout: IO[bytes] | None = None,
         folder: Path | None = None,
+        namespace: str = "",
     ) -> ForkedProcess:
-        """As `python -m meshd` with these arguments in this environment and folder."""
+        """As `launch`."""
         with self._lock:
             turn = next(self._turns)
             if turn == len(self._servers):
                 self._servers.append(_ForkServer(self._env))
             server = self._servers[turn]
-        return server.start(arguments, env, stderr, stdout, folder)
+        return server.start(arguments, env, stderr, stdout, folder, namespace)

@@ -65,13 +65,14 @@ class Mesh:
         lease: float = 2.0,
         env: Mapping[str, str] | None = None,
         etcd_host: str = "127.0.0.1",
+        etcd_flags: Sequence[str] = (),
         tls: bool = False,
     ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
         self.place = place or self._scratch
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
         ports = (own_port(etcd_host), own_port())
-        self.etcd = EtcdCluster(self.place / "etcd", host=etcd_host, ports=ports)
+        self.etcd = EtcdCluster(self.place / "etcd", 1, *etcd_flags, host=etcd_host, ports=ports)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self.authority = authority_in(self.place / "tls") if tls else None
         self._env = dict(env or {})

@@ -1,7 +1,8 @@
 """A TCP connection that can be cut: between a node and its control store, or between nodes.
 
 Law: cut as a network does it: nothing is refused and nothing is lost, all falls silent; `heal` delivers what
-was under way. Runs in a thread of its own; `close` ends it and every connection.
+was under way. `refuse` resets what is open and refuses new connections until `heal`. Runs in a thread of its
+own; `close` ends it and every connection.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from meshd.testing.listening import end_listening
 from meshd.testing.waiting import await_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 _PIECE = 65536
 
@@ -26,6 +30,7 @@ class Relay:
         self._whole = asyncio.Event()
         self._whole.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="relay", daemon=True)
         self._thread.start()
@@ -41,9 +46,17 @@ class Relay:
         """From now on nothing passes, either way."""
         self._loop.call_soon_threadsafe(self._whole.clear)
 
+    def refuse(self) -> None:
+        """Reset every connection and refuse new ones, as a host without a listener does."""
+        self._call(self._close)
+
     def heal(self) -> None:
         """All passes again, also what was sent meanwhile."""
+        self._call(self._listen)
         self._loop.call_soon_threadsafe(self._whole.set)
+
+    def _call(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        asyncio.run_coroutine_threadsafe(work(), self._loop).result(60)
 
     def close(self) -> None:
         """Idempotent."""
@@ -59,15 +72,21 @@ class Relay:
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._accepted, "127.0.0.1", 0))
-        self.port = int(server.sockets[0].getsockname()[1])
+        self._loop.run_until_complete(self._listen())
         started.set()
         self._loop.run_forever()
-        self._loop.run_until_complete(self._end(server))
+        self._loop.run_until_complete(self._close())
         self._loop.close()
 
-    async def _end(self, server: asyncio.Server) -> None:
-        await end_listening(server)
+    async def _listen(self) -> None:
+        if self._server is None:
+            self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
+            self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def _close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await end_listening(server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractStreamWriter
 
+    from meshd.cluster.mesh import Mesh
+
 Header = tuple[str, str]
 
 _UNSAFE = re.compile(r"[\0-\x08\n-\x1f\x7f]")
@@ -87,6 +89,11 @@ class Reply(web.StreamResponse):
     def body_length(self) -> int:
         return len(self._bytes)
 
+    def say_when_to_retry(self, mesh: Mesh) -> None:
+        """A 503 says when it is worth repeating the request, whatever it was refused for."""
+        if self._status == 503 and not self._written and not any(_is_retry_after(f) for f in self._fields):
+            self._fields = [*self._fields, ("Retry-After", str(mesh.retry_after))]
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write everything. Raises ConnectionResetError when the client is gone."""
         if self._written:
@@ -103,6 +110,10 @@ class Reply(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         return None
+
+
+def _is_retry_after(field: Header) -> bool:
+    return field[0].lower() == "retry-after"
 
 
 class SentReply(Reply):

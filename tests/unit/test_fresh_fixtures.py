@@ -1,4 +1,4 @@
-"""What a failed test shared is made anew, for its second try and for the tests after it."""
+"""What a failed test shared is made anew for the tests after it."""
 
 from __future__ import annotations
 
@@ -38,43 +38,23 @@ def test_first(shared):
     assert made == ["session", "module"]
 
 def test_breaks(own, shared):
-    tries = made.count("ended") + 1
-    if tries <= FAILURES:
-        shared.append("broken")
-    if WHERE == "call":
-        assert shared == []
+    shared.append("broken")
+    assert WHERE != "call"
 
 def test_after(shared):
     assert shared == []
-    assert made == ["session", "module"] + ["ended", "module"] * FAILURES
+    assert made == ["session", "module", "ended", "module"]
 """
 
 
 @pytest.mark.parametrize(
-    ("where", "failures", "outcome"),
-    [
-        ("call", 1, "3 passed, 1 rerun"),
-        ("call", 2, "1 failed, 2 passed, 1 rerun"),
-        ("teardown", 1, "4 passed, 1 rerun"),  # a call that passed is counted with each try
-        ("teardown", 2, "4 passed, 1 error, 1 rerun"),
-    ],
+    ("where", "outcome"),
+    [("call", "1 failed, 2 passed"), ("teardown", "3 passed, 1 error")],
 )
-def test_what_a_failed_test_shared_is_made_anew(
-    tmp_path: Path, where: str, failures: int, outcome: str
-) -> None:
+def test_what_a_failed_test_shared_is_made_anew(tmp_path: Path, where: str, outcome: str) -> None:
     file = tmp_path / "test_some.py"
-    file.write_text(f"WHERE, FAILURES = {where!r}, {failures}\n{_FILE}")
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tests.fresh_fixtures",
-        "-p",
-        "pytest_rerunfailures",
-        "--reruns",
-        "1",
-    ]
+    file.write_text(f"WHERE = {where!r}\n{_FILE}")
+    words = ["-m", "pytest", "-q", "-p", "tests.fresh_fixtures"]
     done = subprocess.run(
         [
             sys.executable,
