@@ -152,6 +152,7 @@ class DecisionDoors:
             owner=about.owner,
             tags=about.tags,
             acl=about.acl,
+            born=about.born,
         )
 
     def _reply(self, decided: Decided) -> web.StreamResponse:

@@ -281,7 +281,7 @@ class Forwarder:
                 return None
             left = deadline - self._clock.monotonic()
             if left <= 0:
-                raise _nobody(name, nodes)
+                raise self._nobody(nodes)
             target = next((node for node in nodes if node.node_id not in errand.avoided), None)
             if target is None:
                 errand.avoided.clear()
@@ -306,6 +306,7 @@ class Forwarder:
         except PeerUnreachableError as error:
             metrics.forwarded.labels("unreachable").inc()
             if errand.may_be_done(error):
+                self._mesh.note_silence(node.node_id)
                 raise _unknown(node) from error
             errand.avoided.add(node.node_id)
             await self._mesh.suspect(node.node_id, version)
@@ -405,6 +406,16 @@ class Forwarder:
         if (known is None or known.state in ("away", "down")) and relay.head is None:
             relay.give_up(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
 
+    def _nobody(self, nodes: Sequence[Node]) -> S3Error:
+        if not nodes:
+            return S3Error(
+                "SlowDown",
+                "No node that has all of this name's writes answers at present; try again.",
+                headers={"retry-after": str(self._mesh.retry_after_absence)},
+            )
+        names = ", ".join(node.node_id for node in nodes)
+        return S3Error("SlowDown", f"The nodes that hold this name ({names}) do not answer; try again.")
+
     def stamp(self, request: MeshRequest, aim: str = "") -> str:
         """`x-mesh-hop` for a client's request."""
         transport = request.transport
@@ -421,15 +432,6 @@ class Forwarder:
         return self._hops.write(
             hop, request.method, request.raw_path, request.headers.get("Authorization", "")
         )
-
-
-def _nobody(name: Name, nodes: Sequence[Node]) -> S3Error:
-    if not nodes:
-        return S3Error(
-            "SlowDown", "No node that has all of this name's writes answers at present; try again."
-        )
-    names = ", ".join(node.node_id for node in nodes)
-    return S3Error("SlowDown", f"The nodes that hold this name ({names}) do not answer; try again.")
 
 
 def _unknown(node: Node) -> S3Error:

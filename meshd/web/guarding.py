@@ -70,7 +70,7 @@ class Guard:
 
     def entered(self, connection: Connection) -> bool:
         """A client connected; False when there is no room for it and none can be made."""
-        if len(self._connections) >= self.limit and not self._make_room():
+        if len(self._connections) >= self.limit and not self.make_room():
             metrics.http_turned_away.labels("full").inc()
             return False
         self._connections.add(connection)
@@ -93,9 +93,9 @@ class Guard:
         self._burst = 0
         self.turn += 1
 
-    def _make_room(self) -> bool:
-        """End those that have been idle longest: they can connect again at no loss. Who has left a part of an
-        answer unread comes last, and is cut: its connection would not close."""
+    def make_room(self) -> bool:
+        """Close the connections that have been idle longest: clients can connect again at no loss. Those with
+        an answer partly unread come last, and are cut, for they would not close. Whether any was."""
         idle = sorted((c for c in self._connections if c.can_go), key=lambda c: (c.unread > 0, c.touched))
         chosen = idle[: 1 + self.limit // _EVICTED_SHARE]
         for connection in chosen:

@@ -62,7 +62,7 @@ class ModuleEndpoint:
 
     async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         query_of(request, ())
-        return self._native.json({"modules": self._user_ops.list_all()})
+        return self._native.json({"modules": self._user_ops.list_all(caller_of(request, identity))})
 
     async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         """`?version=sha256:HEX`: that build alone."""

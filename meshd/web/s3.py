@@ -95,6 +95,7 @@ class S3Endpoint:
         trace = Trace(self._deps.clock, self._deps.audit, request.remote)
         try:
             reply = await self._reply(request, trace)
+            reply.say_when_to_retry(self._deps.mesh)
             await settle(request, reply)
         except BaseException:
             trace.finish(CLIENT_GONE)
@@ -298,7 +299,7 @@ class S3Endpoint:
 
     async def _carry_out(self, call: Call, trace: Trace, *, pressed: bool) -> Reply:
         if pressed and isinstance(call.operation, _LONG_ANSWERS):
-            raise S3Error("SlowDown")
+            raise S3Error("SlowDown", headers={"retry-after": "1"})
         try:
             trace.result = result = await self._execute(call)
         finally:

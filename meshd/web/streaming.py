@@ -158,7 +158,7 @@ def kept_whole(size: int | None, limit: int) -> Iterator[None]:
             yield
     except FullError as error:
         why = "Too many requests with documents are being received; try again."
-        raise S3Error("SlowDown", why) from error
+        raise S3Error("SlowDown", why, headers={"retry-after": "1"}) from error
 
 
 async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[bytes]:

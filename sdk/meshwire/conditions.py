@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["proceed", "not_modified", "failed", "missing"]
+Condition = Literal["", "If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since"]
+"""The header of a condition that does not hold; empty where all hold."""
+
+OF_CACHES = frozenset({"If-None-Match", "If-Modified-Since"})
+"""Those that a GET or HEAD answers with 304 and not with 412."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +29,31 @@ def _matches(tags: tuple[str, ...], etag: str) -> bool:
     return "*" in tags or etag in tags
 
 
-def judge_read(conditions: Conditions, etag: str, modified: int) -> Verdict:
-    """Verdict for GET and HEAD of an existing object (`modified` in seconds). Order of RFC 9110 §13.2.2."""
+def failed_read_condition(conditions: Conditions, etag: str, modified: int) -> Condition:
+    """The first that does not hold for GET or HEAD of an existing object (`modified` in seconds), in the
+    order of RFC 9110 §13.2.2."""
     if conditions.if_match:
         if not _matches(conditions.if_match, etag):
-            return "failed"
+            return "If-Match"
     elif conditions.if_unmodified_since is not None and modified > conditions.if_unmodified_since:
-        return "failed"
+        return "If-Unmodified-Since"
     if conditions.if_none_match:
         if _matches(conditions.if_none_match, etag):
-            return "not_modified"
+            return "If-None-Match"
     elif conditions.if_modified_since is not None and modified <= conditions.if_modified_since:
-        return "not_modified"
-    return "proceed"
+        return "If-Modified-Since"
+    return ""
 
 
-def judge_write(conditions: Conditions, etag: str | None, modified: int = 0) -> Verdict:
-    """Verdict for a write over an object with `etag`, or over nothing (None: If-Match is then
-    `missing`, a 404)."""
+def failed_write_condition(conditions: Conditions, etag: str | None, modified: int = 0) -> Condition:
+    """The first that does not hold for a write over an object with `etag`, or over nothing (None: a failed
+    If-Match is then a 404)."""
     if etag is None:
-        return "missing" if conditions.if_match else "proceed"
+        return "If-Match" if conditions.if_match else ""
     if conditions.if_match and not _matches(conditions.if_match, etag):
-        return "failed"
+        return "If-Match"
     if conditions.if_none_match and _matches(conditions.if_none_match, etag):
-        return "failed"
+        return "If-None-Match"
     if conditions.if_unmodified_since is not None and modified > conditions.if_unmodified_since:
-        return "failed"
-    return "proceed"
+        return "If-Unmodified-Since"
+    return ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_RANGE = re.compile(r"bytes=(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))\Z")
+_RANGE = re.compile(r"bytes=(?:(\d+)-(\d*)|-(\d+))\Z", re.A)
+_LARGEST = (1 << 63) - 1  # longer than any object; larger numbers are read as this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,11 @@ class RangeSpec:
 
     first: int | None
     last: int | None
+
+    @property
+    def is_suffix(self) -> bool:
+        """Whether it asks for the last bytes, and at least one of them."""
+        return self.first is None and bool(self.last)
 
 
 class UnsatisfiableRangeError(ValueError):
@@ -28,15 +34,21 @@ def parse_range(header: str | None) -> RangeSpec | None:
     sent)."""
     if header is None:
         return None
-    match = _RANGE.match(header.strip().replace(" ", ""))
+    match = _RANGE.match(header.strip(" \t"))
     if match is None:
         return None
-    first, last, suffix = match.groups()
+    first, last, suffix = (_number(text) if text else None for text in match.groups())
     if suffix is not None:
-        return RangeSpec(None, int(suffix))
-    if last and int(last) < int(first):
+        return RangeSpec(None, suffix)
+    if first is not None and last is not None and last < first:
         return None
-    return RangeSpec(int(first), int(last) if last else None)
+    return RangeSpec(first, last)
+
+
+def _number(digits: str) -> int:
+    """Python refuses to read very long numbers."""
+    significant = digits.lstrip("0")
+    return _LARGEST if len(significant) > 19 else min(int(significant or "0"), _LARGEST)
 
 
 def resolve_range(spec: RangeSpec, size: int) -> tuple[int, int]:

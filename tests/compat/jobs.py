@@ -268,6 +268,21 @@ def presigned(work: Work) -> None:
         return
     assert work.open_url(url, "PUT", b"by url")[0] == 200
     assert work.stored("signed/put") == b"by url"
+    presigned_part(work)
+
+
+def presigned_part(work: Work) -> None:
+    """As the pages of web applications send large files."""
+    upload = {"Bucket": work.bucket, "Key": "signed/parts"}
+    upload["UploadId"] = work.s3.create_multipart_upload(**upload)["UploadId"]
+    try:
+        url = work.ask("presign_part", key="signed/parts", upload=upload["UploadId"], number=1)
+    except CannotError:
+        return
+    assert work.open_url(url, "PUT", b"part")[0] == 200
+    parts = [{"PartNumber": 1, "ETag": work.s3.list_parts(**upload)["Parts"][0]["ETag"]}]
+    work.s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    assert work.stored("signed/parts") == b"part"
 
 
 def conditional(work: Work) -> None:

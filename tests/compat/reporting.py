@@ -36,7 +36,7 @@ _MEANINGS = """
 | list, pages | recursive and by `/`, with spaces and unicode; 1,203 keys |
 | copy | 0 bytes, 100 kB, 17 MiB; odd keys on both sides; metadata kept |
 | delete many | six keys at once, odd ones among them; a seventh stays |
-| presign | read (and written) by a program that knows no S3; a changed URL is refused |
+| presign | read (and written, as a part, too) by a program that knows no S3; a changed URL is refused |
 | conditional | if absent: first wins; if unchanged |
 | sync | a folder up, up again (nothing sent), down |
 | own work | what the client is for: data sets, arrays, tables, checkpoints |

@@ -6,12 +6,20 @@ import base64
 import hashlib
 import os
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
+from botocore import UNSIGNED
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
+if TYPE_CHECKING:
+    from meshd.testing.daemons import Daemon
+    from tests.component.s3_raw import Wire
+
 MIB = 1 << 20
+XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 SOURCE = os.urandom(12 * MIB)
 
 
@@ -264,3 +272,62 @@ def test_conditions_on_the_source_of_a_part(s3: Any, bucket: str) -> None:
             s3.upload_part_copy(**part, **bad)
         assert code_of(excinfo) == (412, "PreconditionFailed")
     assert s3.upload_part_copy(CopySourceIfMatch=etag, **part)["CopyPartResult"]["ETag"] == etag
+
+
+def test_a_completion_that_names_checksums_of_another_algorithm(s3: Any, bucket: str) -> None:
+    upload = begin(s3, bucket, ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT")
+    part = put(s3, upload, 1, b"data", ChecksumAlgorithm="CRC32C")
+    named = {"PartNumber": 1, "ETag": part["ETag"]}
+    for data in (b"data", b"other"):
+        with pytest.raises(ClientError, match="The sha256 you specified for part 1 did not match") as excinfo:
+            complete(s3, upload, [{**named, "ChecksumSHA256": b64(hashlib.sha256(data).digest())}])
+        assert code_of(excinfo) == (400, "BadDigest")
+    assert complete(s3, upload, [named])["ChecksumCRC32C"] == part["ChecksumCRC32C"]
+
+
+@pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
+def test_a_part_with_a_checksum_of_another_algorithm(s3: Any, bucket: str, kind: str) -> None:
+    upload = begin(s3, bucket, ChecksumAlgorithm="CRC32", ChecksumType=kind)
+    with pytest.raises(ClientError, match="Checksum Type mismatch occurred") as excinfo:
+        put(s3, upload, 1, b"x", ChecksumAlgorithm="SHA256")
+    assert code_of(excinfo) == (400, "InvalidRequest")
+    assert "Parts" not in s3.list_parts(**upload)
+    complete(s3, upload, [put(s3, upload, 1, b"x", ChecksumAlgorithm="CRC32")])
+
+
+def test_any_algorithm_goes_for_an_upload_that_names_none(wire: Wire, s3: Any, bucket: str) -> None:
+    answer = wire.call("POST", f"/{bucket}/k?uploads=")
+    upload = {"Bucket": bucket, "Key": "k"}
+    upload["UploadId"] = ElementTree.fromstring(answer.body).findtext(f"{XMLNS}UploadId") or ""
+    complete(s3, upload, [put(s3, upload, 1, b"x", ChecksumAlgorithm="SHA256")])
+    assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"x"
+
+
+@pytest.mark.parametrize(("kind", "told"), [("FULL_OBJECT", False), ("COMPOSITE", True)])
+def test_a_parts_checksum_is_told_only_of_composites(s3: Any, bucket: str, kind: str, told: bool) -> None:
+    upload = begin(s3, bucket, ChecksumAlgorithm="CRC32", ChecksumType=kind)
+    part = put(s3, upload, 1, b"part", ChecksumAlgorithm="CRC32")
+    complete(s3, upload, [part])
+    asked = {"Bucket": bucket, "Key": "k", "PartNumber": 1, "ChecksumMode": "ENABLED"}
+    for answer in (s3.get_object(**asked), s3.head_object(**asked)):
+        assert answer.get("ChecksumCRC32") == (part["ChecksumCRC32"] if told else None)
+        assert answer["PartsCount"] == 1
+
+
+def test_nobody_begins_an_upload(daemon: Daemon, s3: Any, bucket: str) -> None:
+    """Where everybody may write: plain uploads go, uploads in parts are for those who sign."""
+    s3.put_bucket_acl(Bucket=bucket, ACL="public-read-write")
+    nobody = daemon.client(config=Config(signature_version=UNSIGNED))
+    nobody.put_object(Bucket=bucket, Key="k", Body=b"anybody's")
+    with pytest.raises(ClientError, match="Anonymous users cannot initiate multipart uploads") as excinfo:
+        nobody.create_multipart_upload(Bucket=bucket, Key="k")
+    assert code_of(excinfo) == (403, "AccessDenied")
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket=bucket)
+    nobody.close()
+
+
+@pytest.mark.parametrize("spelled", ["Full_Object", "full_object", "FULL_OBJECT"])
+def test_a_checksum_type_in_any_case(wire: Wire, bucket: str, spelled: str) -> None:
+    headers = {"x-amz-checksum-algorithm": "Crc32", "x-amz-checksum-type": spelled}
+    answer = wire.call("POST", f"/{bucket}/k?uploads=", headers=headers)
+    assert (answer.status, answer.headers["x-amz-checksum-type"]) == (200, "FULL_OBJECT")

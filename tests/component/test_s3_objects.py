@@ -130,6 +130,11 @@ def test_a_missing_object(s3: Any, bucket: str) -> None:
         ("bytes=-2000000", 0, 999_999),
         ("bytes=5-2000000", 5, 999_999),
         ("bytes=1000-900000", 1000, 900_000),
+        (f"bytes=0-{'9' * 26}", 0, 999_999),
+        (f"bytes=7-{2**63}", 7, 999_999),
+        (f"bytes={'0' * 30}7-9", 7, 9),
+        (f"bytes=-{'9' * 400}", 0, 999_999),
+        (f"bytes=-{'9' * 5000}", 0, 999_999),
     ],
 )
 def test_ranges(s3: Any, bucket: str, asked: str, first: int, last: int) -> None:
@@ -141,7 +146,19 @@ def test_ranges(s3: Any, bucket: str, asked: str, first: int, last: int) -> None
     assert got["Body"].read() == data[first : last + 1]
 
 
-@pytest.mark.parametrize("asked", ["bytes=5-2", "bytes=a-b", "lines=0-1", "bytes=0-1,4-5", "bytes"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "bytes=5-2",
+        "bytes=a-b",
+        "lines=0-1",
+        "bytes=0-1,4-5",
+        "bytes",
+        "bytes= -1",
+        "bytes=0 -1",
+        "bytes=0- 1",
+    ],
+)
 def test_malformed_ranges_are_ignored(s3: Any, bucket: str, asked: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"0123456789")
     got = s3.get_object(Bucket=bucket, Key="k", Range=asked)
@@ -151,7 +168,15 @@ def test_malformed_ranges_are_ignored(s3: Any, bucket: str, asked: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "asked"),
-    [(10, "bytes=10-"), (5, "bytes=5-9"), (10, "bytes=-0"), (0, "bytes=0-"), (0, "bytes=-1")],
+    [
+        (10, "bytes=10-"),
+        (5, "bytes=5-9"),
+        (10, "bytes=-0"),
+        (0, "bytes=0-"),
+        (0, "bytes=0-0"),
+        (0, "bytes=-0"),
+        (5, f"bytes={2**63 - 1}-"),
+    ],
 )
 def test_unsatisfiable_ranges_tell_the_size(s3: Any, bucket: str, size: int, asked: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=bytes(size))
@@ -161,6 +186,15 @@ def test_unsatisfiable_ranges_tell_the_size(s3: Any, bucket: str, size: int, ask
     headers = excinfo.value.response["ResponseMetadata"]["HTTPHeaders"]
     assert headers["content-range"] == f"bytes */{size}"
     assert excinfo.value.response["Error"]["RangeRequested"] == asked
+
+
+@pytest.mark.parametrize("asked", ["bytes=-1", f"bytes=-{'9' * 30}"])
+def test_the_last_bytes_of_an_empty_object_are_all_of_it(s3: Any, bucket: str, asked: str) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"")
+    for read in (s3.get_object, s3.head_object):
+        got = read(Bucket=bucket, Key="k", Range=asked)
+        assert (got["ResponseMetadata"]["HTTPStatusCode"], got["ContentLength"]) == (200, 0)
+        assert "ContentRange" not in got
 
 
 def test_conditional_reads(s3: Any, bucket: str) -> None:
@@ -367,3 +401,22 @@ def test_an_if_match_without_a_tag_fits_nothing(s3: Any, bucket: str) -> None:
         with pytest.raises(ClientError, match="PreconditionFailed"):
             call(**how)
     assert s3.get_object(**k)["Body"].read() == b"theirs"
+
+
+@pytest.mark.parametrize("location", ["x", "ftp://a/b", "//", "/b", "http://a/b", "https://a/b"])
+def test_where_a_page_may_redirect_to(s3: Any, bucket: str, location: str) -> None:
+    s3.put_object(Bucket=bucket, Key="source", Body=b"x")
+    k = {"Bucket": bucket, "Key": "k", "WebsiteRedirectLocation": location}
+    source = {"CopySource": f"{bucket}/source"}
+    for call, how in (
+        (s3.put_object, {**k, "Body": b"x"}),
+        (s3.copy_object, {**k, **source}),
+        (s3.copy_object, {**k, **source, "MetadataDirective": "REPLACE"}),
+        (s3.create_multipart_upload, k),
+    ):
+        if location[0] == "/" or location.startswith("http"):
+            call(**how)
+            continue
+        with pytest.raises(ClientError) as excinfo:
+            call(**how)
+        assert code_of(excinfo) == (400, "InvalidRedirectLocation")

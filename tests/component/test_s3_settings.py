@@ -8,9 +8,14 @@ import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
+from minio import Minio
+from minio.commonconfig import ENABLED
+from minio.error import S3Error as MinioError
+from minio.versioningconfig import VersioningConfig
 
 from meshd.testing.daemons import Daemon
 
@@ -314,3 +319,76 @@ def test_a_hundred_cors_rules_are_the_limit(s3: Any, bucket: str) -> None:
     assert len(s3.get_bucket_cors(Bucket=bucket)["CORSRules"]) == 100
     more = refusal(lambda: s3.put_bucket_cors(Bucket=bucket, CORSConfiguration={"CORSRules": rules}))
     assert more == (400, "MalformedXML")
+
+
+# --- elements that are not known --------------------------------------------------------------------------
+
+CORS_RULE = "<AllowedOrigin>*</AllowedOrigin><AllowedMethod>GET</AllowedMethod>"
+ODD = "<Nonsense>1</Nonsense>"
+
+
+@pytest.mark.parametrize(
+    ("setting", "document"),
+    [
+        ("versioning", f"<VersioningConfiguration><Status>Enabled</Status>{ODD}</VersioningConfiguration>"),
+        (
+            "versioning",
+            "<VersioningConfiguration><Status>Enabled</Status><Status>Suspended</Status>"
+            "</VersioningConfiguration>",
+        ),
+        ("tagging", f"<Tagging><TagSet/>{ODD}</Tagging>"),
+        ("tagging", f"<Tagging><TagSet>{ODD}</TagSet></Tagging>"),
+        ("tagging", f"<Tagging><TagSet><Tag><Key>a</Key><Value/>{ODD}</Tag></TagSet></Tagging>"),
+        ("cors", f"<CORSConfiguration><CORSRule>{CORS_RULE}</CORSRule>{ODD}</CORSConfiguration>"),
+        ("cors", f"<CORSConfiguration><CORSRule>{CORS_RULE}{ODD}</CORSRule></CORSConfiguration>"),
+        (
+            "ownershipControls",
+            "<OwnershipControls><Rule><ObjectOwnership>ObjectWriter</ObjectOwnership></Rule>"
+            f"{ODD}</OwnershipControls>",
+        ),
+        (
+            "lifecycle",
+            "<LifecycleConfiguration><Rule><Status>Enabled</Status><Prefix/><Expiration><Days>1</Days>"
+            f"</Expiration></Rule>{ODD}</LifecycleConfiguration>",
+        ),
+    ],
+)
+def test_an_element_that_is_not_known_is_refused(
+    wire: Wire, bucket: str, setting: str, document: str
+) -> None:
+    answer = wire.call("PUT", f"/{bucket}?{setting}", document.encode())
+    assert (answer.status, answer.code) == (400, "MalformedXML")
+    odd = b"Nonsense" if ODD in document else b"Status"
+    assert odd in answer.body
+    without = document.replace(ODD, "").replace("<Status>Suspended</Status>", "")
+    assert wire.call("PUT", f"/{bucket}?{setting}", without.encode()).status < 300
+
+
+def test_versioning_without_some_folders_is_refused(daemon: Daemon, s3: Any, bucket: str) -> None:
+    """MinIO's: their versions would pile up unseen."""
+    where = urlsplit(daemon.endpoint)
+    client = Minio(where.netloc, access_key=daemon.access_key, secret_key=daemon.secret_key, secure=False)
+    for config in (
+        VersioningConfig(ENABLED, exclude_folders=True),
+        VersioningConfig(ENABLED, excluded_prefixes=["_temporary/"]),
+    ):
+        with pytest.raises(MinioError, match="MalformedXML"):
+            client.set_bucket_versioning(bucket, config)
+    assert "Status" not in s3.get_bucket_versioning(Bucket=bucket)
+    client.set_bucket_versioning(bucket, VersioningConfig(ENABLED))
+    assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+
+
+def test_tags_of_an_object_with_an_element_that_is_not_known(wire: Wire, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"x")
+    document = f"<Tagging><TagSet/>{ODD}</Tagging>".encode()
+    assert wire.call("PUT", f"/{bucket}/k?tagging", document).code == "MalformedXML"
+
+
+@pytest.mark.parametrize("header", ["Bad/Header", "two words", "a:b", "", "x-\x7f"])
+@pytest.mark.parametrize("name", ["AllowedHeader", "ExposeHeader"])
+def test_names_that_no_header_has(wire: Wire, bucket: str, name: str, header: str) -> None:
+    rule = f"<CORSRule>{CORS_RULE}<{name}>{header}</{name}></CORSRule>"
+    document = f"<CORSConfiguration>{rule}</CORSConfiguration>".encode()
+    answer = wire.call("PUT", f"/{bucket}?cors", document)
+    assert (answer.status, answer.code) == (400, "InvalidRequest")

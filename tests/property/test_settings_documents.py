@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.s3 import acls, lifecycledocuments, settingdocuments
-from meshwire.s3.elements import is_plain
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import Owner
 from meshwire.s3.settings import (
@@ -23,6 +22,7 @@ from meshwire.s3.settings import (
     LifecycleRule,
     PublicAccessBlock,
 )
+from tests.property.xml_text import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

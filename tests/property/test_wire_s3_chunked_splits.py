@@ -80,8 +80,9 @@ def test_any_cut_is_incomplete(kind: str, chunks: list[bytes], cut: int) -> None
         one.finish()
 
 
-@given(kinds, payloads, st.binary(min_size=1, max_size=5))
+@given(kinds, payloads, st.binary(min_size=1, max_size=5).filter(lambda b: len(b) > 2 or b.strip(b"\r\n")))
 def test_nothing_follows_the_end(kind: str, chunks: list[bytes], more: bytes) -> None:
+    """But for one line end, which minio-go sends."""
     with pytest.raises(S3Error):
         decoder(kind).feed(encode(kind, chunks) + more)
 
@@ -111,11 +112,12 @@ def test_a_changed_byte_is_never_believed(kind: str, chunks: list[bytes], at: in
 def test_any_bytes_decode_or_raise_an_s3_error(kind: str, data: bytes, cuts: list[int]) -> None:
     one = decoder(kind, 10)
     try:
-        for part in split(data, cuts):
-            one.feed(part)
+        out = b"".join(piece for part in split(data, cuts) for piece in one.feed(part))
         one.finish()
     except S3Error:
         return
+    assert len(out) == 10
+    assert out in data
 
 
 @given(kinds, payloads, st.integers(-3, 3).filter(bool))

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from meshwire import etags, httpdates, names, percents
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _is_refused(check: Callable[[str], None], text: str) -> bool:
+    try:
+        check(text)
+    except ValueError:
+        return True
+    return False
+
 
 @pytest.mark.parametrize("name", ["abc", "a-b.c9", "photos--tensors", "a" * 63, "0a0"])
 def test_good_buckets(name: str) -> None:
-    names.check_bucket_name(name)
+    assert not _is_refused(names.check_bucket_name, name)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +53,7 @@ def test_bad_buckets(name: str) -> None:
 
 @pytest.mark.parametrize("key", ["a", "/", "..", "a" * 1024, "é" * 512, "\x01\n", "\U0001f600"])
 def test_good_keys(key: str) -> None:
-    names.check_key(key)
+    assert not _is_refused(names.check_key, key)
 
 
 @pytest.mark.parametrize("key", ["", "a" * 1025, "é" * 513, "\0", "\ud800"])

@@ -71,12 +71,17 @@ def test_list_v1_has_owners_and_a_next_marker_only_with_delimiter() -> None:
     assert "<EncodingType>url</EncodingType>" in delimited
 
 
-def test_keys_xml_cannot_carry_are_encoded_unasked() -> None:
-    page = res.ObjectListing((res.ObjectEntry("a\x01b", 1, MD5, 0), res.ObjectEntry("c&d", 1, MD5, 0)))
+def test_keys_xml_cannot_carry_become_references_and_leave_the_others_alone() -> None:
+    page = res.ObjectListing(
+        (res.ObjectEntry("a\x01b\ufffe", 1, MD5, 0), res.ObjectEntry("c&d ü", 1, MD5, 0))
+    )
     text = body_of(ops.ListObjects("photos", 2), page)
-    assert "<Key>a%01b</Key>" in text
-    assert "<Key>c%26d</Key>" in text
-    assert "<EncodingType>url</EncodingType>" in text
+    assert "<Key>a&#x1;b&#xfffe;</Key>" in text
+    assert "<Key>c&amp;d ü</Key>" in text
+    assert "EncodingType" not in text
+    asked = body_of(ops.ListObjects("photos", 2, encode_url=True), page)
+    assert "<Key>a%01b%EF%BF%BE</Key>" in asked
+    assert "<EncodingType>url</EncodingType>" in asked
 
 
 def test_documents() -> None:

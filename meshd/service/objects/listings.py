@@ -114,7 +114,11 @@ class ListingService:
     def _uploads(self, page: UploadPage) -> UploadListing:
         owners = self._owners()
         return UploadListing(
-            tuple(_upload_entry(upload, owners) for upload in page.uploads),
+            tuple(
+                _upload_entry(upload, owners)
+                for upload in page.uploads
+                if upload.born in (0, self._buckets.born(upload.bucket))
+            ),
             page.prefixes,
             page.truncated,
             page.next_key,

@@ -16,7 +16,7 @@ from meshd.service.semantics.translation import store_errors
 from meshd.service.semantics.versions import NOTHING
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import NULL, Meta
-from meshwire.conditions import Conditions, judge_write
+from meshwire.conditions import Conditions
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import CopyResult, ObjectStored
 
@@ -107,7 +107,7 @@ class ObjectService:
         is another bucket's by the time the body is here) and whatever the body raises."""
         check_size(body.size)
         born = self._versions.born(operation.bucket)
-        self._precheck(operation.bucket, operation.key, operation.conditions)
+        await self._precheck(operation.bucket, operation.key, operation.conditions)
         with store_errors():
             writer = self._store.writer(operation.bucket, operation.key, size=body.size)
             try:
@@ -133,19 +133,17 @@ class ObjectService:
         extra = self._versions.expiration(operation.bucket, operation.key, record)
         return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
 
-    def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
+    async def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
         """Refuse early what the commit would refuse anyway: the body need not be sent then."""
         if conditions is None:
             return
-        existing = self._store.get(bucket, key)
-        if existing is None:
-            verdict = judge_write(conditions, None)
-        else:
-            verdict = judge_write(conditions, existing.etag, existing.modified // 1000)
-        if verdict == "missing":
-            raise S3Error("NoSuchKey", extra={"Key": key})
-        if verdict != "proceed":
-            raise S3Error("PreconditionFailed")
+        try:
+            with store_errors():
+                await self._store.check_conditions(bucket, key, conditions)
+        except S3Error as error:
+            if error.code == "NoSuchKey":
+                raise S3Error("NoSuchKey", extra={"Key": key}) from error
+            raise
 
     async def settle(self, bucket: str, key: str, record: Record) -> None:
         """The bucket may have been deleted while the body arrived; then what was written must go again."""

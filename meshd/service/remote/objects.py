@@ -184,6 +184,10 @@ class RemoteObjects:
         lone = self._mesh.alone and not any(map(self.backs, buckets))
         return self._store.revision() if lone else object()
 
+    def births(self, buckets: Sequence[str]) -> tuple[int, ...]:
+        """When each bucket of these names was made, as far as this process knows buckets."""
+        return () if self._buckets is None else tuple(map(self._buckets.born, buckets))
+
     def holds(self, bucket: str, key: str) -> bool:
         """Whether this node's own store says what there is under a name."""
         return not self.backs(bucket) and self._mesh.is_reader(bucket, key)

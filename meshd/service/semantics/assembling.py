@@ -26,7 +26,7 @@ MIN_PART_BYTES = 5 << 20  # of every part but the last
 
 
 def check_parts(stored: Mapping[int, PartEntry], named: Sequence[CompletedPart]) -> list[PartEntry]:
-    """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart,
+    """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart, BadDigest,
     EntityTooSmall."""
     numbers = [part.number for part in named]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
@@ -50,6 +50,12 @@ def _matching(stored: PartEntry | None, named: CompletedPart) -> PartEntry:
     wrong = stored is None or stored.etag != named.etag
     if stored is None or wrong or any(stored.checksums.get(a, v) != v for a, v in named.checksums.items()):
         raise S3Error("InvalidPart", extra={"PartNumber": str(named.number), "ETag": named.etag})
+    unknown = named.checksums.keys() - stored.checksums.keys()
+    if unknown:
+        raise S3Error(
+            "BadDigest",
+            f"The {min(unknown)} you specified for part {named.number} did not match what we received.",
+        )
     return stored
 
 

@@ -18,8 +18,8 @@ from meshd.store.errors import ExtentGoneError
 from meshd.store.proving import Passing, Proofs, damaged, naming
 from meshd.store.records import Meta
 from meshwire import checksums as sums
-from meshwire.conditions import judge_read
-from meshwire.s3.errors import S3Error
+from meshwire.conditions import failed_read_condition
+from meshwire.s3.errors import S3Error, precondition_failed
 from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
@@ -61,11 +61,12 @@ def checked_source(source: Record, operation: CopyObject, max_bytes: int, *, ver
 
 
 def judge_source(conditions: Conditions | None, source: Record) -> None:
-    """x-amz-copy-source-if-*: any verdict but `proceed` is a 412, also where a GET would answer 304."""
+    """x-amz-copy-source-if-*: whatever does not hold is a 412, also where a GET would answer 304."""
     if conditions is None:
         return
-    if judge_read(conditions, source.etag, source.modified // 1000) != "proceed":
-        raise S3Error("PreconditionFailed")
+    failed = failed_read_condition(conditions, source.etag, source.modified // 1000)
+    if failed:
+        raise precondition_failed(f"x-amz-copy-source-{failed}")
 
 
 def part_range(asked: tuple[int, int] | None, size: int) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.service.semantics.versions import NOTHING
-from meshwire.conditions import judge_read
-from meshwire.s3.errors import S3Error
+from meshwire.conditions import OF_CACHES, failed_read_condition
+from meshwire.s3.errors import S3Error, precondition_failed
 from meshwire.s3.rendering import not_modified, select_window
 from meshwire.s3.results import ObjectHead
 
@@ -61,11 +61,11 @@ def _is_meant(operation: GetObject, record: Record) -> bool:
 
 
 def _judge(conditions: Conditions, record: Record, version: str) -> None:
-    verdict = judge_read(conditions, record.etag, record.modified // 1000)
-    if verdict == "not_modified":
+    failed = failed_read_condition(conditions, record.etag, record.modified // 1000)
+    if failed in OF_CACHES:
         raise not_modified(_object_head(record, version))
-    if verdict != "proceed":
-        raise S3Error("PreconditionFailed")
+    if failed:
+        raise precondition_failed(failed)
 
 
 def _object_head(
@@ -92,7 +92,8 @@ def _object_head(
 
 
 def _find_part(record: Record, version: str, operation: GetObject, extra: Mapping[str, str]) -> Found:
-    """Part `partNumber` of a multipart object; an object put at once has exactly part 1."""
+    """Part `partNumber` of a multipart object; an object put at once has exactly part 1. S3 tells a part's
+    checksum only where the whole's is one of its parts' (COMPOSITE)."""
     number = operation.part_number or 0
     if not record.parts and number == 1:
         head = _object_head(record, version, extra, record.checksums, record.checksum_type)
@@ -101,5 +102,6 @@ def _find_part(record: Record, version: str, operation: GetObject, extra: Mappin
         raise S3Error("InvalidPartNumber", extra={"PartNumberRequested": str(number)})
     part = record.parts[number - 1]
     offset = sum(earlier.size for earlier in record.parts[: number - 1])
-    head = _object_head(record, version, extra, part.checksums, record.checksum_type, len(record.parts))
+    sums = part.checksums if record.checksum_type == "COMPOSITE" else NOTHING
+    head = _object_head(record, version, extra, sums, record.checksum_type, len(record.parts))
     return Found(record, head, offset, part.size, partial=True)

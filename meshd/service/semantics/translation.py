@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshd.service.semantics.refinding import NotCachedHereError
 from meshd.store import errors
-from meshwire.s3.errors import S3Error
+from meshwire.s3.errors import S3Error, precondition_failed
 
 if TYPE_CHECKING:
     from meshd.control.interface import ControlError
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("meshd.service.translation")
 
 _CODES: dict[type[errors.StoreError], str] = {
-    errors.ConditionFailedError: "PreconditionFailed",
     errors.ConditionMissingError: "NoSuchKey",
     errors.DiskFullError: "InsufficientStorage",
     errors.DiskFailedError: "InternalError",
+    errors.ExhaustedError: "SlowDown",
     errors.NoSuchUploadError: "NoSuchUpload",
     errors.NoSuchVersionError: "NoSuchKey",
     errors.InvalidPartError: "InvalidPart",
@@ -50,6 +50,10 @@ def translate(error: errors.StoreError) -> S3Error:
         log.error("corrupt extent, not served: %s %s", error.name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk trouble: %s", error)
+    elif isinstance(error, errors.ExhaustedError):
+        log.error("not done for want of descriptors or memory: %s", error)
+    if isinstance(error, errors.ConditionFailedError):
+        return precondition_failed(error.condition)
     if isinstance(error, errors.NotCachedError):
         return NotCachedHereError()
     if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):

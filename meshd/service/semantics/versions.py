@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import BucketTable
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record
+    from meshd.store.records import Record, Upload
     from meshwire.s3.operations import CopySource
     from meshwire.s3.settings import Acl, Versioning
 
@@ -44,6 +44,11 @@ class Versions:
     def born(self, name: str) -> int:
         """Tells a bucket from an earlier one of its name; 0: there is none."""
         return self._buckets.born(name)
+
+    def is_of_present(self, upload: Upload) -> bool:
+        """Whether an upload was begun in the bucket that has the name now. A node that was away while its
+        bucket was deleted and made anew still has it."""
+        return upload.born in (0, self.born(upload.bucket))
 
     def require_same(self, name: str, born: int) -> None:
         """Raises S3Error NoSuchBucket when the name is another bucket's by now, or nobody's."""

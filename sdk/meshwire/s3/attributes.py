@@ -64,10 +64,12 @@ def document(op: operations.GetObjectAttributes, result: res.ObjectAttributes) -
 
 
 def _checksum(result: res.ObjectAttributes) -> str:
+    """The number of parts (`-2`) is not told here, other than everywhere else in S3."""
     if not result.checksums:
         return ""
+    values = {name: value.partition("-")[0] for name, value in result.checksums.items()}
     kind = optional("ChecksumType", result.checksum_type)
-    return f"<Checksum>{listings.checksums(result.checksums)}{kind}</Checksum>"
+    return f"<Checksum>{listings.checksums(values)}{kind}</Checksum>"
 
 
 def _parts(op: operations.GetObjectAttributes, result: res.ObjectAttributes) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from hmac import compare_digest
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from meshwire.s3.errors import S3Error
 from meshwire.sigv4.keys import chunk_signature, trailer_signature
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 8192
 MAX_TRAILERS = 16
+_MAX_SURPLUS = 2  # minio-go ends a body with trailers with one CRLF more than the coding has; S3 takes it
 
 _HEADER = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[ \t]*(.*))?\Z", re.DOTALL)
 _SIGNATURE = re.compile(rb"chunk-signature=([0-9a-f]{64})[ \t]*\Z")
@@ -70,6 +71,7 @@ class ChunkedDecoder:
         self._size = 0
         self._trailers: dict[str, str] = {}
         self._signature_seen = False
+        self._surplus = 0
 
     def __repr__(self) -> str:
         return f"ChunkedDecoder({self._step.__name__.removeprefix('_')}, {self._size} bytes decoded)"
@@ -205,8 +207,12 @@ class ChunkedDecoder:
             raise S3Error("SignatureDoesNotMatch", "The trailers of the aws-chunked body are not signed.")
         self._step = self._read_nothing
 
-    def _read_nothing(self, data: bytes, position: int, pieces: list[bytes]) -> NoReturn:
-        raise S3Error("InvalidRequest", "The aws-chunked body goes on after its end.")
+    def _read_nothing(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        rest = data[position:]
+        self._surplus += len(rest)
+        if self._surplus > _MAX_SURPLUS or rest.strip(b"\r\n"):
+            raise S3Error("InvalidRequest", "The aws-chunked body goes on after its end.")
+        return len(data)
 
 
 class _Chain:

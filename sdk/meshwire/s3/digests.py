@@ -31,11 +31,7 @@ def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> Body
 
     Raises S3Error: InvalidDigest, InvalidRequest, NotImplemented (an algorithm of S3 that is not built).
     """
-    checksums = {
-        name[len(_PREFIX) :]: value.strip()
-        for name, value in headers.items()
-        if name.startswith(_PREFIX) and name[len(_PREFIX) :] not in _NOT_VALUES
-    }
+    checksums = {name[len(_PREFIX) :]: value.strip() for name, value in headers.items() if is_value(name)}
     trailer = _trailer(headers.get("x-amz-trailer"))
     if len(checksums) + len(trailer) > 1:
         raise S3Error(
@@ -45,6 +41,11 @@ def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> Body
     for algorithm, value in checksums.items():
         _check_value(algorithm, value, composite=composite)
     return BodyDigests(_content_md5(headers), checksums, trailer, _wanted(headers, (*checksums, *trailer)))
+
+
+def is_value(name: str) -> bool:
+    """Whether a header (lower-case) has a checksum's value: `x-amz-checksum-crc32`, say."""
+    return name.startswith(_PREFIX) and name[len(_PREFIX) :] not in _NOT_VALUES
 
 
 def _check_value(algorithm: str, value: str, *, composite: bool) -> None:
@@ -90,10 +91,11 @@ def checksum_algorithm(headers: Mapping[str, str]) -> str | None:
 
 
 def checksum_type(headers: Mapping[str, str], algorithm: str | None) -> str | None:
-    """x-amz-checksum-type, as given, checked against the algorithm when one is named."""
-    value = headers.get("x-amz-checksum-type")
-    if value is None:
+    """x-amz-checksum-type, in upper case, checked against the algorithm when one is named."""
+    given = headers.get("x-amz-checksum-type")
+    if given is None:
         return None
+    value = given.strip().upper()
     if value not in {"COMPOSITE", "FULL_OBJECT"}:
         raise S3Error("InvalidRequest", "Value for x-amz-checksum-type header is invalid.")
     if algorithm is not None and value not in _TYPES[algorithm]:

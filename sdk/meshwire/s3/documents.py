@@ -1,7 +1,8 @@
 """The XML documents of S3: those clients send, and those the SDK reads back.
 
-Law: a request's document is checked strictly against what the operation needs; unknown elements are
-overlooked. Invariant: any bytes give a value or an S3Error.
+Law: a request's document is checked strictly against what the operation needs; elements that are unknown are
+refused where they could ask for something, and overlooked in lists of keys and parts. Invariant: any bytes
+give a value or an S3Error.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def parse_create_bucket(body: bytes) -> NewBucket:
     if not body.strip():
         return NewBucket()
     root = read(body, root="CreateBucketConfiguration", max_bytes=MAX_REQUEST_BYTES)
+    root.require_known(("LocationConstraint", "Location", "Bucket", "Tags"))
     location = root.get("LocationConstraint").strip()
     if len(location) > 64 or not all(c.isalnum() or c in "-_" for c in location) or not location.isascii():
         raise S3Error("InvalidLocationConstraint", extra={"LocationConstraint": location[:64]})

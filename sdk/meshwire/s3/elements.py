@@ -1,7 +1,7 @@
 """XML both ways: a bounded reader of documents from strangers, and the writing of text.
 
 Law: no DOCTYPE, no entities, no processing instructions; size, depth and number of elements are bounded.
-Invariant: whatever is written is well-formed XML 1.0.
+Invariant: whatever is written is well-formed XML 1.0, but for keys with control characters (`escape_key`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from xml.parsers import expat
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import NoReturn
 
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 16  # 10,000 parts with five fields each
 
 # Not characters of XML 1.0, not even by reference (section 2.2).
-_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_SPECIAL = re.compile("[&<>\"'\r]|" + _ILLEGAL.pattern)
+_ILLEGAL = "[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
+_SPECIAL = re.compile(f"[&<>\"'\r]|{_ILLEGAL}")
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "\r": "&#13;"}
 
 
@@ -41,6 +42,16 @@ class Element:
             if child.name == name:
                 return child
         return None
+
+    def require_known(self, once: Iterable[str], several: Iterable[str] = ()) -> None:
+        """Raise MalformedXML for a child that is neither one of `once`, and there once, nor of `several`."""
+        names = [child.name for child in self.children if child.name not in several]
+        odd = next(
+            (name for number, name in enumerate(names) if name not in once or name in names[:number]), ""
+        )
+        if odd:
+            why = "twice in" if odd in once else "not known in"
+            raise S3Error("MalformedXML", f"The element {odd[:64]} is {why} {self.name}; leave it out.")
 
     def get(self, name: str, default: str = "") -> str:
         """Text of the first child of that name."""
@@ -104,11 +115,6 @@ class _Builder:
         self._pieces[-1].append(data)
 
 
-def is_plain(text: str) -> bool:
-    """Whether XML 1.0 can carry `text` at all."""
-    return _ILLEGAL.search(text) is None
-
-
 def needs_escape(text: str) -> bool:
     """Whether `escape` would change `text`."""
     return _SPECIAL.search(text) is not None
@@ -119,6 +125,17 @@ def escape(text: str) -> str:
     if _SPECIAL.search(text) is None:
         return text
     return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0], "\ufffd"), text)
+
+
+def escape_key(text: str) -> str:
+    """`text` as character data, with a character reference for what XML 1.0 cannot carry, as S3 writes keys:
+    most parsers refuse it, and none reads another name."""
+    return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0]) or f"&#x{ord(match[0]):x};", text)
+
+
+def escape_message(text: str) -> str:
+    """As `escape`, but for quotes, which S3 leaves as they are in messages: clients search these."""
+    return escape(text).replace("&quot;", '"').replace("&#39;", "'")
 
 
 def tag(name: str, text: str) -> str:

@@ -80,6 +80,11 @@ _TABLE = (
         "number.",
     ),
     ("InvalidRange", 416, "The requested range is not satisfiable"),
+    (
+        "InvalidRedirectLocation",
+        400,
+        "The website redirect location must have a prefix of 'http://' or 'https://' or '/'.",
+    ),
     ("InvalidRequest", 400, "Invalid Request"),
     ("InvalidStorageClass", 400, "The storage class you specified is not valid"),
     ("InvalidTag", 400, "The tag provided was not a valid tag."),
@@ -236,3 +241,8 @@ class S3Error(Exception):
         self.headers = headers
         self.extra = extra
         super().__init__(f"{code}: {self.message}")
+
+
+def precondition_failed(condition: str) -> S3Error:
+    """The 412 of a condition, by the name of its header as S3 spells it; s3fs decides by that."""
+    return S3Error("PreconditionFailed", extra={"Condition": condition} if condition else _NOTHING)

@@ -14,9 +14,11 @@ from urllib.parse import unquote_to_bytes
 
 from meshwire import etags, httpdates, names, percents
 from meshwire.conditions import Conditions
+from meshwire.s3.digests import is_value
 from meshwire.s3.errors import S3Error
+from meshwire.s3.mechanisms import Mechanism
 from meshwire.s3.operations import CopySource, ObjectHeaders
-from meshwire.s3.queries import HOISTED_V2, check_version, invalid, is_presigned_v2, key_too_long
+from meshwire.s3.queries import HOISTED_V2, check_version, invalid, key_too_long
 from meshwire.s3.settings import OWNERSHIPS
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
 
 _META = "x-amz-meta-"
+_REDIRECT = "x-amz-website-redirect-location"
 _SYSTEM = (
     "content-type",
     "content-encoding",
@@ -35,7 +38,7 @@ _SYSTEM = (
     "content-language",
     "cache-control",
     "expires",
-    "x-amz-website-redirect-location",
+    _REDIRECT,
 )
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -115,15 +118,22 @@ def refuse_unbuilt(headers: Mapping[str, str]) -> None:
             )
 
 
-def with_hoisted(headers: Mapping[str, str], query: Query) -> Mapping[str, str]:
-    """`headers` with the x-amz-* parameters of a presigned URL, which S3 reads as if they were headers."""
-    also = HOISTED_V2 if is_presigned_v2(query.values) else _NONE
+def with_hoisted(headers: Mapping[str, str], query: Query, mechanism: Mechanism) -> Mapping[str, str]:
+    """`headers` with the x-amz-* parameters of a presigned URL, which S3 reads as if they were headers.
+
+    Not so the values of checksums: a URL is made before its body is known, and the JavaScript SDK puts the
+    checksum of an empty one into it. S3 overlooks them.
+    """
+    if not mechanism.presigned:
+        return headers
+    also = HOISTED_V2 if mechanism is Mechanism.PRESIGNED_V2 else _NONE
     hoisted = {
-        name.lower(): value
+        name.lower(): value.strip(" \t")  # as a header would come
         for name, value in query.values.items()
         if name[:6].lower() == "x-amz-" or name.lower() in also
     }
-    return {**{name: value for name, value in hoisted.items() if name not in _AUTHENTICATION}, **headers}
+    kept = {n: v for n, v in hoisted.items() if n not in _AUTHENTICATION and not is_value(n)}
+    return {**kept, **headers}
 
 
 def check_bucket(bucket: str) -> None:
@@ -168,13 +178,15 @@ def clean(name: str, value: str) -> str:
 
 
 def object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
-    """Raises S3Error: MetadataTooLarge, InvalidArgument, InvalidStorageClass."""
+    """Raises S3Error: MetadataTooLarge, InvalidArgument, InvalidRedirectLocation, InvalidStorageClass."""
     storage_class = headers.get("x-amz-storage-class", "STANDARD")
     if storage_class not in _STORAGE_CLASSES:
         raise S3Error("InvalidStorageClass", extra={"StorageClassRequested": storage_class[:64]})
     system = {name: clean(name, headers[name]) for name in _SYSTEM if name in headers}
     if "content-encoding" in system:
         _strip_chunked(system)
+    if not system.get(_REDIRECT, "/").startswith(("/", "http://", "https://")):
+        raise S3Error("InvalidRedirectLocation")
     metadata = {
         name[len(_META) :]: clean(name, value) for name, value in headers.items() if name.startswith(_META)
     }

@@ -50,7 +50,9 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
 
     Raises S3Error: MalformedXML, InvalidArgument, InvalidRequest, NotImplemented.
     """
-    elements = read_setting(body, "LifecycleConfiguration").all("Rule")
+    root = read_setting(body, "LifecycleConfiguration")
+    root.require_known((), several=("Rule",))
+    elements = root.all("Rule")
     if not 1 <= len(elements) <= MAX_RULES:
         raise S3Error("MalformedXML", f"A LifecycleConfiguration has 1 to {MAX_RULES} rules.")
     rules = tuple(map(_rule, elements))
@@ -70,7 +72,7 @@ def _rule(element: Element) -> LifecycleRule:
     for name in _UNBUILT:
         if element.first(name) is not None:
             raise S3Error("NotImplemented", f"There are no storage classes here: {name} is not implemented.")
-    _know(element, _RULE)
+    element.require_known(_RULE)
     status, name = element.get("Status").strip(), element.get("ID")
     if status not in {"Enabled", "Disabled"}:
         raise S3Error("MalformedXML", "The Status of a Rule is Enabled or Disabled.")
@@ -79,13 +81,6 @@ def _rule(element: Element) -> LifecycleRule:
     rule = _actions(_filtered(LifecycleRule(name, status == "Enabled"), element), element)
     _check(rule)
     return rule
-
-
-def _know(element: Element, known: frozenset[str], several: str = "") -> None:
-    """Raise MalformedXML for a child that is not known, or is there twice (but for `several`)."""
-    names = [child.name for child in element.children if child.name != several]
-    if not known.issuperset(names) or len(set(names)) < len(names):
-        raise S3Error("MalformedXML", f"There is an element in {element.name} that is not known, or twice.")
 
 
 # --- which objects a rule is about ----------------------------------------------------------------------
@@ -109,7 +104,7 @@ def _filtered(rule: LifecycleRule, element: Element) -> LifecycleRule:
 
 
 def _conditions(rule: LifecycleRule, element: Element) -> LifecycleRule:
-    _know(element, _CONDITIONS, "Tag")
+    element.require_known(_CONDITIONS, several=("Tag",))
     return replace(
         rule,
         prefix=_prefix(element.get("Prefix")),
@@ -156,14 +151,14 @@ def _actions(rule: LifecycleRule, element: Element) -> LifecycleRule:
     if expiration is not None:
         rule = _expiration(rule, expiration)
     if noncurrent is not None:
-        _know(noncurrent, frozenset({"NoncurrentDays", "NewerNoncurrentVersions"}))
+        noncurrent.require_known(("NoncurrentDays", "NewerNoncurrentVersions"))
         rule = replace(
             rule,
             noncurrent_days=_days(noncurrent, "NoncurrentDays"),
             noncurrent_keep=_number(noncurrent, "NewerNoncurrentVersions", 1, MAX_KEPT_VERSIONS),
         )
     if uploads is not None:
-        _know(uploads, frozenset({"DaysAfterInitiation"}))
+        uploads.require_known(("DaysAfterInitiation",))
         rule = replace(rule, abort_uploads_days=_days(uploads, "DaysAfterInitiation"))
     return rule
 

@@ -1,8 +1,9 @@
 """The listing documents of S3: buckets, objects, uploads, parts.
 
 Law: text only; `meshwire.s3.rendering` makes responses of it. Invariant: keys come out exactly, or
-percent-encoded under `EncodingType` url. A listing with a key that XML 1.0 cannot carry is encoded even
-unasked: one such key would otherwise make the whole page unreadable for every client.
+percent-encoded where `encoding-type=url` was asked for. A key that XML 1.0 cannot carry makes a page that
+most parsers refuse, as on S3: encoded unasked, all names of the page would be wrong for who does not expect
+it, in silence.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshwire import httpdates, percents
 from meshwire.s3 import tokens
-from meshwire.s3.elements import escape, is_plain, needs_escape, optional, tag
+from meshwire.s3.elements import escape, escape_key, needs_escape, optional, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 HEADER = '<?xml version="1.0" encoding="UTF-8"?>\n'
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
-KEY_ENCODING = partial(percents.encode, safe="/")
+_encode = partial(percents.encode, safe="/")
 
 
 def root(name: str, *pieces: str) -> str:
@@ -68,7 +69,7 @@ def buckets(op: ops.ListBuckets, result: res.BucketListing) -> str:
 def objects(op: ops.ListObjects, result: res.ObjectListing) -> str:
     """ListBucketResult of version 1 or 2."""
     names = (op.prefix, op.delimiter, op.after, result.next_after, *result.common_prefixes)
-    encoded, key = _writing((*names, *[e.key for e in result.entries]), asked=op.encode_url)
+    key = key_writer((*names, *[e.key for e in result.entries]), encoded=op.encode_url)
     return root(
         "ListBucketResult",
         tag("Name", op.bucket),
@@ -76,23 +77,18 @@ def objects(op: ops.ListObjects, result: res.ObjectListing) -> str:
         _page_v2(op, result, key) if op.version == 2 else _page_v1(op, result, key),
         f"<Delimiter>{key(op.delimiter)}</Delimiter>" if op.delimiter else "",
         tag("MaxKeys", str(op.max_keys)),
-        tag("EncodingType", "url") if encoded else "",
+        tag("EncodingType", "url") if op.encode_url else "",
         flag("IsTruncated", result.truncated),
         *_objects(result.entries, key, with_owner=op.version == 1 or op.fetch_owner),
         common_prefixes(result.common_prefixes, key),
     )
 
 
-def must_encode(names: Iterable[str], *, asked: bool) -> bool:
-    return asked or not is_plain("".join(names))
-
-
-def _writing(names: Iterable[str], *, asked: bool) -> tuple[bool, Callable[[str], str]]:
-    """(whether names are encoded, how each is written); `str`, which copies nothing, when none needs care."""
-    text = "".join(names)
-    if asked or (needs_escape(text) and not is_plain(text)):
-        return True, KEY_ENCODING
-    return False, escape if needs_escape(text) else str
+def key_writer(names: Iterable[str], *, encoded: bool) -> Callable[[str], str]:
+    """How each of these names is written; `str`, which copies nothing, when none needs care."""
+    if encoded:
+        return _encode
+    return escape_key if needs_escape("".join(names)) else str
 
 
 def _page_v1(op: ops.ListObjects, result: res.ObjectListing, key: Callable[[str], str]) -> str:
@@ -154,8 +150,7 @@ def uploads(op: ops.ListMultipartUploads, result: res.UploadListing) -> str:
         *(u.key for u in result.uploads),
         *result.common_prefixes,
     )
-    encoded = must_encode(names, asked=op.encode_url)
-    key = KEY_ENCODING if encoded else escape
+    key = key_writer(names, encoded=op.encode_url)
     next_id = tag("NextUploadIdMarker", result.next_upload_id)
     following = f"<NextKeyMarker>{key(result.next_key)}</NextKeyMarker>{next_id}"
     return root(
@@ -166,7 +161,7 @@ def uploads(op: ops.ListMultipartUploads, result: res.UploadListing) -> str:
         following if result.truncated else "",
         f"<Prefix>{key(op.prefix)}</Prefix>",
         f"<Delimiter>{key(op.delimiter)}</Delimiter>" if op.delimiter else "",
-        tag("EncodingType", "url") if encoded else "",
+        tag("EncodingType", "url") if op.encode_url else "",
         tag("MaxUploads", str(op.max_uploads)),
         flag("IsTruncated", result.truncated),
         *[_upload(u, key) for u in result.uploads],

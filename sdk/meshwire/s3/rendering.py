@@ -13,7 +13,7 @@ from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
 from meshwire.s3 import acls, attributes, cors, forms, listings, memberlistings, tagging, versionlistings
 from meshwire.s3 import operations as ops
-from meshwire.s3.elements import escape, optional, tag
+from meshwire.s3.elements import escape, escape_message, optional, tag
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def render_error(error: S3Error, request_id: str, resource: str = "", *, head: b
             listings.HEADER,
             "<Error>",
             tag("Code", error.code),
-            tag("Message", error.message),
+            f"<Message>{escape_message(error.message)}</Message>",
             *(tag(name, value) for name, value in error.extra.items()),
             tag("Resource", error.resource or resource),
             tag("RequestId", request_id),
@@ -118,8 +118,8 @@ def select_window(op: ops.GetObject, size: int) -> tuple[int, int] | None:
 
     Raises S3Error InvalidRange, which carries `Content-Range: bytes */SIZE`: CRT clients learn sizes from it.
     """
-    if op.range is None:
-        return None
+    if op.range is None or (size == 0 and op.range.is_suffix):
+        return None  # the last bytes of an empty object are all of it, which no Content-Range can say
     try:
         return resolve_range(op.range, size)
     except UnsatisfiableRangeError:
@@ -163,7 +163,8 @@ def _put_object(op: ops.PutObject, result: res.ObjectStored) -> Rendered:
 
 
 def _post_object(op: ops.PostObject, result: res.PostStored) -> Rendered:
-    headers = [("etag", etags.quote(result.etag)), *_version(result.version)]
+    checksums = _checksum_headers(result.checksums, result.checksum_type)
+    headers = [("etag", etags.quote(result.etag)), *checksums, *_version(result.version)]
     if result.redirect:
         return Rendered(303, [("location", forms.redirection(result)), *headers])
     headers.append(("location", result.location))

@@ -283,6 +283,8 @@ class PostStored:
     status: int = 204
     redirect: str = ""
     version: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)

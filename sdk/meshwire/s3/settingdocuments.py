@@ -36,6 +36,7 @@ def read_setting(body: bytes, root: str, max_bytes: int = MAX_SETTING_BYTES) -> 
 def parse_versioning(body: bytes) -> Versioning:
     """Raises S3Error: MalformedXML, IllegalVersioningConfigurationException, NotImplemented (MFA delete)."""
     root = read_setting(body, "VersioningConfiguration")
+    root.require_known(("Status", "MfaDelete"))  # MinIO's folders and prefixes without versions, say
     if root.get("MfaDelete", "Disabled").strip() != "Disabled":
         raise S3Error("NotImplemented", "MFA delete is not implemented.")
     status = root.get("Status").strip()
@@ -64,8 +65,7 @@ _BLOCKS = {
 def parse_public_access(body: bytes) -> PublicAccessBlock:
     """Raises S3Error: MalformedXML."""
     root = read_setting(body, "PublicAccessBlockConfiguration")
-    if not _BLOCKS.keys() >= {child.name for child in root.children}:
-        raise S3Error("MalformedXML")  # a misspelt block would not block
+    root.require_known(_BLOCKS)  # a misspelt block would not block
     return PublicAccessBlock(**{field: _boolean(root.get(name, "false")) for name, field in _BLOCKS.items()})
 
 
@@ -83,10 +83,13 @@ def _boolean(text: str) -> bool:
 
 def parse_ownership(body: bytes) -> str:
     """Raises S3Error: MalformedXML."""
-    rules = read_setting(body, "OwnershipControls").all("Rule")
-    value = rules[0].get("ObjectOwnership").strip() if len(rules) == 1 else ""
-    if value not in OWNERSHIPS:
+    root = read_setting(body, "OwnershipControls")
+    root.require_known(("Rule",))
+    rule = root.first("Rule")
+    value = "" if rule is None else rule.get("ObjectOwnership").strip()
+    if rule is None or value not in OWNERSHIPS:
         raise S3Error("MalformedXML", "OwnershipControls have one Rule with a known ObjectOwnership.")
+    rule.require_known(("ObjectOwnership",))
     return value
 
 
@@ -102,12 +105,14 @@ def policy_status(*, public: bool) -> bytes:
 
 MAX_CORS_RULES = 100
 MAX_CORS_BYTES = 64 << 10
+_CORS_LISTS = ("AllowedOrigin", "AllowedMethod", "AllowedHeader", "ExposeHeader")
 _CORS_METHODS = frozenset({"GET", "PUT", "HEAD", "POST", "DELETE"})
 
 
 def parse_cors(body: bytes) -> tuple[CorsRule, ...]:
     """Raises S3Error: MalformedXML, InvalidRequest."""
     root = read_setting(body, "CORSConfiguration", MAX_CORS_BYTES)
+    root.require_known((), several=("CORSRule",))
     rules = tuple(map(_cors_rule, root.all("CORSRule")))
     if not 1 <= len(rules) <= MAX_CORS_RULES:
         raise S3Error("MalformedXML", f"A CORSConfiguration has 1 to {MAX_CORS_RULES} rules.")
@@ -115,10 +120,8 @@ def parse_cors(body: bytes) -> tuple[CorsRule, ...]:
 
 
 def _cors_rule(element: Element) -> CorsRule:
-    texts = {
-        name: tuple(child.text.strip() for child in element.all(name))
-        for name in ("AllowedOrigin", "AllowedMethod", "AllowedHeader", "ExposeHeader")
-    }
+    element.require_known(("ID", "MaxAgeSeconds"), several=_CORS_LISTS)
+    texts = {name: tuple(child.text.strip() for child in element.all(name)) for name in _CORS_LISTS}
     if not (texts["AllowedOrigin"] and texts["AllowedMethod"]):
         raise S3Error("MalformedXML", "A CORSRule has an AllowedOrigin and an AllowedMethod.")
     for method in texts["AllowedMethod"]:
@@ -129,9 +132,10 @@ def _cors_rule(element: Element) -> CorsRule:
         for text in texts[name]:
             if text.count("*") > 1:
                 raise S3Error("InvalidRequest", f'{name} "{text[:256]}" can not have more than one wildcard.')
-    for text in texts["ExposeHeader"]:
-        if _TOKEN.match(text) is None or "*" in text:
-            raise S3Error("InvalidRequest", f'ExposeHeader "{text[:256]}" contains invalid character.')
+    for name in ("AllowedHeader", "ExposeHeader"):
+        for text in texts[name]:
+            if _TOKEN.match(text) is None or (name == "ExposeHeader" and "*" in text):
+                raise S3Error("InvalidRequest", f'{name} "{text[:256]}" contains invalid character.')
     name = element.get("ID")
     if len(name) > 255:
         raise S3Error("InvalidRequest", "The ID of a CORSRule has at most 255 characters.")

@@ -59,11 +59,15 @@ def replaces_tags(headers: Mapping[str, str]) -> bool:
 
 def parse_tagging(body: bytes, limit: int = OBJECT_TAGS) -> dict[str, str]:
     """The tags of a Tagging document. Raises S3Error: MalformedXML, InvalidTag, BadRequest (too many)."""
-    sets = read(body, root="Tagging", max_bytes=MAX_DOCUMENT_BYTES).all("TagSet")
-    if len(sets) != 1:
+    root = read(body, root="Tagging", max_bytes=MAX_DOCUMENT_BYTES)
+    root.require_known(("TagSet",))
+    listed = root.first("TagSet")
+    if listed is None:
         raise S3Error("MalformedXML", "A Tagging document has one TagSet.")
+    listed.require_known((), several=("Tag",))
     pairs = []
-    for element in sets[0].all("Tag"):
+    for element in listed.all("Tag"):
+        element.require_known(("Key", "Value"))
         key, value = element.first("Key"), element.first("Value")
         if key is None or value is None:
             raise S3Error("MalformedXML", "Every Tag has a Key and a Value.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshwire import etags, httpdates
 from meshwire.s3 import listings, operations, results
 from meshwire.s3.documents import MAX_RESPONSE_BYTES, integer, milliseconds, owner_of, url_decoder
-from meshwire.s3.elements import escape, read, tag
+from meshwire.s3.elements import read, tag
 from meshwire.s3.queries import check_version, invalid
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def document(op: operations.ListObjectVersions, result: results.VersionListing) 
         *(e.key for e in result.entries),
         *result.common_prefixes,
     )
-    encoded = listings.must_encode(names, asked=op.encode_url)
-    key = listings.KEY_ENCODING if encoded else escape
+    key = listings.key_writer(names, encoded=op.encode_url)
     following = f"<NextKeyMarker>{key(result.next_key)}</NextKeyMarker>"
     if result.next_version:
         following += tag("NextVersionIdMarker", result.next_version)
@@ -68,7 +67,7 @@ def document(op: operations.ListObjectVersions, result: results.VersionListing) 
         following if result.truncated else "",
         tag("MaxKeys", str(op.max_keys)),
         f"<Delimiter>{key(op.delimiter)}</Delimiter>" if op.delimiter else "",
-        tag("EncodingType", "url") if encoded else "",
+        tag("EncodingType", "url") if op.encode_url else "",
         listings.flag("IsTruncated", result.truncated),
         *[_entry(e, key) for e in result.entries],
         listings.common_prefixes(result.common_prefixes, key),

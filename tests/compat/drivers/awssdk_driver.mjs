@@ -14,7 +14,7 @@ const { Upload } = require("@aws-sdk/lib-storage");
 const { getSignedUrl } = require("@aws-sdk/s3-request-presigner");
 
 const PART = 5 << 20;
-let s3, signer;
+let s3;
 
 const bare = (etag) => etag.replaceAll('"', "");
 const send = (name, input) => s3.send(new sdk[`${name}Command`](input));
@@ -91,7 +91,11 @@ const verbs = {
   presign_get: ({ bucket, key }) =>
     getSignedUrl(s3, new sdk.GetObjectCommand({ Bucket: bucket, Key: key }), { expiresIn: 600 }),
   presign_put: ({ bucket, key }) =>
-    getSignedUrl(signer, new sdk.PutObjectCommand({ Bucket: bucket, Key: key }), { expiresIn: 600 }),
+    getSignedUrl(s3, new sdk.PutObjectCommand({ Bucket: bucket, Key: key }), { expiresIn: 600 }),
+  presign_part: ({ bucket, key, upload, number }) => {
+    const part = new sdk.UploadPartCommand({ Bucket: bucket, Key: key, UploadId: upload, PartNumber: number });
+    return getSignedUrl(s3, part, { expiresIn: 600 });
+  },
   put_if_absent: ({ bucket, key, path }) => conditional(bucket, key, path, { IfNoneMatch: "*" }),
   put_if_match: ({ bucket, key, path, etag }) => conditional(bucket, key, path, { IfMatch: etag }),
 };
@@ -105,8 +109,6 @@ function open({ url, access_key, secret_key, region }) {
     credentials: { accessKeyId: access_key, secretAccessKey: secret_key },
   };
   s3 = new sdk.S3Client(settings);
-  // Otherwise the checksum of no bytes at all becomes part of a URL that is made for an upload.
-  signer = new sdk.S3Client({ ...settings, requestChecksumCalculation: "WHEN_REQUIRED" });
   const { version } = require("@aws-sdk/client-s3/package.json");
   return { version, checksums: ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"] };
 }

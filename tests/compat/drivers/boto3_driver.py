@@ -107,6 +107,10 @@ class Boto3(Driver):
     def presign_put(self, bucket: str, key: str) -> str:
         return str(self.s3.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": key}))
 
+    def presign_part(self, bucket: str, key: str, upload: str, number: int) -> str:
+        part = {"Bucket": bucket, "Key": key, "UploadId": upload, "PartNumber": number}
+        return str(self.s3.generate_presigned_url("upload_part", Params=part))
+
     def put_if_absent(self, bucket: str, key: str, path: str) -> bool:
         return self._conditional(bucket, key, path, IfNoneMatch="*")
 

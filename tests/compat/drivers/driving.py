@@ -144,6 +144,9 @@ class Driver:
     def presign_put(self, bucket: str, key: str) -> str:
         self._no("presign_put")
 
+    def presign_part(self, bucket: str, key: str, upload: str, number: int) -> str:
+        self._no("presign_part")
+
     def put_if_absent(self, bucket: str, key: str, path: str) -> bool:
         """Whether it was written."""
         self._no("put_if_absent")

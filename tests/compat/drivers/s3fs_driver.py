@@ -102,9 +102,7 @@ class S3fs(Driver):
     def put_if_absent(self, bucket: str, key: str, path: str) -> bool:
         try:
             self.fs.pipe_file(f"{bucket}/{key}", Path(path).read_bytes(), mode="create")
-        except OSError as error:
-            if "pre-conditions" not in str(error):
-                raise
+        except FileExistsError:  # by the condition that the answer names
             return False
         return True
 
