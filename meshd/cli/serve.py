@@ -59,6 +59,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--user-op-memory", metavar="SIZE", help="The most for a process of them.  [4GiB]")
 @click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
 @click.option("--view-cache", metavar="SIZE", help="Disk for results of views.  [10GiB]")
+@click.option("--archive-ratio", metavar="N", help="Size of an archive, inflated, in its own.  [50]")
 @click.option("--cache", metavar="SIZE", help="Disk for buckets with an origin.  [half of what is free]")
 @click.option("--origin-credentials", metavar="DIR", help="Credentials for them, a file a name.")
 @click.option(
@@ -76,7 +77,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--audit-size", metavar="SIZE", help="Begin another file at this size; 0 never.  [0]")
 @click.option("--audit-files", metavar="N", help="Full ones that are kept, then.  [10]")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
-@click.option("--sigv2", metavar="on|off", help="Take signature version 2, boto3's for URLs.  [on]")
+@click.option("--sigv2", metavar="WHICH", help="Signature version 2: presigned, all or off.  [presigned]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
 @click.option("--node-id", metavar="NAME", help="Name in the map, metrics and logs.  [host name]")
 @click.option(

@@ -12,6 +12,7 @@ from meshd.cluster.belonging import keep_counting, read_belonging
 from meshd.cluster.guardian import Guardian, Looking, Marking
 from meshd.cluster.membership import Membership
 from meshd.cluster.mesh import Mesh, lone_map
+from meshd.cluster.retry_after import RetryAfter
 from meshd.control.clustermaps import ClusterMaps
 from meshd.errors import StartupError
 from meshd.kit import pulse
@@ -61,6 +62,7 @@ def open_mesh(
         born_of=buckets.born,
         goes_by=goes_by,
         held=held,
+        retry_after=RetryAfter(settings.cluster.lease, clock),
     )
 
 

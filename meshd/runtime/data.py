@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.catalog import Catalog
 from meshd.control.modules import ModuleTable
+from meshd.runtime import memory
 from meshd.runtime.transforming import confinement
 from meshd.service.authorization.readers import Readers
 from meshd.service.batches.assets import AssetService
 from meshd.service.batches.service import BatchService
 from meshd.service.batches.userops import UserOps
+from meshd.service.datasets.births import SnapshotBirths
+from meshd.service.datasets.capacity import SnapshotCapacity
 from meshd.service.datasets.service import DatasetService
 from meshd.service.views.batches import BatchReader, complete_batches
 from meshd.service.views.definitions import complete_transform
@@ -57,7 +60,9 @@ def data_services(node: Node, access: Access, frames: FrameSource) -> DataServic
     """Snapshots, plans, frames, with the rights of whoever asks."""
     catalog = node_catalog(node)
     readers = Readers(access)
-    datasets = DatasetService(node.store, catalog, readers, node.archives, node.objects)
+    births = SnapshotBirths(node.buckets, catalog, node.objects)
+    capacity = SnapshotCapacity(memory.free)
+    datasets = DatasetService(node.store, catalog, readers, node.archives, node.objects, births, capacity)
     user_ops = UserOps(
         ModuleTable(node.control), node.store, catalog, access, node.clock, confinement(node.settings)
     )
@@ -85,6 +90,6 @@ def view_makers(data: DataServices) -> dict[type, Maker]:
     """What is done to a view before it is kept; a kind that needs nothing is not listed."""
     return {
         TransformView: partial(complete_transform, data.assets),
-        ZarrView: ZarrMaker(data.catalog, data.datasets, data.batches),
+        ZarrView: ZarrMaker(data.datasets, data.batches),
         BatchesView: partial(complete_batches, data.batches),
     }

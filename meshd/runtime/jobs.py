@@ -10,6 +10,7 @@ from meshd.service.archives.ingesting import Ingest
 from meshd.service.backed.prefetching import Prefetching
 from meshd.service.backed.spreading import Spreading
 from meshd.service.backed.warming import Warmer
+from meshd.service.datasets.births import SnapshotBirths
 from meshd.service.jobs.archives.extracting import Extracting
 from meshd.service.jobs.archives.sharding import Sharding
 from meshd.service.jobs.desk import JobDesk
@@ -61,7 +62,15 @@ def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedServ
         "reshard": sharding,
         "extract": Extracting(tools, inventories, shelf),
         "materialize": Materializing(tools, views),
-        "prefetch": Prefetching(access, backed, catalog, node.buckets, node.objects, spreading),
+        "prefetch": Prefetching(
+            access,
+            backed,
+            catalog,
+            node.buckets,
+            node.objects,
+            spreading,
+            SnapshotBirths(node.buckets, catalog, node.objects),
+        ),
     }
     return JobRunner(
         JobTable(node.control),

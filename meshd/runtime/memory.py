@@ -48,6 +48,12 @@ def room(proc: Path = _PROC, groups: Path = _GROUPS) -> Room | None:
     return min([*_machine(proc), *_limits(proc, groups)], key=lambda found: found.free, default=None)
 
 
+def free() -> int | None:
+    """Bytes that may still be taken; None where the kernel does not tell."""
+    found = room()
+    return None if found is None else found.free
+
+
 def residents(supervisor: int, proc: Path = _PROC) -> dict[str, int]:
     """Bytes that the processes of a node have for themselves, by role; what one started counts with it. Pages
     that they share since they were forked count in each; finished batches that nobody has mapped in none."""

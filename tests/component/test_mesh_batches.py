@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNT = 60
-ARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="not run here: pyarrow is not installed")
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:
@@ -129,7 +128,7 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
         ("s3://pictures/mds/", {"n": {"column": "n"}}, []),
         ("s3://pictures/packed/lines/", {"text": {"ext": ["jsonl"]}}, []),
         ("s3://pictures/packed/tfrecord/", {"n": {"feature": "n"}}, []),
-        pytest.param("s3://pictures/parquet/", {"n": {"column": "n"}}, [], marks=ARROW),
+        pytest.param("s3://pictures/parquet/", {"n": {"column": "n"}}, []),
         ("s3://pictures/packed/mds/", {"n": {"column": "n"}}, []),
     ],
 )

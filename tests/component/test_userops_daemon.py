@@ -30,6 +30,7 @@ from meshsdk.errors import (
     NotFoundError,
     ServerError,
 )
+from tests.component.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -414,6 +415,26 @@ def test_who_may_push_is_a_policy(daemon: Daemon, client: Client, pushed: module
         with pytest.raises(AccessError):
             modules.remove_module(maya.transport, "hers")
         assert {module.module for module in modules.list_modules(maya.transport)} == {"hers", "mine"}
+
+
+def test_a_bounded_key_lists_what_its_policy_lets_it(daemon: Daemon, pushed: modules.Pushed) -> None:
+    def listed(*actions: str, resource: str = "*") -> list[str]:
+        statement = {"Effect": "Allow", "Action": [*actions], "Resource": resource}
+        policy = {"Version": "2012-10-17", "Statement": statement}
+        made = json.loads(_admin(daemon, "POST", "/-/sts", {"policy": policy}))
+        with contextlib.closing(
+            Wire(
+                daemon.endpoint,
+                made["AccessKeyId"],
+                made["SecretAccessKey"],
+                session_token=made["SessionToken"],
+            )
+        ) as pod:
+            return [item["module"] for item in json.loads(pod.call("GET", "/-/modules").body)["modules"]]
+
+    assert listed("s3:*", "mesh:PushOp") == []
+    assert listed("mesh:ListOps", resource="arn:aws:mesh:::op/others-*") == []
+    assert "mine" in listed("mesh:ListOps", resource="arn:aws:mesh:::op/mi*")
 
 
 def _admin(daemon: Daemon, method: str, path: str, document: dict[str, Any]) -> bytes:

@@ -22,6 +22,7 @@ from meshsdk.tops import pages
 from meshsdk.traces.ranges import Ranges, nvtx_of
 from tests.component import test_sdk_scripted
 from tests.component.test_sdk_scripted import loader
+from tests.required import required_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -267,7 +268,7 @@ def test_ranges_of_a_profiler_do_not_stay_open(server: ScriptedMesh, monkeypatch
 
 
 def test_no_ranges_without_a_gpu() -> None:
-    torch = pytest.importorskip("torch")
+    torch = required_module("torch")
     if torch.cuda.is_initialized():
         pytest.skip("this process uses a GPU")
     assert nvtx_of(torch) is None

@@ -72,17 +72,8 @@ def filled() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Daemon]:
-    with filled() as running:
-        yield running
-
-
-@pytest.fixture
-def documented(shared: Daemon, request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    """The daemon of all pages; for a page's second try one that has nothing of what the first one made."""
-    if getattr(request.node, "execution_count", 1) == 1:
-        yield shared
-        return
+def documented() -> Iterator[Daemon]:
+    """The daemon of all pages."""
     with filled() as running:
         yield running
 

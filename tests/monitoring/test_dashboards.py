@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,6 +20,7 @@ from meshsdk import jobs, ops
 from meshsdk.gathers import Item
 from meshsdk.views import create_view, transform_view
 from tests.monitoring.scraping import prometheus
+from tests.required import required_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from tests.monitoring.scraping import Prometheus
 
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="prometheus: apt install prometheus"
-)
+needs_prometheus = required_program("prometheus", "apt install prometheus")
 PANELS = [panel for dashboard in DASHBOARDS for panel in dashboard.panels()]
 EXPRESSIONS = sorted({query.expr for panel in PANELS if not panel.empty for query in panel.queries})
 MAY_BE_EMPTY = sorted({query.expr for panel in PANELS if panel.empty for query in panel.queries})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +16,10 @@ from meshoperator.monitoring.rules import ALERTS, RECORDINGS, rule_groups
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
 from monitoring_pages import files
 
+from tests.required import required_program
+
 ROOT = Path(__file__).resolve().parents[2]
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool: apt install prometheus"
-)
+needs_promtool = required_program("promtool", "apt install prometheus")
 AT = 'instance="n1:9000"'
 MESH = 'namespace="mesh", cluster="mesh"'
 Series = dict[str, str]

@@ -11,6 +11,7 @@ from meshd.control.clustermaps import ClusterMaps
 from meshd.control.memory import MemoryControl
 from meshd.kit import pulse
 from meshd.kit.clock import ManualClock, SystemClock
+from meshd.kit.shared_words import MAX_VERSION
 from meshwire.cluster import Node, place
 from meshwire.cluster.transitions import founded, joined, settled
 
@@ -167,3 +168,13 @@ def test_a_node_is_sure_while_its_lease_holds_and_it_knows_the_map_of_then() -> 
 def _known(cluster: ClusterMap | None) -> ClusterMap:
     assert cluster is not None
     return cluster
+
+
+def test_a_version_beyond_what_processes_can_tell_each_other_makes_nobody_sure() -> None:
+    try:
+        pulse.holds(1e6, MAX_VERSION)
+        assert pulse.held() == (MAX_VERSION, 1e6)
+        pulse.holds(1e6, MAX_VERSION + 1)
+        assert pulse.held() == (0, 0.0)
+    finally:
+        pulse.holds(0.0, 0)

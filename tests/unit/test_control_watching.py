@@ -40,8 +40,16 @@ def test_news_come_from_any_thread_and_end_with_the_store() -> None:
 
 def test_whoever_left_without_a_word_keeps_no_news_from_the_others() -> None:
     """A loop may be closed at any moment, and the thread that brings news must not end of it."""
-    watchers, gone = Watchers(), asyncio.new_event_loop()
+    watchers, gone, heard = Watchers(), asyncio.new_event_loop(), list[str]()
     gone.close()
-    watchers._waiting.add((gone, asyncio.Event()))
-    watchers.wake()
-    watchers.close()
+
+    async def main() -> None:
+        watchers._waiting.add((gone, asyncio.Event()))
+        async with asyncio.timeout(PATIENCE):
+            async for change in watchers.changes(lambda: {"t/a": Versioned(b"", 1)}):
+                heard.append(change.key)
+                watchers.wake()
+                watchers.close()
+
+    asyncio.run(main())
+    assert heard == ["t/a"]

@@ -45,7 +45,9 @@ async def _told() -> None:
         await put(store, f"{part}.tfrecord", record(example({"x": Int64List([part])}))) for part in range(4)
     ]
     archives = Archives(store, list[str]().append)
-    service = DatasetService(store, Catalog(store), cast("Any", None), archives, local_objects(store))
+    service = DatasetService(
+        store, Catalog(store), cast("Any", None), archives, local_objects(store), cast("Any", None)
+    )
     service._long = LongWork("test", patience=0.05)
     begun, free = asyncio.Event(), asyncio.Event()
     index = service.tfrecords.index
@@ -80,7 +82,9 @@ async def _archives() -> None:
     listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"text"})) for part in range(4)]
     archives = Archives(store, list[str]().append)
     readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
-    service = DatasetService(store, Catalog(store), readers, archives, local_objects(store))
+    service = DatasetService(
+        store, Catalog(store), readers, archives, local_objects(store), cast("Any", None)
+    )
     service._long = LongWork("test", patience=0.05)
     begun, free, index = asyncio.Event(), asyncio.Event(), archives.index
 

@@ -31,6 +31,8 @@ class _Map:
         self.node_id, self.me = ME, None
         self.owners, self.clock, self.version = owners, clock, 7
         self.suspected: list[str] = []
+        self.silent: list[str] = []
+        self.retry_after_absence = 5
         self.waited: list[int] = []
 
     def map(self) -> Any:
@@ -42,6 +44,9 @@ class _Map:
 
     async def suspect(self, node_id: str, version: int) -> None:
         self.suspected.append(node_id)
+
+    def note_silence(self, node_id: str) -> None:
+        self.silent.append(node_id)
 
     async def newer_than(self, version: int, patience: float) -> None:
         self.waited.append(version)
@@ -94,6 +99,7 @@ def _forward(
         reply = asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, **how))  # type: ignore[arg-type]
     except S3Error as error:
         error.add_note(" ".join(forwarder.asked))
+        error.add_note(f"silent: {' '.join(mesh.silent)}")
         raise
     return None if reply is None else reply.status, forwarder.asked, mesh
 
@@ -109,8 +115,9 @@ def test_what_may_have_been_done_is_not_sent_twice() -> None:
     assert _forward(AWAY, name=WRITE)[:2] == (200, ["n1", "n1"])
     with pytest.raises(S3Error, match=r"n1 went away .* may have taken place or not"):
         _forward(BEGUN, name=WRITE)
-    with pytest.raises(S3Error, match="n1 went away"):
+    with pytest.raises(S3Error, match="n1 went away") as caught:
         _forward(AWAY, gone=True)
+    assert caught.value.__notes__[1] == "silent: n1"  # for Retry-After
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_damaged_copies_are_not_asked_for_again() -> None:
     assert _forward(DAMAGED, AWAY)[1] == ["n1", "n2", "n2"]
     with pytest.raises(S3Error, match="damaged on every node") as caught:
         _forward(DAMAGED, DAMAGED)
-    assert caught.value.__notes__ == ["n1 n2"]
+    assert caught.value.__notes__[0] == "n1 n2"
     assert _forward(DAMAGED, DAMAGED, damaged=True)[0] is None
     assert _forward(owners=[ME, "n1"], damaged=True)[1] == ["n1"]
 
@@ -145,5 +152,6 @@ def test_it_ends_here_when_this_node_answers() -> None:
 def test_nobody_is_waited_for_without_end() -> None:
     with pytest.raises(S3Error, match=r"\(n1, n2\) do not answer"):
         _forward(*[AWAY] * 99)
-    with pytest.raises(S3Error, match="No node that has all"):
+    with pytest.raises(S3Error, match="No node that has all") as caught:
         _forward(owners=[])
+    assert caught.value.headers == {"retry-after": "5"}

@@ -33,6 +33,7 @@ def test_a_manual_clock_moves_when_told() -> None:
 
 
 def test_failpoints_are_off() -> None:
+    assert failpoints._points is None
     failpoints.hit("anything")
 
 

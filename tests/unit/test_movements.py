@@ -13,6 +13,7 @@ from meshd.cluster.scrubbing import Told
 from meshd.control.memory import MemoryControl
 from meshd.kit import pulse
 from meshd.kit.clock import ManualClock
+from meshd.kit.shared_words import VersionTimes
 from meshd.service.cluster.movements import drains, load, movement, read_works
 from meshwire.cluster import Node, transitions
 
@@ -108,8 +109,7 @@ def test_a_reporter_says_how_long_the_rest_takes() -> None:
 
 
 def test_a_node_goes_by_the_map_of_its_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "_versions", [0] * 8)
-    monkeypatch.setattr(pulse, "_times", [0.0] * 8)
+    monkeypatch.setattr(pulse, "_maps", VersionTimes(8))
     assert pulse.gone_by(100.0, 2.0) > 1 << 60
     pulse.goes_by(0, 5, 90.0)
     pulse.goes_by(3, 4, 80.0)

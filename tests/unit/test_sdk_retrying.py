@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from meshsdk.errors import (
     server_error,
 )
 from meshsdk.retrying import BackOff, Patience, retryable, silence
-from meshsdk.transport import _retry_after
+from meshsdk.transport import Request, _retry_after, read_error
 
 
 def patience(deadline: float = 100.0) -> Patience:
@@ -169,6 +171,14 @@ def test_advice_is_given_and_long_text_is_cut() -> None:
 )
 def test_retry_after(text: str | None, seconds: float | None) -> None:
     assert _retry_after(text) == seconds
+
+
+def test_a_refusal_of_s3_says_when_to_retry() -> None:
+    body = b"<Error><Code>SlowDown</Code><Message>wait</Message></Error>"
+    response: Any = SimpleNamespace(status=503, headers={"retry-after": "6"}, read=lambda most: body)
+    error = read_error(response, Request("PUT", "/bucket/key"))
+    assert isinstance(error, BusyError)
+    assert patience().delay(error, 0.0) >= 6.0
 
 
 def test_retry_after_as_a_date_that_has_passed() -> None:

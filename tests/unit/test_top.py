@@ -21,6 +21,7 @@ from meshsdk.stalls import Stall
 from meshsdk.tops import gpus, hosts, pages, watching
 from meshsdk.tops.nodes import NodeLook
 from meshsdk.tops.pages import Figures, Job
+from tests.required import required_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +155,7 @@ def test_where_nvml_fails_the_reason_is_told() -> None:
 
 def test_the_real_library_has_what_is_asked_for() -> None:
     """And says why it cannot answer, where there is no driver."""
-    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    pynvml = required_module("pynvml")
     asked = {name for name in vars(gpus.Nvml) if name.startswith("nvml")} | {"NVMLError"}
     assert {name for name in asked if not hasattr(pynvml, name)} == set()
     assert pynvml.NVML_TEMPERATURE_GPU == 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from meshd.assembly.catalog import BIRTHS
 from meshd.cluster.agreeing import TOPIC as DOMAINS
 from meshd.cluster.agreeing import other_domains
 from meshd.cluster.belonging import TOPIC as DIRECTORIES
@@ -116,6 +117,7 @@ class ClusterAdmin:
             "documents": {
                 kind: {"count": count, "bytes": size}
                 for kind, (count, size) in (await asyncio.to_thread(self._census.sizes)).items()
+                if kind != BIRTHS.rstrip("/")  # each belongs to a snapshot, which is counted
             },
             "nodes": [
                 _node(node, alive, moves.get(node.node_id))
