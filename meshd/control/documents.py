@@ -6,7 +6,9 @@ Invariant: what a lookup returns was the store's state at some moment not before
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
 
 D = TypeVar("D", bound=msgspec.Struct)
+_PATIENCE: Final = 1.0
+"""Seconds that `seek` waits."""
 
 
 class Documents(Generic[D]):
@@ -45,6 +49,22 @@ class Documents(Generic[D]):
         """The version `current` knows of a document; 0 if there is none."""
         self.current()
         return self._versions.get(name, 0)
+
+    async def seek(self, name: str) -> D | None:
+        """A document that another process may have written just now: the engine is asked about one that is
+        not known here, and waited for, up to a second, until it is."""
+        if name not in self.current():
+            key = self._key(name)
+            if await self._control.get(key) is not None:
+                with suppress(TimeoutError):
+                    async with (
+                        asyncio.timeout(_PATIENCE),
+                        aclosing(self._control.watch(self._topic)) as changes,
+                    ):
+                        async for change in changes:
+                            if change.key == key:
+                                break
+        return self.current().get(name)
 
     async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
         """Write a document. Raises VersionConflictError."""

@@ -105,6 +105,11 @@ class JobTable:
     def get(self, job_id: str) -> Job | None:
         return self._documents.current().get(job_id)
 
+    async def seek(self, job_id: str) -> Job | None:
+        """A job that another worker or node may have started just now. Asks the engine about one that is not
+        known here."""
+        return await self._documents.seek(job_id)
+
     def list_all(self) -> Mapping[str, Job]:
         """Every job by id."""
         return self._documents.current()

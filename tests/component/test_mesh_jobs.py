@@ -102,6 +102,16 @@ def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
     assert ended(mesh["n2"], job)["state"] == "cancelled"
 
 
+def test_a_job_is_known_everywhere_when_its_start_is_answered(mesh: Mesh) -> None:
+    for number in range(20):
+        target = f"s3://made/known-{number}-{secrets.token_hex(4)}"
+        job = start(mesh["n1"], kind="extract", source="s3://samples/packed", target=target)
+        for name in ("n2", "n3", "n1"):
+            assert mesh[name].request("GET", f"/-/jobs/{job['id']}").status == 200, name
+        assert mesh["n3"].request("DELETE", f"/-/jobs/{job['id']}").status == 200
+        ended(mesh["n2"], job)
+
+
 def test_outputs_that_are_none_any_more_go(mesh: Mesh) -> None:
     fewer, s3 = f"fewer-{secrets.token_hex(4)}", mesh["n3"].client()
     job: dict[str, Any] = {

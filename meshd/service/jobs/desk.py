@@ -134,13 +134,13 @@ class JobDesk:
         jobs = [job for job in self._table.list_all().values() if self._sees(caller, job)]
         return [described(job) for job in sorted(jobs, key=lambda job: (-job.created_ms, job.job_id))]
 
-    def describe(self, caller: Caller, job_id: str) -> dict[str, Any]:
+    async def describe(self, caller: Caller, job_id: str) -> dict[str, Any]:
         """Raises BatchError NoSuchJob."""
-        return described(self._find(caller, job_id))
+        return described(await self._seek(caller, job_id))
 
     async def wait(self, caller: Caller, job_id: str, seconds: float) -> dict[str, Any]:
         """As `describe`, when the job has ended or that many seconds (at most 30) are over."""
-        job = self._find(caller, job_id)
+        job = await self._seek(caller, job_id)
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(min(seconds, MAX_WAIT)),
@@ -154,7 +154,7 @@ class JobDesk:
     async def cancel(self, caller: Caller, job_id: str, *, pause: bool = False) -> dict[str, Any]:
         """Ask a job to end; one that has ended stays as it is, but one that is paused can be cancelled. With
         `pause` it is meant to be started again. Raises BatchError NoSuchJob."""
-        self._find(caller, job_id)
+        await self._seek(caller, job_id)
 
         def decide(present: Job | None) -> Job | None:
             if present is not None and present.state == "paused" and not pause:
@@ -165,6 +165,11 @@ class JobDesk:
 
         job = await self._table.change(job_id, decide)
         return described(job if job is not None else self._find(caller, job_id))
+
+    async def _seek(self, caller: Caller, job_id: str) -> Job:
+        """As `_find`, also when another worker or node started the job just now."""
+        await self._table.seek(job_id)
+        return self._find(caller, job_id)
 
     def _find(self, caller: Caller, job_id: str) -> Job:
         job = self._table.get(job_id)
