@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from bench.turns import random_order
 from meshd.testing.daemons import Daemon
 from meshwire.s3.requestheads import RequestHead
 from meshwire.sigv4 import Credential, sign
@@ -61,8 +62,7 @@ def _measure(daemon: Daemon, keys: Mapping[str, str], rounds: int) -> dict[str, 
     with socket.create_connection((str(where.hostname), where.port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for number in range(rounds):
-            order = random.sample(list(keys), len(keys))
-            requests = [(name, _request(where.netloc, keys[name])) for name in order]
+            requests = [(name, _request(where.netloc, keys[name])) for name in random_order(keys)]
             for name, request in requests:
                 begun = time.perf_counter_ns()
                 answer = _exchange(sock, request)

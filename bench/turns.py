@@ -7,6 +7,7 @@ page memory that another pushed out or a disk that is still busy. An even number
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ T = TypeVar("T")
 def order(contenders: Iterable[T], number: int) -> list[T]:
     """The contenders as they take their turns in round `number`, counted from 0."""
     return list(contenders)[:: -1 if number % 2 else 1]
+
+
+def random_order(contenders: Iterable[T]) -> list[T]:
+    """The contenders in an order of chance: for many short rounds, in which each place counts."""
+    contenders = list(contenders)
+    return random.sample(contenders, len(contenders))
 
 
 def turns(

@@ -31,7 +31,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def audited(log: Path) -> Iterator[Daemon]:
-    with Daemon.start(args=("--audit-log", str(log)), workers=2) as running:
+    with Daemon.start(args=("--audit-log", str(log), "--sigv2", "all"), workers=2) as running:
         with contextlib.closing(running.client()) as client:
             client.create_bucket(Bucket="photos")
             client.put_object(Bucket="photos", Key="big", Body=b"x" * (8 << 20))

@@ -11,7 +11,9 @@ import subprocess
 import threading
 from base64 import b64encode
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -26,7 +28,6 @@ from tests.required import require_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _clock = SystemClock()
 _BUCKET = "kept"
@@ -128,21 +129,18 @@ def _stores(daemon: Daemon) -> bool:
 
 
 @pytest.fixture
-def as_nobody(tmp_path: Path) -> Iterator[Daemon]:
+def as_nobody() -> Iterator[Daemon]:
     """Run by a user of its own, for whom a limit of processes holds."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("not run here: takes root and setpriv")
-    data = tmp_path / "data"
-    data.mkdir()
-    os.chown(data, _NOBODY, _NOBODY)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    daemon = Daemon(data, (), {}, 1)
-    daemon.prefix = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
-    daemon.up()
-    with daemon:
-        daemon.client().create_bucket(Bucket=_BUCKET)
-        yield daemon
+    with TemporaryDirectory() as folder:  # not pytest's, which others may not enter
+        os.chown(folder, _NOBODY, _NOBODY)
+        daemon = Daemon(Path(folder) / "data", (), {}, 1)
+        daemon.prefix = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+        daemon.up()
+        with daemon:
+            daemon.client().create_bucket(Bucket=_BUCKET)
+            yield daemon
 
 
 def _limit_processes(daemon: Daemon, room: int) -> None:
@@ -151,7 +149,7 @@ def _limit_processes(daemon: Daemon, room: int) -> None:
     threads = sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids)
     for pid in pids:
         run = (*daemon.prefix, "prlimit", f"--nproc={threads + room}:", f"--pid={pid}")
-        subprocess.run(run, check=True)  # as the same user: root may not everywhere
+        subprocess.run(run, check=True, timeout=60)  # as the same user: root may not everywhere
 
 
 def test_no_process_can_be_started(as_nobody: Daemon) -> None:
@@ -193,7 +191,7 @@ def test_a_full_etcd(mesh: Mesh) -> None:
     for number in range(20):
         for node in mesh.nodes.values():
             node.client().put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
-    assert "takes no writes" in mesh["n2"].request("GET", "/-/cluster").body.decode()
+    _await(lambda: _says(mesh["n2"], "takes no writes"), "nobody is told that etcd is full")
     _make_room(mesh)
     _await(lambda: _makes_bucket(mesh, "another"), "no bucket can be made though etcd has room again")
     mesh.kill("n3")
@@ -227,6 +225,10 @@ def _make_room(mesh: Mesh) -> None:
         gateway.call("maintenance/defragment", {}, repeatable=True)
         for alarm in gateway.call("maintenance/alarm", {"action": "GET"}, repeatable=True)["alarms"]:
             gateway.call("maintenance/alarm", alarm | {"action": "DEACTIVATE"}, repeatable=True)
+
+
+def _says(node: Daemon, words: str) -> bool:
+    return words in node.request("GET", "/-/cluster").body.decode()
 
 
 def _makes_bucket(mesh: Mesh, name: str) -> bool:

@@ -32,7 +32,8 @@ Files = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Daemon]:
-    with Daemon.start(args=("--view-cache", "300MiB")) as running:
+    """Its own limits of lines, records and shards are looked for, not that of archives, which is lower."""
+    with Daemon.start(args=("--view-cache", "300MiB", "--archive-ratio", "1000000")) as running:
         running.request("PUT", "/box")
         yield running
         assert "Traceback" not in running.output()

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
+from meshd.testing.waiting import await_end
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _PHOTOGRAPHS = 64
 _SIDE = 1600
 _PROCESSES = 4
+_SILENCE = 600.0
+"""Seconds a client waits for an answer."""
 _OPS = [
     {"op": "decode", "field": "image", "args": {}},
     {"op": "random_resized_crop", "field": "image", "args": {"size": 1024}},
@@ -114,8 +117,7 @@ def crowd(daemon: Daemon, costly: Costly, clients: int) -> Iterator[dict[int, in
         for _ in workers:
             for status, count in results.get(timeout=600).items():
                 answers[status] = answers.get(status, 0) + count
-        for worker in workers:
-            worker.join()
+        await_end(*workers)
 
 
 def _work(
@@ -133,8 +135,7 @@ def _work(
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    await_end(*threads, patience=2 * _SILENCE)
     results.put(answers)
 
 
@@ -152,7 +153,7 @@ def _ask(where: tuple[str, str, str], costly: Costly, number: int) -> int:
         timestamp=int(time.time()),
         payload_hash=digest,
     )
-    with closing(http.client.HTTPConnection(address, timeout=600)) as connection:
+    with closing(http.client.HTTPConnection(address, timeout=_SILENCE)) as connection:
         try:
             connection.request(costly.method, target, costly.body, headers)
             answer = connection.getresponse()
