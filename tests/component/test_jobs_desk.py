@@ -184,7 +184,8 @@ def test_a_source_that_changes_under_a_job(node: Daemon, s3: Any, run_id: str) -
     s3.put_object(Bucket="sources", Key=f"{name}/039.txt", Body=b"b")
     found = ended(node, begun)
     assert (found["state"], f"{name}/039.txt was replaced" in found["error"]) == ("failed", True)
-    assert done(node, **document)["progress"]["there"] == 39
+    there = done(node, **document)["progress"]["there"]
+    assert 39 - there < 2, "one more output may have been in progress when the job failed"
 
 
 def test_a_bucket_deleted_under_a_job(node: Daemon, s3: Any) -> None:
