@@ -3,8 +3,9 @@ not heard of.
 
 Law: who holds the node's lease, and has seen the newest map since it was taken, is in no doubt until the
 lease can run out; nobody is taken out for silence before. After that the other owners of a name are asked
-which map they go by: without one of them nobody decides about it. Invariant: an answer of theirs counts for
-those only who waited before it was asked for.
+which map they go by: without one of them nobody decides about it. Who is the only owner that answers, by its
+map, asks nobody: an owner that comes back compares with it first, and the process that it compares with goes
+by a newer map. Invariant: an answer of theirs counts for those only who waited before it was asked for.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Doubt:
             found = await asyncio.gather(*[self._version(node) for node in others.values()])
             silent = [node_id for node_id, theirs in zip(others, found, strict=True) if theirs is None]
             newest = max((theirs for theirs in found if theirs is not None), default=0)
+            newest = max(newest, self._mesh.newest_version)
             metrics.cluster_doubts.labels(
                 "silent" if silent else "newer" if newest > version else "none"
             ).inc()
@@ -88,5 +90,6 @@ def _why(silent: list[str], versions: Mapping[str, int | None], newest: int) -> 
     """What a node says of itself that nobody assures of its map."""
     if silent:
         return f"reaches neither the control store nor {', '.join(silent)}"
-    newer = next(node_id for node_id, version in versions.items() if version == newest)
+    another = "another process of it"
+    newer = next((node_id for node_id, version in versions.items() if version == newest), another)
     return f"does not reach the control store, and {newer} goes by a newer cluster map ({newest})"

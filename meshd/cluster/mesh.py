@@ -39,7 +39,8 @@ class Mesh:
     writes come to its origin, "" where it has none; `homes_of` which nodes keep what is read of that; `look`
     is what `suspect` does; `goes_by` is told each version of the map that this process goes by, and `held`
     says which was the newest when the node's lease was last renewed, and for how many seconds more that
-    holds. `lone`: the map of a node that is one for ever; `retry_after` is told which nodes are silent."""
+    holds; `newest` is the newest that any process of this node goes by. `lone`: the map of a node that is one
+    for ever; `retry_after` is told which nodes are silent."""
 
     def __init__(
         self,
@@ -54,12 +55,13 @@ class Mesh:
         born_of: Callable[[str], int] = lambda bucket: 0,
         goes_by: Callable[[int], None] = lambda version: None,
         held: Callable[[], tuple[int, float]] = lambda: (0, inf),
+        newest: Callable[[], int] = lambda: 0,
         retry_after: RetryAfter | None = None,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
         self._writes_of, self._goes_by, self._held = writes_of, goes_by, held
-        self._homes_of, self._born_of = homes_of, born_of
+        self._homes_of, self._born_of, self._newest = homes_of, born_of, newest
         self._lone, self._retry_after = lone, retry_after
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
@@ -103,6 +105,11 @@ class Mesh:
         that time: it may have stood still since, and the newer map is here before the rest is read."""
         version = self.map().version
         return version if self.sure else min(version, self._held()[0])
+
+    @property
+    def newest_version(self) -> int:
+        """The newest version of the map that any process of this node goes by."""
+        return max(self._newest(), self.map().version)
 
     @property
     def retry_after(self) -> int:

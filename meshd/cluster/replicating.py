@@ -29,8 +29,11 @@ from meshd.cluster.ceding import (
 )
 from meshd.cluster.delivering import Delivery
 from meshd.cluster.doubting import BELIEVED, Doubt
+from meshd.cluster.handover import Handover
 from meshd.cluster.overtaking import overtaken, restamp_removal
 from meshd.cluster.replicawriting import ReplicatedWriter
+from meshd.net.peers import PeerRefusedError, PeerUnreachableError
+from meshd.net.pieces import PieceError
 from meshd.store.changes import (
     Amended,
     Chosen,
@@ -81,6 +84,7 @@ class ReplicatedStore:
         self._store, self._mesh, self._clock = store, mesh, clock
         self.delivery = Delivery(mesh, peers, store, clock)
         self.ceding = Ceding(mesh, peers, clock)
+        self.handover = Handover(mesh, peers, clock)
         self._doubts = Doubt(mesh, clock)
         self._running: set[asyncio.Future[Any]] = set()
         self.close = store.close
@@ -95,7 +99,7 @@ class ReplicatedStore:
             store.list_parts,
             store.list_uploads,
         )
-        self.replica_writer, self.apply = store.replica_writer, store.apply
+        self.replica_writer, self.apply, self.fence = store.replica_writer, store.apply, store.fence
 
     def __repr__(self) -> str:
         return f"<ReplicatedStore of {self._store!r} in {self._mesh!r}>"
@@ -163,12 +167,16 @@ class ReplicatedStore:
         return now
 
     async def decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
-        """What `act` gives, committed here under a map by which this node decides. `act` may be called again
-        when nothing happened."""
+        """What `act` gives, committed here under a map by which this node decides, of a name that former
+        deciders have handed over. `act` may be called again when nothing happened."""
         deadline = self._clock.monotonic() + self.delivery.patience
         while True:
-            latest = await self.assure(bucket, key)
             version = self.epoch(bucket, key)
+            if not self._mesh.alone and not self.handover.is_done(bucket, key, version):
+                await self.finish(self.handover.receive(bucket, key, deadline - self._clock.monotonic()))
+            latest = await self.assure(bucket, key)
+            if self.epoch(bucket, key) != version:
+                continue
             require_caller(self._mesh)
             try:
                 with decided_by(version, latest):
@@ -180,6 +188,25 @@ class ReplicatedStore:
                         "changed; try again in a moment"
                     ) from error
                 await self._mesh.newer_than(error.version - 1, _NEWS)
+
+    async def hand_over(self, bucket: str, key: str, version: int, to: Node) -> None:
+        """Node `to` decides about a name by version `version` of the map: from now on no process of this node
+        decides by an earlier one, and `to` gets what is here of the name. Raises StaleMapError when `to` goes
+        by a newer map; NotReplicatedError."""
+        await self._store.fence(version)
+        newest, grave = self._store.newest(bucket, key), self._store.grave(bucket, key)
+        changes: list[Change] = []
+        if newest is not None:
+            changes.append(self.delivery.confirmation(bucket, key, newest))
+        if grave:
+            changes.append(VersionGone(bucket, key, "", grave))
+        try:
+            for change in changes:
+                await self.delivery.change(to, change)
+        except (PeerUnreachableError, PeerRefusedError, PieceError) as error:
+            raise NotReplicatedError(
+                f"node {to.node_id} does not take what is to be its own: {error}"
+            ) from error
 
     async def finish(self, doing: Awaitable[_T]) -> _T:
         """Waits for what must come to its end though the caller goes away."""

@@ -77,6 +77,11 @@ def gone_by(now: float, grace: float) -> int:
     return min(known, default=1 << 62)
 
 
+def newest_gone_by() -> int:
+    """The newest version that some process goes by, 0 while nobody says anything."""
+    return max(version for version, _ in map(_maps.__getitem__, range(len(_maps))))
+
+
 def holds(until: float, version: int) -> None:
     """The node's lease holds until then (monotonic), and this was the newest map while it did. With a version
     that does not fit nobody is sure of it: the other nodes are asked."""

@@ -62,6 +62,7 @@ def open_mesh(
         born_of=buckets.born,
         goes_by=goes_by,
         held=held,
+        newest=pulse.newest_gone_by,
         retry_after=RetryAfter(settings.cluster.lease, clock),
     )
 

@@ -21,6 +21,7 @@ from meshd.web.bucketdoors import bucket_routes
 from meshd.web.continuing import rest_routes
 from meshd.web.deciding import DecisionDoors
 from meshd.web.forwarding import Forwarder
+from meshd.web.handover import handover_routes
 from meshd.web.hops import Hops
 from meshd.web.listingdoors import listing_routes
 from meshd.web.marking import marking_routes
@@ -79,6 +80,7 @@ class Meshing:
             *SourceDoors(self.sources, node.mesh, node.clock).routes(),
             *ReplicaDoors(node.store, node.mesh, node.clock).routes(),
             *DecisionDoors(node.shared, node.mesh, node.clock).routes(),
+            *handover_routes(node.shared, node.mesh, node.clock),
             *movement_routes(node),
             *rest_routes(Rests(node.store, node.settings.node_id), node.clock),
             *warming,

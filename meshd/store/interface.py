@@ -345,6 +345,11 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def fence(self, epoch: int) -> None:
+        """No process of this node decides by a map before `epoch` any more: what such a map decided is
+        committed by now, or never. See `epochs`."""
+        ...
+
     async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
         """Returns when every node that must have a name has what is here of it, or its removal, and `record`
         in particular, a version of it. A store of its own has nobody to tell. Raises NotReplicatedError."""

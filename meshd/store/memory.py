@@ -83,7 +83,7 @@ class MemoryWriter:
         self._expect_open()
         if self._declared is not None and len(self._data) != self._declared:
             raise SizeMismatchError(f"{len(self._data)} of the declared {self._declared} bytes were written")
-        self._store.fence()
+        self._store.require_epoch()
         self._open = False
         extent = self._store.keep(bytes(self._data))
         if self._part is not None:
@@ -127,7 +127,10 @@ class MemoryStore:
         """What nobody closes is closed with the store itself."""
         self._end()
 
-    def fence(self) -> None:
+    async def fence(self, epoch: int) -> None:
+        self._epoch = max(self._epoch, epoch)
+
+    def require_epoch(self) -> None:
         """See `epochs`. Raises StaleEpochError."""
         epoch = current_epoch()
         if (epoch and epoch < self._epoch) or late(self._clock.stamp()):
@@ -136,7 +139,7 @@ class MemoryStore:
 
     def _stamp(self) -> int:
         """Above every stamp of this store, other nodes' too."""
-        self.fence()
+        self.require_epoch()
         stamp = self._replicas.seen = max(self._clock.stamp(), self._replicas.seen + 1)
         return stamp
 
@@ -275,7 +278,7 @@ class MemoryStore:
         versioning: Versioning,
     ) -> Record:
         """Judges and sets an object."""
-        self.fence()
+        self.require_epoch()
         _judge(conditions, self.get(bucket, key))
         stamp = self._stamp()
         record = Record(
@@ -305,7 +308,7 @@ class MemoryStore:
         conditions: Conditions | None = None,
         versioning: Versioning = "",
     ) -> Removed:
-        self.fence()
+        self.require_epoch()
         existing = self.get(bucket, key)
         _judge(conditions, existing)
         if versioning == "" and existing is None:
@@ -325,7 +328,7 @@ class MemoryStore:
     async def delete_version(
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
-        self.fence()
+        self.require_epoch()
         _judge(conditions, self.get_version(bucket, key, version))
         return self._remove(bucket, key, version)
 
@@ -466,7 +469,7 @@ class MemoryStore:
         return MemoryReplicaWriter(self, self._replicas, bucket, key, size)
 
     async def apply(self, change: Change) -> Applied:
-        self.fence()
+        self.require_epoch()
         return self._replicas.apply(change)
 
     async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:

@@ -206,7 +206,7 @@ class MemoryReplicaWriter:
         if len(self._data) != record.size or (part is not None and len(self._data) != part.part.size):
             raise SizeMismatchError(f"{len(self._data)} bytes of {record.size} were written")
         self._open = False
-        self._store.fence()
+        self._store.require_epoch()
         extent = self._store.keep(bytes(self._data))
         if part is not None:
             return self._replicas.take_part(part, extent)

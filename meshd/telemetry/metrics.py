@@ -136,6 +136,11 @@ replication_ceded = _counter(
     "Writes received here that another node decides about by now; decided there, or asked for again.",
     "result",
 )
+replication_handovers = _counter(
+    "meshd_replication_handovers_total",
+    "Names that a former decider was asked to hand over, after a newer map; what came of it.",
+    "result",
+)
 replication_given_up = _counter(
     "meshd_replication_given_up_total",
     "Writes not done because the node they came through, or this one, was marked away since.",

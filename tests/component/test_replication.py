@@ -53,6 +53,9 @@ def _among(
                 store = node.node.shared
                 assert isinstance(store, ReplicatedStore)
                 store.delivery.patience = patience
+                past, store.handover.window = store.handover.window, 0.0
+                store.handover.note()  # so that nobody is asked what was before
+                store.handover.window = past
             await test(nodes)
 
     asyncio.run(run())

@@ -221,3 +221,15 @@ def test_a_life() -> None:
     assert turn.left(cluster, "n0").nodes == (cluster.node("n1"),)
     with pytest.raises(turn.TransitionError, match="did you mean 'n1'"):
         turn.drained(cluster, "n11")
+
+
+def test_of_a_node_that_is_up_the_map_says_when_it_came_back_last() -> None:
+    """It may be marked away again while it returns: what it was asked until then is given up, too."""
+    cluster = turn.founded(Node("n1", "http://n1:1"), copies=2)
+    cluster = turn.settled(turn.joined(cluster, Node("n2", "http://n2:1")), "n2")
+    for _ in range(2):
+        cluster = turn.joined(turn.missed(cluster, "n2"), Node("n2", "http://n2:1"))
+    returned = cluster.version
+    node = turn.settled(turn.settled(cluster, "n1"), "n2").node("n2")
+    assert node is not None
+    assert (node.state, node.since) == ("up", returned)

@@ -13,15 +13,17 @@ from meshd.kit import pulse
 from meshd.kit.clock import ManualClock, SystemClock
 from meshd.kit.shared_words import MAX_VERSION
 from meshwire.cluster import Node, place
-from meshwire.cluster.transitions import founded, joined, settled
+from meshwire.cluster.transitions import founded, joined, missed, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from meshwire.cluster import ClusterMap
 
 
-async def _mesh(held: Callable[[], tuple[int, float]]) -> tuple[Mesh, ClusterMaps]:
+async def _mesh(
+    held: Callable[[], tuple[int, float]], newest: Callable[[], int] = lambda: 0
+) -> tuple[Mesh, ClusterMaps]:
     control = MemoryControl(SystemClock())
     maps = ClusterMaps(control)
     cluster = founded(Node("n1", "http://n1"), copies=2)
@@ -30,7 +32,7 @@ async def _mesh(held: Callable[[], tuple[int, float]]) -> tuple[Mesh, ClusterMap
     for name in ("n1", "n2", "n3"):
         cluster = settled(cluster, name)
     await maps.change(lambda _: cluster)
-    return Mesh("n1", control, lambda bucket: 0, held=held), maps
+    return Mesh("n1", control, lambda bucket: 0, held=held, newest=newest), maps
 
 
 def _key(cluster: ClusterMap, *owners: str) -> str:
@@ -75,6 +77,36 @@ def test_an_owner_that_has_a_newer_map_leaves_the_doubt_until_it_is_here() -> No
     assert asked == ["n2"]
     assert "does not reach the control store, and n2 goes by a newer cluster map" in why
     assert "nor n2" not in why  # it answered
+
+
+def test_the_only_owner_that_answers_is_in_doubt_while_another_process_of_it_has_a_newer_map() -> None:
+    """The owner that was away is back, and has compared with that process: it may decide by now."""
+
+    async def run() -> None:
+        newest = 0
+        mesh, maps = await _mesh(lambda: (0, 0.0), lambda: newest)
+        await maps.change(lambda cluster: missed(_known(cluster), "n2"))
+        key, version = _key(mesh.map(), "n1", "n2"), mesh.map().version
+
+        async def ask(node: Node) -> int | None:
+            raise AssertionError(node)
+
+        doubt = Doubt(mesh, SystemClock(), ask)
+        assert await doubt.dispel("b", key) == ""
+        newest = version + 1
+        why = await doubt.dispel("b", key, 0.0)
+        assert f"another process of it goes by a newer cluster map ({version + 1})" in why
+        await maps.change(lambda cluster: joined(_known(cluster), Node("n2", "http://n2")))
+        assert await Doubt(mesh, SystemClock(), _always(version + 1)).dispel("b", key) == ""
+
+    asyncio.run(run())
+
+
+def _always(version: int) -> Callable[[Node], Awaitable[int | None]]:
+    async def ask(node: Node) -> int | None:
+        return version
+
+    return ask
 
 
 def test_a_newer_map_that_comes_is_gone_by() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +25,8 @@ def line(formatter: logging.Formatter, message: str = "done", **extra: object) -
 
 
 def test_text_is_one_line_with_fields() -> None:
-    shown = line(TextFormatter("worker-0"), "done\nwell", bytes=12, what='a "b"')
+    no_request = Context()
+    shown = no_request.run(line, TextFormatter("worker-0"), "done\nwell", bytes=12, what='a "b"')
     assert shown == (
         '1970-01-01T00:00:00.000Z INFO    worker-0 meshd.x: done\\nwell bytes=12 what="a \\"b\\""'
     )

@@ -36,6 +36,8 @@ its share away. `away`: does not answer, and is expected back: its share stays i
 the placement; its share is made again elsewhere."""
 Role = Literal["store", "cache", "compute"]
 STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "away", "returning", "down")
+ANSWERING: Final[tuple[State, ...]] = ("joining", "up", "draining", "returning")
+"""States of nodes that answer."""
 ROLES: Final[tuple[Role, ...]] = ("store", "cache", "compute")
 DEFAULT_SLOTS: Final = 1 << 14
 DEFAULT_COPIES: Final = 2
@@ -56,9 +58,10 @@ class Node:
     """A member. `endpoint`: where peers and the SDK reach it. `zone`: what fails together; `rack`: what is
     near each other. `weight`: its share of the data, in any unit that is the same for all (GiB, say).
 
-    Map versions: `since`, when it last went away from what it had all of, or came back after it was given up
-    (0: never); `turned`, when it took its present state; `complete`, of the newest map under which it had all
-    it should have. `leaving`: it is to be empty, whatever its state: it was draining when it went away.
+    Map versions: `since`, when it last went away from what it had all of; of a node that is neither away nor
+    returning, when it last came back (0: it was never away); `turned`, when it took its present state;
+    `complete`, of the newest map under which it had all it should have. `leaving`: it is to be empty, whatever
+    its state: it was draining when it went away.
     """
 
     node_id: str

@@ -10,11 +10,12 @@ present's are relied on. So no node is ever asked for what it was not given.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshwire.cluster.maps import (
+    ANSWERING,
     DEFAULT_COPIES,
     DEFAULT_SLOTS,
     MAX_COPIES,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from meshwire.cluster.maps import Node, Share, State
-
-_ANSWERS: Final = ("joining", "up", "draining", "returning")
 
 
 class TransitionError(ValueError):
@@ -80,7 +79,7 @@ def settled(cluster: ClusterMap, node_id: str, version: int | None = None) -> Cl
     Raises TransitionError when that was under too old a map: compare again.
     """
     node, said = _known(cluster, node_id), cluster.version if version is None else version
-    if node.state not in _ANSWERS:
+    if node.state not in ANSWERING:
         raise TransitionError(f"{node_id} is {node.state}; it has to come back first")
     if said < node.turned:
         raise TransitionError(f"{node_id} is {node.state} since map {node.turned}; compare again")
@@ -88,7 +87,8 @@ def settled(cluster: ClusterMap, node_id: str, version: int | None = None) -> Cl
         return cluster
     new = replace(node, complete=max(said, node.complete))
     if node.state == "returning":
-        new = replace(new, state="draining" if node.leaving else "up", turned=cluster.version + 1)
+        state: State = "draining" if node.leaving else "up"
+        new = replace(new, state=state, since=max(node.since, node.turned), turned=cluster.version + 1)
     return _next(cluster, new)
 
 

@@ -1,0 +1,194 @@
+"""A name passes to another decider: what the former one committed is there before the new one decides."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from meshd.cluster.handover import Handover
+from meshd.cluster.replicating import ReplicatedStore
+from meshd.control.clustermaps import ClusterMaps
+from meshd.store.epochs import decided_by
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NotReplicatedError,
+    StaleEpochError,
+)
+from meshd.testing.store_writing import etag_of, put, refused
+from meshwire.cluster.transitions import joined, missed, settled
+from meshwire.conditions import Conditions
+from tests.component.mesh_nodes import running_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import pytest
+
+    from meshwire.cluster import ClusterMap, Node
+    from tests.component.mesh_nodes import Running
+
+
+def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
+    """Runs `test` with two nodes that have every name: the one that decides about `k` is back from an
+    absence and is not up yet, so the other one, given second, decides."""
+
+    async def run() -> None:
+        async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
+            decider = nodes[0].node.mesh.route("b", "k").decider
+            assert decider is not None
+            back = next(node for node in nodes if node.node.settings.node_id == decider.node_id)
+            other = next(node for node in nodes if node is not back)
+            for node in nodes:
+                _store(node).delivery.patience = 1.0
+                window, _store(node).handover.window = _store(node).handover.window, 0.0
+                _store(node).handover.note()
+                _store(node).handover.window = window
+            await _change(nodes, lambda cluster: missed(cluster, decider.node_id))
+            await _change(nodes, lambda cluster: joined(cluster, back.member))
+            for node in nodes:
+                _store(node).handover.note()
+            await test(back, other)
+
+    asyncio.run(run())
+
+
+def _store(node: Running) -> ReplicatedStore:
+    store = node.node.shared
+    assert isinstance(store, ReplicatedStore)
+    return store
+
+
+async def _change(nodes: list[Running], change: Callable[[ClusterMap], ClusterMap]) -> None:
+    def changed(cluster: ClusterMap | None) -> ClusterMap:
+        assert cluster is not None
+        return change(cluster)
+
+    await ClusterMaps(nodes[0].node.control).change(changed)
+
+
+async def _up(back: Running, other: Running) -> None:
+    await _change([back, other], lambda cluster: settled(cluster, back.node.settings.node_id))
+
+
+async def _commit(node: Running, data: bytes) -> None:
+    """A write that is committed at this node by its map, and told to nobody yet."""
+    with decided_by(node.node.mesh.map().version):
+        await put(node.node.store, "k", data)
+
+
+def _read(node: Running) -> bytes | None:
+    record = node.node.store.get("b", "k")
+    return None if record is None else node.node.store.read(record, 0, record.size)
+
+
+def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put(_store(other), "k", b"first")
+        await _commit(other, b"second")  # reads of that node show it
+        await _up(back, other)
+        await refused(
+            ConditionFailedError,
+            put(_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"first"),))),
+        )
+        assert _read(back) == _read(other) == b"second"
+        await put(_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"second"),)))
+        assert _read(back) == _read(other) == b"third"
+
+    _among(test)
+
+
+def test_a_removal_of_the_former_decider_is_known() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put(_store(other), "k", b"first")
+        with decided_by(other.node.mesh.map().version):
+            await other.node.store.delete("b", "k")
+        await _up(back, other)
+        conditions = Conditions(if_match=(etag_of(b"first"),))
+        await refused(ConditionMissingError, _store(back).delete("b", "k", conditions=conditions))
+
+    _among(test)
+
+
+def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
+    async def test(back: Running, other: Running) -> None:
+        with decided_by(other.node.mesh.map().version):
+            await put(other.node.store, "k", b"first")
+        await _up(back, other)
+        conditions = Conditions(if_match=(etag_of(b"first"),))
+        await _store(back).check_conditions("b", "k", conditions)  # which raises nothing
+        assert _read(back) == b"first"
+
+    _among(test)
+
+
+def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
+    async def test(back: Running, other: Running) -> None:
+        older = other.node.mesh.map().version
+        await _up(back, other)
+        await put(_store(back), "k", b"new")
+
+        async def late() -> None:
+            with decided_by(older):
+                await put(other.node.store, "k", b"late")
+
+        await refused(StaleEpochError, late())
+        assert _read(back) == _read(other) == b"new"
+
+    _among(test)
+
+
+def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(back: Running, other: Running) -> None:
+        asked: list[tuple[str, str]] = []
+        hand_over = ReplicatedStore.hand_over
+
+        async def counted(self: ReplicatedStore, bucket: str, key: str, version: int, to: Node) -> None:
+            asked.append((bucket, key))
+            await hand_over(self, bucket, key, version, to)
+
+        monkeypatch.setattr(ReplicatedStore, "hand_over", counted)
+        await _up(back, other)
+        for data in (b"1", b"2", b"3"):
+            await put(_store(back), "k", data)
+        assert asked == [("b", "k")]
+        _store(back).handover.window = 0.0
+        for until in range(2):
+            await _change([back, other], lambda cluster: joined(cluster, other.member))
+            await put(_store(back), "k", b"%d" % until)
+        assert asked == [("b", "k")]
+
+    _among(test)
+
+
+def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put(_store(other), "k", b"first")
+        await _up(back, other)
+        other.listener.close()
+        await back.node.peers.aclose()
+        error = await refused(NotReplicatedError, put(_store(back), "k", b"second"))
+        assert f"{other.node.settings.node_id} decided about this name until a moment ago" in str(error)
+        assert _read(back) == b"first"  # nothing was changed
+        await _change([back, other], lambda cluster: missed(cluster, other.node.settings.node_id))
+        await put(_store(back), "k", b"second")  # a map without it needs no answer
+        assert _read(back) == b"second"
+
+    _among(test)
+
+
+def test_who_saw_no_former_map_asks_all_other_owners() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put(_store(other), "k", b"first")
+        await _commit(other, b"second")
+        await _up(back, other)
+        store, node = _store(back), back.node
+        store.handover = Handover(node.mesh, node.peers, node.clock)  # a process that has just begun
+        version = node.mesh.map().version
+        assert not store.handover.is_done("b", "k", version)
+        await store.handover.receive("b", "k", 1.0)
+        assert _read(back) == b"second"
+        assert store.handover.is_done("b", "k", version)
+        assert not store.handover.is_done("b", "k", version + 1)
+
+    _among(test)
