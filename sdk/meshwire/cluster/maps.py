@@ -60,8 +60,8 @@ class Node:
 
     Map versions: `since`, when it last went away from what it had all of; of a node that is neither away nor
     returning, when it last came back (0: it was never away); `turned`, when it took its present state;
-    `complete`, of the newest map under which it had all it should have. `leaving`: it is to be empty, whatever
-    its state: it was draining when it went away.
+    `complete`, of the newest map under which it had all it should have. `leaving`: it is to be empty,
+    whatever its state: it was draining when it went away.
     """
 
     node_id: str
