@@ -1,0 +1,75 @@
+"""The suites, by name.
+
+Law: data. A suite with a `repository` runs tests that are in no package: it needs a checkout of `tag`, in a
+folder called as the repository is. `packages` are of the same version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.compat.suites import python_suites
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.compat.suites.places import Place, Result
+
+_MOTO = ("moto[s3,server]", "boto3", "requests", "pytest", "pytest-timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """`about` is what the page says is run."""
+
+    name: str
+    about: str
+    run: Callable[[Place], Result]
+    packages: tuple[str, ...] = ()
+    repository: str = ""
+    tag: str = ""
+    workers: int = 1
+
+    @property
+    def folder(self) -> str:
+        """Of its checkout, within the folder of all."""
+        return self.repository.rpartition("/")[2]
+
+
+SUITES = (
+    Suite(
+        "minio-py",
+        "its functional tests, all of them",
+        python_suites.minio_py,
+        ("minio==7.2.20",),
+        "https://github.com/minio/minio-py",
+        "7.2.20",
+    ),
+    Suite(
+        "s3fs",
+        "all its tests, and fsspec's generic ones among them",
+        python_suites.s3fs,
+        ("s3fs==2026.4.0", "pytest-env", "pytest-asyncio", "flask", "flask_cors", *_MOTO),
+        "https://github.com/fsspec/s3fs",
+        "2026.4.0",
+    ),
+    Suite(
+        "zarr-python",
+        "its store tests over fsspec, and over obstore",
+        python_suites.zarr,
+        (
+            "zarr==3.1.6",
+            "s3fs==2026.4.0",
+            "obstore",
+            "pytest-asyncio",
+            "pytest-benchmark",
+            "pytest-accept",
+            "numpydoc",
+            "hypothesis",
+            *_MOTO,
+        ),
+        "https://github.com/zarr-developers/zarr-python",
+        "v3.1.6",
+    ),
+)
