@@ -52,7 +52,7 @@ def main() -> int:
         if options.suite and suite.name not in options.suite:
             continue
         try:
-            checkout = _checkout(suite, options.suites)
+            checkout = checkout_of(suite, options.suites)
         except CheckoutError as error:
             print(f"{suite.name}: {'not run' if options.suite else 'skipped'}: {error}", flush=True)
             code |= bool(options.suite or options.suites)
@@ -90,7 +90,7 @@ def _clone(suite: Suite) -> str:
     return f"git clone --depth 1 --branch {suite.tag} {suite.repository} DIR/{suite.folder}"
 
 
-def _checkout(suite: Suite, folder: Path | None) -> Path | None:
+def checkout_of(suite: Suite, folder: Path | None) -> Path | None:
     """The suite's checkout at the right tag; None for one that needs none. Raises CheckoutError."""
     if not suite.repository:
         return None

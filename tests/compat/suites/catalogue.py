@@ -7,15 +7,17 @@ folder called as the repository is. `packages` are of the same version.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.compat.suites import python_suites
+from tests.compat.suites import commits, many_files, python_suites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.compat.suites.places import Place, Result
 
+_COMMITS = f"{commits.WRITERS} processes commit {commits.COMMITS} times each to one table"
 _MOTO = ("moto[s3,server]", "boto3", "requests", "pytest", "pytest-timeout")
 
 
@@ -72,4 +74,27 @@ SUITES = (
         "https://github.com/zarr-developers/zarr-python",
         "v3.1.6",
     ),
+    Suite(
+        "icechunk",
+        _COMMITS,
+        partial(commits.run, library="icechunk", package="icechunk"),
+        ("icechunk>=1.1", "zarr>=3.1"),
+        workers=2,
+    ),
+    Suite(
+        "deltalake",
+        _COMMITS,
+        partial(commits.run, library="delta", package="deltalake"),
+        ("deltalake>=1.6", "pyarrow"),
+        workers=2,
+    ),
+    Suite(
+        "lance",
+        _COMMITS,
+        partial(commits.run, library="lance", package="pylance"),
+        ("pylance>=14", "pyarrow"),
+        workers=2,
+    ),
+    Suite("restic", "backups, checks, restores, forget and prune", many_files.restic),
+    Suite("rclone", "sync up and down, checks, purge", many_files.rclone),
 )

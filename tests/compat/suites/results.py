@@ -62,9 +62,10 @@ def of_mocha(report: str) -> dict[str, str]:
             found[name] = _short(str(test["err"].get("message") or ""))
         else:
             found[name] = SKIPPED if title in skipped else PASSED
+    titles = {test["fullTitle"] for test in told["tests"]}
     for failure in told["failures"]:  # a hook that fails is no test of its own
-        name = failure["fullTitle"].removeprefix("functional tests ")
-        if found.get(name, PASSED) in {PASSED, SKIPPED}:
+        if failure["fullTitle"] not in titles:
+            name = failure["fullTitle"].removeprefix("functional tests ")
             found[name] = _short(str(failure["err"].get("message") or ""))
     return _some(found)
 

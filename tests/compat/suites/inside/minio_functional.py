@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(sys.argv[1]) / "tests" / "functional"))
-
-import tests as suite  # the file's name in the checkout
-
+suite: Any = importlib.import_module("tests")  # the file's name in the checkout
 _call_test = suite._call_test
 
 

@@ -72,4 +72,4 @@ def pytest_collection_modifyitems() -> None:
 
 
 moto_server.ThreadedMotoServer = DaemonServer
-requests.post = _post_or_empty
+vars(requests)["post"] = _post_or_empty
