@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.compat.suites import commits, many_files, python_suites
+from tests.compat.suites import commits, many_files, minio_js, python_suites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.compat.suites.places import Place, Result
 
 _COMMITS = f"{commits.WRITERS} processes commit {commits.COMMITS} times each to one table"
-_MOTO = ("moto[s3,server]", "boto3", "requests", "pytest", "pytest-timeout")
+_MOTO = ("moto[s3,server]", "requests", "pytest", "pytest-timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,18 @@ SUITES = (
         "7.2.20",
     ),
     Suite(
+        "minio-js",
+        "its functional tests, all of them",
+        minio_js.run,
+        (),
+        "https://github.com/minio/minio-js",
+        "8.0.7",
+    ),
+    Suite(
         "s3fs",
         "all its tests, and fsspec's generic ones among them",
         python_suites.s3fs,
-        ("s3fs==2026.4.0", "pytest-env", "pytest-asyncio", "flask", "flask_cors", *_MOTO),
+        ("s3fs[boto3]==2026.4.0", "pytest-env", "pytest-asyncio", "flask", "flask_cors", *_MOTO),
         "https://github.com/fsspec/s3fs",
         "2026.4.0",
     ),
@@ -62,7 +70,7 @@ SUITES = (
         python_suites.zarr,
         (
             "zarr==3.1.6",
-            "s3fs==2026.4.0",
+            "s3fs[boto3]==2026.4.0",
             "obstore",
             "pytest-asyncio",
             "pytest-benchmark",
@@ -73,6 +81,28 @@ SUITES = (
         ),
         "https://github.com/zarr-developers/zarr-python",
         "v3.1.6",
+    ),
+    Suite(
+        "s3torchconnector",
+        "its end-to-end tests: data sets, checkpoints, several processes",
+        python_suites.s3torchconnector,
+        (
+            "s3torchconnector[dcp]==1.5.0",
+            "torch==2.13.0",  # as in the development tools: a CPU build
+            "torchdata<=0.9.0",  # the suite's own bound
+            "lightning>=2.0",
+            "torchmetrics",
+            "s3fs[boto3]",
+            "Pillow",
+            "numpy",
+            "requests",
+            "hypothesis",
+            "zstandard",
+            "pytest",
+            "pytest-timeout",
+        ),
+        "https://github.com/awslabs/s3-connector-for-pytorch",
+        "v1.5.0",
     ),
     Suite(
         "icechunk",

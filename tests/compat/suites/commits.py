@@ -76,14 +76,13 @@ def run(place: Place, *, library: str, package: str) -> Result:
         told("create")
         begin = time.monotonic()
         journal, killed, codes = _race(place, library, bucket, kills)
-        took = time.monotonic() - begin
+        print(f"  {name}: {time.monotonic() - begin:.0f} s", flush=True)
         rows = [json.loads(line) for line in told("rows").splitlines() if line.startswith('"')]
         for what, verdict in verdicts(journal, rows).items():
             outcomes[f"{name}: {what}"] = verdict
         outcomes[f"{name}: the others made all their commits"] = _others(journal, killed, codes)
         notes.append(
-            f"{name}: {len(journal.done)} acknowledged, {len(rows)} there, {journal.again} tried again, "
-            f"in {took:.0f} s"
+            f"{name}: {len(journal.done)} acknowledged, {len(rows)} there, {journal.again} tried again"
         )
     return Result(outcomes, version(place, package), "; ".join(notes))
 

@@ -30,7 +30,6 @@ class Steps:
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
-        self.took: list[str] = []
 
     def do(self, name: str, step: Callable[[], str | None]) -> bool:
         """Run it; it returns what is wrong, or nothing."""
@@ -40,7 +39,7 @@ class Steps:
         except (ProgramError, ValueError) as error:
             wrong = str(error)
         self.outcomes[name] = " ".join(wrong.split())[-300:] if wrong else PASSED
-        self.took.append(f"{name} {time.monotonic() - begin:.0f} s")
+        print(f"  {name}: {time.monotonic() - begin:.0f} s", flush=True)
         return not wrong
 
 
@@ -126,7 +125,7 @@ def rclone(place: Place) -> Result:
         steps.do("size", size)
         steps.do("sync down is equal", down)
         steps.do("purge", purge)
-    return Result(steps.outcomes, ask("version").split()[1].removeprefix("v"), _note(total, steps))
+    return Result(steps.outcomes, ask("version").split()[1].removeprefix("v"), _note(total))
 
 
 def restic(place: Place) -> Result:
@@ -172,7 +171,7 @@ def restic(place: Place) -> Result:
         steps.do("forget and prune", prune)
         steps.do("check all data again", lambda: ask("check", "--read-data") and "")
         steps.do("restore of the last is equal", restore)
-    return Result(steps.outcomes, place.run([program, "version"]).split()[1], _note(total, steps))
+    return Result(steps.outcomes, place.run([program, "version"]).split()[1], _note(total))
 
 
 def restic_program() -> str:
@@ -191,5 +190,5 @@ def restic_program() -> str:
     return str(program)
 
 
-def _note(total: int, steps: Steps) -> str:
-    return f"{FILES:,} files, {total / 1e6:.0f} MB: {', '.join(steps.took)}"
+def _note(total: int) -> str:
+    return f"{FILES:,} files, {total / 1e6:.0f} MB"

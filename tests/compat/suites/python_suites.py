@@ -48,14 +48,14 @@ def zarr(place: Place) -> Result:
 
 
 def s3torchconnector(place: Place) -> Result:
-    """Its end-to-end tests; they name no endpoint, so that it comes from the environment."""
+    """Its end-to-end tests, of one process, of several, of distributed checkpoints and of Lightning's."""
     place.daemon.client().create_bucket(Bucket="torch-suite")
     environment = {
         "CI_BUCKET": "torch-suite",
         "CI_PREFIX": "suite/",
         "CI_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": place.daemon.endpoint,
-        "AWS_ENDPOINT_URL_S3": place.daemon.endpoint,
+        "AWS_ENDPOINT_URL_S3": place.daemon.endpoint,  # boto3's, with which the tests look
+        "PYTHONPATH": str(INSIDE / "torch_endpoint"),
     }
     folder = place.repository / "s3torchconnector"
     outcomes = pytest(place, ["tst/e2e"], cwd=folder, environment=environment)
