@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from meshd.testing.daemons import Daemon
 from tests.compat.clients import CLIENTS, DEV, HOMES
 from tests.compat.gaps import expected
-from tests.compat.homes import ROOT, build, build_node
+from tests.compat.homes import build, build_node
 from tests.compat.jobs import JOBS
 from tests.compat.reporting import matrix, page
+from tests.compat.suites.pages import KEPT, PAGE, kept, with_suites
 from tests.compat.working import Ground, Outcome, conversation, fill, judged
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def main() -> int:
     print("\n".join(complaints))
     whole = not (options.client or options.job) and len(options.door) == len(DOORS)
     if whole and not complaints:
-        (ROOT / "docs" / "compatibility.md").write_text(page(results, versions))
+        PAGE.write_text(with_suites(page(results, versions), kept(KEPT)))
     return 1 if complaints else 0
 
 

@@ -8,6 +8,7 @@ went as expected gets its row in docs/compatibility.md; rows of suites that were
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    checkouts = "\n".join(f"  {_clone(suite)}" for suite in SUITES if suite.repository)
+    checkouts = "\n".join(f"  {suite.clone}" for suite in SUITES if suite.repository)
     parser = argparse.ArgumentParser(
         prog="python -m tests.compat.suites",
         description=__doc__,
@@ -86,30 +87,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _clone(suite: Suite) -> str:
-    return f"git clone --depth 1 --branch {suite.tag} {suite.repository} DIR/{suite.folder}"
-
-
 def checkout_of(suite: Suite, folder: Path | None) -> Path | None:
     """The suite's checkout at the right tag; None for one that needs none. Raises CheckoutError."""
     if not suite.repository:
         return None
     if folder is None:
-        raise CheckoutError(f"its tests are in no package: {_clone(suite)}, then --suites DIR")
+        raise CheckoutError(f"its tests are in no package: {suite.clone}, then --suites DIR")
     where = folder.resolve() / suite.folder
     if not where.is_dir():
-        raise CheckoutError(f"{where} is not there: {_clone(suite)}")
-    told = subprocess.run(
-        ["git", "-C", str(where), "describe", "--tags", "--exact-match"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+        raise CheckoutError(f"{where} is not there: {suite.clone}")
+    told = _git(where, "describe", "--tags", "--exact-match")
     if told.stdout.strip() != suite.tag:
         seen = told.stdout.strip() or told.stderr.strip()
-        raise CheckoutError(f"{where} is not at tag {suite.tag} ({seen}): {_clone(suite)}")
+        raise CheckoutError(f"{where} is not at tag {suite.tag} ({seen}): {suite.clone}")
     return where
+
+
+def _git(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(checkout), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def _went_well(suite: Suite, checkout: Path | None, kept: Path | None) -> bool:
@@ -124,7 +120,9 @@ def _went_well(suite: Suite, checkout: Path | None, kept: Path | None) -> bool:
     listed = EXPECTED / f"{suite.name}.txt"
     reasons = known(listed.read_text()) if listed.exists() else {}
     judgement = judge(result.outcomes, reasons)
-    row = Row.of(result, reasons, f"{suite.about}; {result.notes}" if result.notes else suite.about)
+    commit = _git(checkout, "rev-parse", "--short=7", "HEAD").stdout.strip() if checkout else ""
+    about = f"{suite.about}; {result.notes}" if result.notes else suite.about
+    row = Row.of(result, reasons, about, commit)
     print(
         f"{suite.name} {row.version}: {row.passed} passed, {len(row.expected)} failed as expected, "
         f"{row.skipped} skipped, {len(judgement.new)} failed otherwise; {result.notes}",
@@ -146,7 +144,8 @@ def _went_well(suite: Suite, checkout: Path | None, kept: Path | None) -> bool:
 def _run(suite: Suite, home: Path, checkout: Path | None, kept: Path | None) -> Result:
     with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
         folder = kept.resolve() / suite.name if kept else Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         with Daemon.start(workers=suite.workers) as daemon:
             try:
                 return suite.run(Place(daemon, home, folder, checkout))

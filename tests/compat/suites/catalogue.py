@@ -38,6 +38,11 @@ class Suite:
         """Of its checkout, within the folder of all."""
         return self.repository.rpartition("/")[2]
 
+    @property
+    def clone(self) -> str:
+        """The command that gets its checkout."""
+        return f"git clone --depth 1 --branch {self.tag} {self.repository} DIR/{self.folder}"
+
 
 SUITES = (
     Suite(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.compat.conformance.knowing import PASSED, SKIPPED
 from tests.compat.homes import ROOT
+from tests.compat.suites.catalogue import SUITES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,13 +26,26 @@ PAGE = ROOT / "docs" / "compatibility.md"
 TITLE = "## Suites of others"
 _HEAD = f"""{TITLE}
 
-What other projects wrote, unmodified, at the version named, against one node over plain HTTP; `make compat
-SUITES=DIR` runs it (`python -m tests.compat.suites --help` says how). *Expected* are tests that do not pass,
-each with its reason below; a run fails when another fails, and when one of these passes. *Skipped* is what
-the suite itself leaves out here.
+Against one node over plain HTTP: tests that other projects wrote for themselves, unmodified, at the version
+named; and programs of others at hard work, where this project's harness checks what comes back (icechunk,
+deltalake, lance, restic, rclone). `make compat SUITES=DIR` runs them (below). *Expected* are tests that do not
+pass, each with its reason; a run fails when another fails, and when one of these passes. *Skipped* is what the
+suite itself leaves out here.
 
 | suite | what is run | passed | expected | skipped |
 |---|---|---|---|---|
+"""
+_CHECKOUTS = """
+### To run them
+
+DIR is a folder of checkouts, at these tags; without it the suites that come as packages are run.
+
+<!-- not run: needs other projects' repositories -->
+```bash
+{clones}
+make compat SUITES=DIR
+python -m tests.compat.suites --suites DIR --suite s3fs
+```
 """
 _REASONS = """
 ### Why some do not pass
@@ -52,11 +66,12 @@ class Row:
     expected: dict[str, str]
 
     @classmethod
-    def of(cls, result: Result, reasons: Mapping[str, str], about: str) -> Self:
+    def of(cls, result: Result, reasons: Mapping[str, str], about: str, commit: str = "") -> Self:
         seen = list(result.outcomes.values())
         failed = {name for name, what in result.outcomes.items() if what not in {PASSED, SKIPPED}}
         expected = {name: why for name, why in sorted(reasons.items()) if name in failed}
-        return cls(result.version, about, seen.count(PASSED), seen.count(SKIPPED), expected)
+        version = f"{result.version} ({commit})" if commit else result.version
+        return cls(version, about, seen.count(PASSED), seen.count(SKIPPED), expected)
 
 
 def keep(at: Path, name: str, row: Row) -> dict[str, Row]:
@@ -79,6 +94,7 @@ def with_suites(page: str, rows: Mapping[str, Row]) -> str:
 
 def section(rows: Mapping[str, Row]) -> str:
     """The suites' part of the page."""
+    clones = "\n".join(suite.clone for suite in SUITES if suite.repository)
     text = _HEAD
     for name, row in sorted(rows.items()):
         counts = f"{row.passed:,} | {len(row.expected)} | {row.skipped}"
@@ -92,7 +108,7 @@ def section(rows: Mapping[str, Row]) -> str:
         for why, tests in by_reason.items():
             names = ", ".join(f"`{_cell(test)}`" for test in tests)
             text += f"| {name} | {names} | {_cell(why)} |\n"
-    return text
+    return text + _CHECKOUTS.format(clones=clones)
 
 
 def _cell(text: str) -> str:

@@ -107,6 +107,7 @@ ROW = Row.of(
 
 def test_a_row_counts_what_was_seen() -> None:
     assert (ROW.version, ROW.passed, ROW.skipped) == ("1.2", 2, 1)
+    assert Row.of(Result({"a": PASSED}, "1"), {}, "all", "f671ca9").version == "1 (f671ca9)"
     assert ROW.expected == {"d": "not built", "e": "not built"}
 
 
