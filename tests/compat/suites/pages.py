@@ -28,9 +28,9 @@ _HEAD = f"""{TITLE}
 
 Against one node over plain HTTP: tests that other projects wrote for themselves, unmodified, at the version
 named; and programs of others at hard work, where this project's harness checks what comes back (icechunk,
-deltalake, lance, restic, rclone). `make compat SUITES=DIR` runs them (below). *Expected* are tests that do not
-pass, each with its reason; a run fails when another fails, and when one of these passes. *Skipped* is what the
-suite itself leaves out here.
+deltalake, lance, restic, rclone). `make compat SUITES=DIR` runs them (below). *Expected* are tests that do
+not pass, each with its reason; a run fails when another fails, and when one of these passes. *Skipped* is
+what the suite itself leaves out here.
 
 | suite | what is run | passed | expected | skipped |
 |---|---|---|---|---|

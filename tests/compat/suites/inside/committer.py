@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -200,3 +201,5 @@ def commit(table: Table, journal: Path, rows: list[str]) -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # without the libraries' threads: delta-rs's abort now and then where an interpreter ends
