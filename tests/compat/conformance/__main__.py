@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 from meshd.testing.daemons import Daemon
 from tests.compat.conformance.knowing import LIST, PASSED, SKIPPED, judge, known
 from tests.compat.conformance.suites import FILES, NEEDS, configuration, outcomes, people, users_file
-from tests.compat.working import HOMES_AT
+from tests.compat.homes import HOMES_AT, build
 
 HOME = HOMES_AT / "conformance"
 
@@ -34,7 +31,7 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.suite / FILES[0]).exists():
         parser.error(f"{options.suite} is no checkout of s3-tests: there is no {FILES[0]}")
-    build()
+    build("conformance", NEEDS)
     code = 0
     for door in options.door or ["http", "https"]:
         seen = run(options.suite.resolve(), door, options.select, options.keep)
@@ -51,17 +48,6 @@ def main() -> int:
         for name in judgement.gone:
             print(f"  listed, but there is no such test: {name}")
     return int(code)
-
-
-def build() -> None:
-    """The suite's environment, unless it is there."""
-    stamp, wanted = HOME / ".installed", json.dumps(NEEDS)
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    shutil.rmtree(HOME, ignore_errors=True)
-    venv.create(HOME, with_pip=True)
-    subprocess.run([HOME / "bin" / "python", "-m", "pip", "install", "--quiet", *NEEDS], check=True)
-    stamp.write_text(wanted)
 
 
 def run(suite: Path, door: str, select: str, keep: Path | None) -> dict[str, str]:
