@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
     from meshd.net.peers import Peers
-    from meshwire.cluster import ClusterMap, Node
+    from meshwire.cluster import ClusterMap, Node, Routes
 
 HANDOVER: Final = "/-/peer/replica/handover"
 WINDOW: Final = 2 * PATIENCE
@@ -41,14 +41,33 @@ _MOST: Final = 10_000  # names that are remembered
 _NOT_FOUND: Final = 404
 
 
+class _Former:
+    """A map that was replaced; None: some that nobody saw here. It matters `until` then (monotonic)."""
+
+    def __init__(self, cluster: ClusterMap | None, until: float) -> None:
+        self.cluster, self.until = cluster, until
+        self._routes: dict[int, Routes] = {}
+
+    def asked(self, mesh: Mesh, bucket: str, key: str) -> set[str]:
+        """The nodes that may have decided about a name by it."""
+        if self.cluster is None or self.cluster.counts != mesh.map().counts:
+            route = mesh.route(bucket, key)
+            return {node.node_id for node in (*route.readers, *route.writers)}
+        copies = mesh.copies(bucket)
+        found = self._routes.get(copies)
+        if found is None:
+            found = self._routes[copies] = routes(self.cluster, copies)
+        decider = found.of(bucket, key).decider
+        return set() if decider is None else {decider.node_id}
+
+
 class Handover:
     """One a process. Looking never waits."""
 
     def __init__(self, mesh: Mesh, peers: Peers, clock: Clock, window: float = WINDOW) -> None:
         self._mesh, self._peers, self._clock, self.window = mesh, peers, clock, window
         self._known: ClusterMap | None = None
-        # former maps, None for some that nobody saw here, and until when they matter (monotonic)
-        self._former: list[tuple[ClusterMap | None, float]] = []
+        self._former: list[_Former] = []
         self._done: set[tuple[str, str]] = set()  # names that were handed over by the known map
 
     def __repr__(self) -> str:
@@ -60,7 +79,7 @@ class Handover:
         if cluster is not self._known:
             known, self._known, self._done = self._known, cluster, set()
             seen = known is not None and known.version + 1 == cluster.version
-            self._former.append((known if seen else None, self._clock.monotonic() + self.window))
+            self._former.append(_Former(known if seen else None, self._clock.monotonic() + self.window))
         return cluster.version
 
     def is_done(self, bucket: str, key: str, version: int) -> bool:
@@ -71,18 +90,10 @@ class Handover:
 
     def _nodes(self, bucket: str, key: str) -> list[Node]:
         """The nodes to be asked, by the present map."""
-        now = self._clock.monotonic()
-        self._former = [(cluster, until) for cluster, until in self._former if until > now]
-        cluster, copies, me = self._mesh.map(), self._mesh.copies(bucket), self._mesh.node_id
-        found: set[str] = set()
-        for former, _ in self._former:
-            if former is None or former.counts != cluster.counts:
-                route = self._mesh.route(bucket, key)
-                found |= {node.node_id for node in (*route.readers, *route.writers)}
-            else:
-                decider = routes(former, copies).of(bucket, key).decider
-                found |= set() if decider is None else {decider.node_id}
-        found.discard(me)
+        now, cluster = self._clock.monotonic(), self._mesh.map()
+        self._former = [former for former in self._former if former.until > now]
+        found = {node_id for former in self._former for node_id in former.asked(self._mesh, bucket, key)}
+        found.discard(self._mesh.node_id)
         nodes = [cluster.node(node_id) for node_id in sorted(found)]
         return [node for node in nodes if node is not None and node.state in ANSWERING]
 

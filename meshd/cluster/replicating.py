@@ -27,7 +27,7 @@ from meshd.cluster.ceding import (
     Deletion,
     Written,
 )
-from meshd.cluster.delivering import Delivery
+from meshd.cluster.delivering import PATIENCE, Delivery
 from meshd.cluster.doubting import BELIEVED, Doubt
 from meshd.cluster.handover import Handover
 from meshd.cluster.overtaking import overtaken, restamp_removal
@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _AT_ONCE: Final = 64
+_UNSETTLED: Final = int(2e9 * PATIENCE)
+"""Nanoseconds after which a write is acknowledged, or given up."""
 _NEWS: Final = 2.0  # seconds to wait for a map that another process of this node has already
 
 
@@ -323,12 +325,20 @@ class ReplicatedStore:
             newest = await self.tell(Marked(bucket, key, bare(removed.marker)), bucket, key)
             marker = await overtaken(self, bucket, key, removed.marker, newest)
             return Removed(removed.record, marker)
+        await self._confirm_next(bucket, key)
         if removed.record is not None:
             gone = VersionGone(bucket, key, removed.record.version, removed.stamp)
             await restamp_removal(self, gone, await self.tell(gone, bucket, key))
         else:
             await self._tell_grave(bucket, key, version)
         return removed
+
+    async def _confirm_next(self, bucket: str, key: str) -> None:
+        """What is the newest once a version was removed may not be acknowledged yet: nobody gets to know of
+        the removal before that one. Reads there would give what is older than both."""
+        newest = self._store.newest(bucket, key)
+        if newest is not None and self._clock.stamp() - newest.stamp < _UNSETTLED:
+            await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
 
     def knows(self, bucket: str, key: str, stamp: int) -> bool:
         """Whether this node has a version or the null version's deletion at or above this stamp."""

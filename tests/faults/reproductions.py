@@ -33,6 +33,8 @@ BUCKET: Final = "overtaken"
 WRITERS: Final = 24
 WINDOW: Final = 0.5
 """Seconds for which the other owner takes nothing: less than a lease, so that the map stays as it is."""
+_CONNECTIONS = 16
+"""So many meet every worker of a node."""
 PRIMARY, OTHER, THIRD = "n1", "n3", "n2"
 Kind = Literal["stopped", "refused", "denied"]
 KINDS: Final[tuple[Kind, ...]] = ("stopped", "refused", "denied")
@@ -42,7 +44,7 @@ class Scene:
     """Three daemons with two workers each; the other nodes reach n3 only through `relay`."""
 
     def __init__(self) -> None:
-        self._ends, self._runs = ExitStack(), 0
+        self._ends, self._runs, self._version = ExitStack(), 0, 0
         self.relay = Relay()
 
     def __repr__(self) -> str:
@@ -71,16 +73,21 @@ class Scene:
         return act(self.new_key())
 
     def new_key(self) -> str:
-        """A free name, whose primary is n1 and whose other owner is n3. All nodes are up."""
+        """A free name, whose primary is n1 and whose other owner is n3. All nodes are up, and every worker of
+        n1 has decided about the name by this map: none has to ask n3 first (`handover`)."""
         self._runs += 1
         while True:  # on a busy machine a node may miss its lease at any time
             self.mesh.whole()
-            table = routes(self.mesh.map(), copies=2)
+            cluster = self.mesh.map()
+            table = routes(cluster, copies=2)
             for number in range(1000):
                 key = f"{self._runs}-{number}"
                 route = table.of(BUCKET, key)
                 owners = {node.node_id for node in route.writers}
                 if owners == {PRIMARY, OTHER} and route.readers[0].node_id == PRIMARY:
+                    for _ in range(_CONNECTIONS):
+                        self.mesh[PRIMARY].request("DELETE", f"/{BUCKET}/{key}")
+                    self._version = cluster.version
                     return key
 
     def _stopped(self, key: str) -> Counter[str]:
@@ -142,11 +149,11 @@ class Scene:
         return {f"new{n}": pool.submit(self._put, key, f"new{n}") for n in range(WRITERS)}
 
     def _wait(self, writes: dict[str, Future[int]]) -> int:
-        """The number of writes that were answered by now, if the map still says that all nodes are up."""
+        """The number of writes that were answered by now, if the map is still the one that says that all nodes
+        are up."""
         threading.Event().wait(WINDOW)
         answered = sum(write.done() and write.result() in (200, 412) for write in writes.values())
-        whole = all(node.state == "up" for node in self.mesh.map(PRIMARY).nodes)
-        return answered if whole else 0
+        return answered if self.mesh.map(PRIMARY).version == self._version else 0
 
     def _put(self, key: str, value: str) -> int:
         """The status; 0 for a connection that broke."""
