@@ -35,7 +35,7 @@ HANDOVER: Final = "/-/peer/replica/handover"
 WINDOW: Final = 2 * PATIENCE
 """Seconds after a newer map came here for which a former decider is asked: longer than a write is on its way
 to the other nodes before it is given up."""
-_SILENCE: Final = 8.0
+_SILENCE: Final = 4.0
 _PAUSE: Final = 0.1
 _MOST: Final = 10_000  # names that are remembered
 _NOT_FOUND: Final = 404

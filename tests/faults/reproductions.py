@@ -149,8 +149,7 @@ class Scene:
         return {f"new{n}": pool.submit(self._put, key, f"new{n}") for n in range(WRITERS)}
 
     def _wait(self, writes: dict[str, Future[int]]) -> int:
-        """The number of writes that were answered by now, if the map is still the one that says that all nodes
-        are up."""
+        """The number of writes that were answered by now, if the map is still the one by which all are up."""
         threading.Event().wait(WINDOW)
         answered = sum(write.done() and write.result() in (200, 412) for write in writes.values())
         return answered if self.mesh.map(PRIMARY).version == self._version else 0

@@ -97,7 +97,8 @@ SUITES = (
             "torchdata<=0.9.0",  # the suite's own bound
             "lightning>=2.0",
             "torchmetrics",
-            "s3fs[boto3]",
+            "boto3",
+            "s3fs",
             "Pillow",
             "numpy",
             "requests",
