@@ -173,13 +173,12 @@ class ReplicatedStore:
         deciders have handed over. `act` may be called again when nothing happened."""
         deadline = self._clock.monotonic() + self.delivery.patience
         while True:
+            latest = await self.assure(bucket, key)
             version = self.epoch(bucket, key)
+            require_caller(self._mesh)
             if not self._mesh.alone and not self.handover.is_done(bucket, key, version):
                 await self.finish(self.handover.receive(bucket, key, deadline - self._clock.monotonic()))
-            latest = await self.assure(bucket, key)
-            if self.epoch(bucket, key) != version:
-                continue
-            require_caller(self._mesh)
+                continue  # that may have taken a while
             try:
                 with decided_by(version, latest):
                     return await act()
