@@ -95,7 +95,7 @@ class ReplicatedStore:
         self.is_empty, self.revision, self.stats = store.is_empty, store.revision, store.stats
         self.reading, self.reading_many = store.reading, store.reading_many
         self.read, self.read_now, self.span_now = store.read, store.read_now, store.span_now
-        self.locate, self.grave = store.locate, store.grave
+        self.locate, self.grave, self.removals = store.locate, store.grave, store.removals
         self.get_upload, self.list_parts, self.list_uploads = (
             store.get_upload,
             store.list_parts,
@@ -201,6 +201,7 @@ class ReplicatedStore:
             changes.append(self.delivery.confirmation(bucket, key, newest))
         if grave:
             changes.append(VersionGone(bucket, key, "", grave))
+        changes += [VersionGone(bucket, key, *gone) for gone in self._unsettled_removals(bucket, key)]
         try:
             for change in changes:
                 await self.delivery.change(to, change)
@@ -265,8 +266,14 @@ class ReplicatedStore:
         newest = self._store.newest(bucket, key)
         if newest is not None:
             await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
-            return
-        await self._tell_grave(bucket, key, "")
+        else:
+            await self._tell_grave(bucket, key, "")
+        for version, stamp in self._unsettled_removals(bucket, key):
+            await self.tell(VersionGone(bucket, key, version, stamp), bucket, key)
+
+    def _unsettled_removals(self, bucket: str, key: str) -> Sequence[tuple[str, int]]:
+        """Versions that were removed a moment ago: not everybody may know."""
+        return self._store.removals(bucket, key, self._clock.stamp() - _UNSETTLED)
 
     async def _tell_grave(self, bucket: str, key: str, version: str) -> None:
         """A deletion that found nothing may follow one that was not acknowledged."""

@@ -366,6 +366,11 @@ class ObjectStore(Protocol):
         with this id; 0 when there is none."""
         ...
 
+    def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
+        """The ids of versions of a name whose removals have higher stamps than `after`, and these stamps: not
+        all where thousands are remembered of the name."""
+        ...
+
     def revision(self) -> int:
         """Rises with every write or deletion of any process; equal numbers mean that every name still stands
         for the same bytes."""

@@ -88,6 +88,11 @@ def version_of(stamp: int) -> str:
     return f"{stamp:016x}"
 
 
+def is_version(what: str) -> bool:
+    """Whether it is the id of a version, and not an upload's."""
+    return _VERSION.fullmatch(what) is not None
+
+
 def stamp_of(version: str) -> int | None:
     """The stamp in a version's id, None when it is no such id."""
     return int(version, 16) or None if _VERSION.fullmatch(version) else None

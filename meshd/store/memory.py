@@ -481,6 +481,9 @@ class MemoryStore:
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         return self._replicas.grave(bucket, key, what)
 
+    def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
+        return self._replicas.removals(bucket, key, after)
+
     def revision(self) -> int:
         return self._versions.revision
 

@@ -27,6 +27,7 @@ from meshd.store.errors import (
     SizeMismatchError,
     StoreClosedError,
 )
+from meshd.store.members import is_version
 from meshd.store.records import NULL
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class MemoryReplicas:
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         """See ObjectStore.grave."""
         return self._graves.get((bucket, key, what), 0)
+
+    def removals(self, bucket: str, key: str, after: int) -> list[tuple[str, int]]:
+        """See ObjectStore.removals."""
+        return [
+            (what, stamp)
+            for (b, k, what), stamp in self._graves.items()
+            if (b, k) == (bucket, key) and stamp > after and is_version(what)
+        ]
 
     def bury(self, bucket: str, key: str, what: str, stamp: int) -> None:
         """A deletion with this stamp."""

@@ -20,11 +20,12 @@ from meshd.store.convicting import Convictor
 from meshd.store.dropping import DropHeld, Fence, Stand
 from meshd.store.epochs import decided_by
 from meshd.store.errors import StaleEpochError
-from meshd.store.graves import Graves, forgettable, graves_since
+from meshd.store.graves import Graves, forgettable, graves_of, graves_since
 from meshd.store.index import Index, object_key
 from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.inventory import take_inventory
 from meshd.store.locking import Locks
+from meshd.store.members import is_version
 from meshd.store.noticing import take_noticed
 from meshd.store.preparing import mount_it, prepare, recover, sweep_drafts
 from meshd.store.probing import DiskWatch
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from meshwire.s3.settings import Acl, Versioning
 
 _IO_THREADS = 8
+_MOST_GRAVES = 10_000  # that are looked at for one name
 _GRAVES_PAUSE = 0.05
 
 
@@ -430,6 +432,11 @@ class Store:
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         with self._index.reading() as txn:
             return Graves(self._index, txn).of(txn, object_key(bucket, key), what)
+
+    def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
+        with self._index.reading() as txn:
+            graves = islice(graves_of(self._index, txn, object_key(bucket, key)), _MOST_GRAVES)
+            return [(what, stamp) for what, stamp in graves if stamp > after and is_version(what)]
 
     # the store itself -------------------------------------------------------------------------------------
 

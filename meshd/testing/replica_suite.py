@@ -289,7 +289,11 @@ class ReplicaSuite:
                 await tell(store, *decider.told[number])
             assert store.is_empty("b")
             assert store.grave("b", "k") > 0
-            assert store.grave("b", "v", version) > 0
+            gone = store.grave("b", "v", version)
+            assert gone > 0
+            assert list(store.removals("b", "v", 0)) == [(version, gone)]
+            assert not store.removals("b", "v", gone)
+            assert not store.removals("b", "k", 0)  # a null version's is no version's own
             await decider.put("k", b"again")
             assert await tell(store, *decider.told[-1])
             assert state(store) == state(decider.store)

@@ -20,6 +20,7 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
+    ResponseStreamingError,
 )
 
 from meshd.kit.clock import SystemClock
@@ -39,6 +40,7 @@ PART: Final = 5 << 20
 LONGEST: Final = 150.0
 """Seconds an operation may take that met with a fault: a silent answer is waited for, and asked for again."""
 _AT_ONCE: Final = 48  # threads that share a client
+_BODIES: Final = 5  # reads of one body
 _PAUSE: Final = 0.05  # between two operations: what nodes do about a fault needs the machine, too
 CONDITIONAL: Final = ("chains", "firsts")
 _clock = SystemClock()
@@ -199,13 +201,18 @@ def attempted(s3: Any, call: Callable[[Any], Any]) -> Outcome:
 
 
 def read_value(s3: Any, key: str) -> str:
-    """The name of what is there."""
-    try:
-        return named(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "NoSuchKey":
-            return ABSENT
-        raise
+    """The name of what is there. A body that breaks off is read again, as boto3's own transfers do."""
+    for left in reversed(range(_BODIES)):
+        try:
+            return named(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+        except ResponseStreamingError:
+            if not left:
+                raise
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "NoSuchKey":
+                return ABSENT
+            raise
+    raise AssertionError(key)
 
 
 def list_keys(s3: Any, prefix: str) -> list[str]:
