@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from meshd.cluster import handover
 from meshd.cluster.handover import Handover
 from meshd.cluster.replicating import ReplicatedStore
 from meshd.control.clustermaps import ClusterMaps
@@ -190,5 +191,15 @@ def test_who_saw_no_former_map_asks_all_other_owners() -> None:
         assert _read(back) == b"second"
         assert store.handover.is_done("b", "k", version)
         assert not store.handover.is_done("b", "k", version + 1)
+
+    _among(test)
+
+
+def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(back: Running, other: Running) -> None:
+        monkeypatch.setattr(handover, "HANDOVER", "/-/peer/replica/what-it-does-not-know")
+        await _up(back, other)
+        await put(_store(back), "k", b"data")
+        assert _read(back) == _read(other) == b"data"
 
     _among(test)
