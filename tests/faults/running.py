@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tests.faults.schedules import Fault, Kind
 
 SAMPLES: Final = 96
-_TOLD = ("InsufficientStorage", "FlexibleChecksumError")
-"""What clients are told, and should be, when the deciding node's disk is full, and of a large object that is
-damaged and was not scrubbed yet."""
+_TOLD = ("InsufficientStorage", "FlexibleChecksumError", "RequestTimeTooSkewed")
+"""What clients are told, and should be, when the deciding node's disk is full, of a large object that is
+damaged and was not scrubbed yet, and by a node whose clock has jumped."""
 
 
 @dataclass
