@@ -38,8 +38,8 @@ class _OutOfTimeError(Exception):
 def verdict(
     operations: Sequence[Operation], versioning: Versioning = "", seconds: float = SECONDS
 ) -> Verdict:
-    """What a history is. Raises nothing. Each search takes `seconds` at most; one that takes longer leaves the
-    question to the next, which allows more: `undecided` where that cannot answer it either."""
+    """What a history is. Raises nothing. Each search takes `seconds` at most; one that takes longer leaves
+    the question to the next, which allows more: `undecided` where that cannot answer it either."""
     searches: list[tuple[Verdict, Sequence[Operation], bool]] = [
         ("linearizable", operations, False),
         ("inversion", operations, True),
