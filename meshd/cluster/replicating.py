@@ -196,15 +196,15 @@ class ReplicatedStore:
         by a newer map; NotReplicatedError."""
         await self._store.fence(version)
         newest, grave = self._store.newest(bucket, key), self._store.grave(bucket, key)
-        changes: list[Change] = []
-        if newest is not None:
-            changes.append(self.delivery.confirmation(bucket, key, newest))
+        removals = self._unsettled_removals(bucket, key)
         if grave:
-            changes.append(VersionGone(bucket, key, "", grave))
-        changes += [VersionGone(bucket, key, *gone) for gone in self._unsettled_removals(bucket, key)]
+            removals.append(VersionGone(bucket, key, "", grave))
         try:
-            for change in changes:
-                await self.delivery.change(to, change)
+            if newest is not None:
+                await self.delivery.change(to, self.delivery.confirmation(bucket, key, newest))
+            for start in range(0, len(removals), _AT_ONCE):
+                some = removals[start : start + _AT_ONCE]
+                await asyncio.gather(*[self.delivery.change(to, gone) for gone in some])
         except (PeerUnreachableError, PeerRefusedError, PieceError) as error:
             raise NotReplicatedError(
                 f"node {to.node_id} does not take what is to be its own: {error}"
@@ -268,12 +268,15 @@ class ReplicatedStore:
             await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
         else:
             await self._tell_grave(bucket, key, "")
-        for version, stamp in self._unsettled_removals(bucket, key):
-            await self.tell(VersionGone(bucket, key, version, stamp), bucket, key)
+        removals = self._unsettled_removals(bucket, key)
+        for start in range(0, len(removals), _AT_ONCE):
+            some = removals[start : start + _AT_ONCE]
+            await asyncio.gather(*[self.tell(gone, bucket, key) for gone in some])
 
-    def _unsettled_removals(self, bucket: str, key: str) -> Sequence[tuple[str, int]]:
-        """Versions that were removed a moment ago: not everybody may know."""
-        return self._store.removals(bucket, key, self._clock.stamp() - _UNSETTLED)
+    def _unsettled_removals(self, bucket: str, key: str) -> list[VersionGone]:
+        """Of versions, a moment ago: not everybody may know."""
+        after = self._clock.stamp() - _UNSETTLED
+        return [VersionGone(bucket, key, *gone) for gone in self._store.removals(bucket, key, after)]
 
     async def _tell_grave(self, bucket: str, key: str, version: str) -> None:
         """A deletion that found nothing may follow one that was not acknowledged."""
