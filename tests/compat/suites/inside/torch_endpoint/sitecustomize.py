@@ -1,6 +1,7 @@
 """On PYTHONPATH, for s3torchconnector's end-to-end tests: they name a region alone, and get the daemon.
 
-Every interpreter loads a module of this name as it starts, the tests' worker processes, too.
+Every interpreter loads a module of this name as it starts, the tests' worker processes, too. The client's own
+class stays where it is: pickle looks for it there.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from s3torchconnectorclient import _mountpoint_s3_client as native
+from s3torchconnector._s3client import _s3client as clients
 
-_client: Any = native.MountpointS3Client
+_client: Any = clients.MountpointS3Client
 
 
 def _with_endpoint(*arguments: Any, **options: Any) -> Any:
@@ -19,4 +20,4 @@ def _with_endpoint(*arguments: Any, **options: Any) -> Any:
     return _client(*arguments, **options)
 
 
-vars(native)["MountpointS3Client"] = _with_endpoint
+vars(clients)["MountpointS3Client"] = _with_endpoint
