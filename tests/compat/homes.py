@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HOMES_AT: Final = ROOT / ".venv-compat"
+_LONGEST: Final = 1800.0  # seconds; some bring gigabytes
 
 
 def build(home: str, packages: Sequence[str]) -> Path:
@@ -45,7 +46,7 @@ def build_node(home: str, packages: Sequence[str]) -> Path:
             npm = str(where / "bin" / "npm")
         (where / "package.json").write_text('{"private": true}\n')
         flags = ["--no-fund", "--no-audit", "--loglevel=error"]
-        subprocess.run([npm, "install", *flags, *packages], cwd=where, check=True)
+        subprocess.run([npm, "install", *flags, *packages], cwd=where, check=True, timeout=_LONGEST)
         (where / ".installed").write_text(wanted)
     return where
 
@@ -66,4 +67,6 @@ def _built(where: Path, wanted: str) -> bool:
 
 
 def _pip(where: Path, packages: Sequence[str]) -> None:
-    subprocess.run([where / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], check=True)
+    subprocess.run(
+        [where / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], check=True, timeout=_LONGEST
+    )

@@ -48,6 +48,9 @@ class Pair:
         self.port = int(self.other.member.endpoint.rpartition(":")[2])
         store = self.primary.node.shared
         assert isinstance(store, ReplicatedStore)
+        past, store.handover.window = store.handover.window, 0.0
+        store.handover.note()  # so that nobody is asked what was before
+        store.handover.window = past
         self.store = store
 
     @property
