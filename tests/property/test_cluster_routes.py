@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -136,8 +137,10 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.began)
     @rule(data=st.data())
     def compare(self, data: st.DataObject) -> None:
+        self.take_all(data.draw(st.sampled_from(sorted(self.began))))
+
+    def take_all(self, node_id: str) -> None:
         """Take what the readers have, of every slot: from those who go by this map, or a newer one."""
-        node_id = data.draw(st.sampled_from(sorted(self.began)))
         version = self.began.pop(node_id)
         if node_id in self.cut:
             return
@@ -207,3 +210,38 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(deadline=None, max_examples=150, stateful_step_count=60)
+
+
+def check(history: Histories) -> None:
+    history.one_decider_and_it_reads_and_writes()
+    history.what_was_acknowledged_is_at_every_reader()
+
+
+@pytest.mark.parametrize("gone", ["a", "b"])
+@pytest.mark.parametrize("recounted_first", [True, False])
+def test_fewer_copies_are_not_read_at_a_node_that_lacks_what_it_missed(
+    gone: str, recounted_first: bool
+) -> None:
+    """One of two owners is away while the other takes a write alone; one copy is wanted meanwhile."""
+    history = Histories()
+    history.found(copies=2, nodes=2)
+    other = "b" if gone == "a" else "a"
+    history.be_missed(gone)
+    history.learn(other)
+    if recounted_first:
+        history.be_recounted(1)
+    for slot in range(SLOTS):
+        history.write(other, slot)
+    if not recounted_first:
+        history.be_recounted(1)
+    history.come(gone)
+    for slot in range(SLOTS):
+        history.write(other, slot)  # by the map before
+    check(history)
+    assert all(history.acknowledged.values())
+    assert history.relied(history.map) == 2
+    for node_id in (gone, other):
+        history.begin_comparing(node_id)
+        history.take_all(node_id)
+    check(history)
+    assert history.copies_by(history.map) == 1

@@ -172,8 +172,10 @@ def reweighed(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
 
 def recounted(cluster: ClusterMap, bucket: str, born: int, present: int, wanted: int) -> ClusterMap:
     """Other copies of what is in a bucket, of which there are `present` (as `routes` takes it). More are
-    written at once and read when all nodes have compared; fewer are read at once, and written as before until
-    all nodes have. Raises TransitionError where there are not so many nodes."""
+    written at once and read when all nodes have compared. Fewer are written as before until all nodes have;
+    they are read at once where every owner of the present is sound, and otherwise by then too: who is away
+    may be the only one read of fewer, and lack what the others took meanwhile. Raises TransitionError where
+    there are not so many nodes."""
     most = min(len(cluster.future), MAX_COPIES)
     if not 1 <= wanted <= most:
         nodes = f"{len(cluster.future)} node{'s' * (len(cluster.future) != 1)}"
@@ -182,7 +184,8 @@ def recounted(cluster: ClusterMap, bucket: str, born: int, present: int, wanted:
             "add nodes first"
         )
     relied, given = relied_and_given(present)
-    count = Count(bucket, born, min(relied, wanted), max(given, wanted), wanted)
+    read = min(relied, wanted) if _sound(cluster) else relied
+    count = Count(bucket, born, read, max(given, wanted), wanted)
     others = [each for each in cluster.counts if each.bucket != bucket]
     if count in cluster.counts or (relied == given == wanted):
         return cluster
@@ -213,6 +216,12 @@ def _back(cluster: ClusterMap, node: Node) -> State:
     if node.leaving and not _holds(cluster, node.node_id):
         return "draining"
     return "returning"
+
+
+def _sound(cluster: ClusterMap) -> bool:
+    """Whether every owner of the present has everything of its share."""
+    sound = {node.node_id for node in cluster.nodes if node.state in SOUND}
+    return all(share.node_id in sound for share in cluster.present)
 
 
 def _holds(cluster: ClusterMap, node_id: str) -> bool:
