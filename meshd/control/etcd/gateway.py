@@ -122,7 +122,10 @@ class Gateway:
             connection = self._connection(number, idle)
             try:
                 _connect(connection)
-                self._streams.add(connection)
+                with self._lock:  # `close` ends what is here
+                    if self._closed:
+                        return
+                    self._streams.add(connection)
                 with _begin(connection, path, body, self._headers()) as response:
                     if response.status == 200:
                         self._first = number

@@ -107,9 +107,12 @@ class Api:
         """Events until the server ends them or is silent for `idle` seconds (then they just end). Raises
         RefusedError, KubernetesError when it cannot begin."""
         connection = self._connection(idle)
-        self._streams.add(connection)
         try:
             _connect(connection)
+            with self._lock:  # `close` ends what is here; a socket is replaced while TLS is set up
+                if self._closed:
+                    return
+                self._streams.add(connection)
             response = self._begin(connection, "GET", _target(path, query | {"watch": "1"}), None)
             if response.status != 200:
                 _document(response.status, response.read(_MOST_BYTES))

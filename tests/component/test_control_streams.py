@@ -1,0 +1,46 @@
+"""A stream to a control store that is still being connected when its client is closed."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.control.etcd import gateway
+from meshd.control.etcd.gateway import Gateway, Member
+from meshd.control.kubernetes import api
+from meshd.control.kubernetes.access import ApiServer
+from meshd.control.kubernetes.api import Api
+from meshd.kit.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+IDLE = 600.0  # longer than a test may take
+
+
+@pytest.mark.parametrize("kind", ["etcd", "kubernetes"])
+def test_a_stream_that_connects_while_its_client_is_closed_ends(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # answers nothing
+        host, port = listener.getsockname()
+        client: Gateway | Api
+        module: ModuleType
+        stream: Iterator[dict[str, Any]]
+        if kind == "etcd":
+            module, client = gateway, Gateway((Member(host, port),), SystemClock())
+            stream = client.stream("watch", {}, IDLE)
+        else:
+            module, client = api, Api(ApiServer(host, port), SystemClock())
+            stream = client.watch("/api/v1/configmaps", IDLE)
+        connect = module._connect
+
+        def closed_meanwhile(connection: Any) -> None:
+            connect(connection)
+            client.close()
+
+        monkeypatch.setattr(module, "_connect", closed_meanwhile)
+        assert list(stream) == []
