@@ -17,7 +17,7 @@ import uvloop
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.cluster.mesh import Mesh
-from meshd.cluster.replicating import replicated
+from meshd.cluster.replicating import ReplicatedStore, replicated
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import BucketTable
 from meshd.control.clustermaps import ClusterMaps
@@ -41,7 +41,7 @@ from meshwire.cluster import Node as Member
 from meshwire.cluster.transitions import founded, joined, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from meshd.control.interface import ControlStore
     from meshd.web.connections import MeshServer
@@ -128,6 +128,77 @@ def everybody(members: list[Member], copies: int) -> ClusterMap:
     for member in members:
         cluster = settled(cluster, member.node_id)
     return cluster
+
+
+def decider_of(nodes: Sequence[Running], bucket: str, key: str) -> Running:
+    """The node that decides about a name by the present map."""
+    decider = nodes[0].node.mesh.route(bucket, key).decider
+    assert decider is not None
+    return next(one for one in nodes if one.node.settings.node_id == decider.node_id)
+
+
+def replicated_store(one: Running) -> ReplicatedStore:
+    """What the services of a node write to."""
+    store = one.node.shared
+    assert isinstance(store, ReplicatedStore)
+    return store
+
+
+def accept_map(nodes: Iterable[Running]) -> None:
+    """Of the deciders before the present map nobody is asked for a handover."""
+    for one in nodes:
+        handover = replicated_store(one).handover
+        window, handover.window = handover.window, 0.0
+        handover.note()
+        handover.window = window
+
+
+async def change_map(nodes: Sequence[Running], change: Callable[[ClusterMap], ClusterMap]) -> int:
+    """The version of the map after `change` was made to it."""
+
+    def changed(cluster: ClusterMap | None) -> ClusterMap:
+        assert cluster is not None
+        return change(cluster)
+
+    return (await ClusterMaps(nodes[0].node.control).change(changed)).version
+
+
+def among(
+    number: int, test: Callable[[list[Running]], Awaitable[None]], *, copies: int = 2, patience: float = 15.0
+) -> None:
+    """Runs `test` with so many nodes, whose writes wait `patience` seconds for the others."""
+
+    async def run() -> None:
+        async with running_nodes(asyncio.get_running_loop(), number, copies=copies) as nodes:
+            accept_map(nodes)
+            for node in nodes:
+                replicated_store(node).delivery.patience = patience
+            await test(nodes)
+
+    asyncio.run(run())
+
+
+def with_clients(number: int, test: Callable[[list[Any], list[Running]], None], copies: int = 2) -> None:
+    """Runs `test` in a thread, with a client of each node; they share a bucket `bench`."""
+
+    async def run(nodes: list[Running]) -> None:
+        clients = [node.client() for node in nodes]
+        await asyncio.to_thread(clients[0].create_bucket, Bucket="bench")
+        try:
+            await asyncio.to_thread(test, clients, nodes)
+        finally:
+            for client in clients:
+                client.close()
+
+    among(number, run, copies=copies)
+
+
+def owners_alike(nodes: list[Running], key: str, body: bytes | None) -> None:
+    """Every owner of a name in bucket `b` has these bytes; None: has nothing."""
+    for owner in nodes[0].node.mesh.route("b", key).writers:
+        store = next(node.node.store for node in nodes if node.node.settings.node_id == owner.node_id)
+        found = store.get("b", key)
+        assert (None if found is None else store.read(found, 0, found.size)) == body, owner
 
 
 async def _run(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.cluster.replicating import ReplicatedStore
 from meshd.net.peers import PeerRefusedError
 from meshd.store.errors import (
     ConditionFailedError,
@@ -20,11 +19,12 @@ from meshd.telemetry import metrics
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import running_nodes
+from tests.component.mesh_nodes import accept_map, decider_of, replicated_store, running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from meshd.cluster.replicating import ReplicatedStore
     from meshd.store.changes import Facts
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -41,17 +41,11 @@ class Pair:
     """Two nodes that own the key `k`: its primary, and the other, whose connections can be refused."""
 
     def __init__(self, nodes: list[Running]) -> None:
-        decider = nodes[0].node.mesh.route("b", "k").decider
-        assert decider is not None
-        self.primary = next(one for one in nodes if one.node.settings.node_id == decider.node_id)
+        self.primary = decider_of(nodes, "b", "k")
         self.other = next(one for one in nodes if one is not self.primary)
         self.port = int(self.other.member.endpoint.rpartition(":")[2])
-        store = self.primary.node.shared
-        assert isinstance(store, ReplicatedStore)
-        past, store.handover.window = store.handover.window, 0.0
-        store.handover.note()  # so that nobody is asked what was before
-        store.handover.window = past
-        self.store = store
+        self.store = replicated_store(self.primary)
+        accept_map(nodes)
 
     @property
     def here(self) -> ObjectStore:

@@ -1,0 +1,215 @@
+"""Writes that another node decides by the time they come: by its map, once, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.cluster.doubting import BELIEVED
+from meshd.store.epochs import decided_by
+from meshd.store.errors import (
+    ConditionFailedError,
+    NoSuchUploadError,
+    NoSuchVersionError,
+    StaleEpochError,
+)
+from meshd.store.records import Meta
+from meshd.testing.store_writing import etag_of, put, put_part, refused
+from meshwire.cluster.transitions import missed, reweighed
+from meshwire.conditions import Conditions
+from tests.component.mesh_nodes import (
+    among,
+    change_map,
+    decider_of,
+    owners_alike,
+    replicated_store,
+)
+
+if TYPE_CHECKING:
+    from meshd.kit.clock import Clock
+    from meshd.store.records import Record
+    from tests.component.mesh_nodes import Running
+
+LARGE = 3_000_000
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_write_that_meets_a_newer_map_is_decided_by_that(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = decider_of(nodes, "b", "k")
+        mesh, waits = decider.node.mesh, asyncio.Event()
+        newer_than = mesh.newer_than
+
+        async def waiting(version: int, patience: float) -> bool:
+            waits.set()
+            return await newer_than(version, patience)
+
+        monkeypatch.setattr(mesh, "newer_than", waiting)
+        await decider.node.store.fence(mesh.map().version + 1)  # another process of this node is quicker
+        writing = asyncio.ensure_future(put(decider.node.shared, "k", b"x" * size, size=size))
+        async with asyncio.timeout(10):
+            await waits.wait()
+        weigh = partial(reweighed, node_id=nodes[0].node.settings.node_id, weight=2)
+        await change_map(nodes, weigh)
+        await writing
+        for node in nodes:
+            found = node.node.store.get("b", "k")
+            assert found is not None
+            assert node.node.store.read(found, 0, size) == b"x" * size
+
+    among(2, test)
+
+
+async def _turned(nodes: list[Running], key: str) -> Running:
+    """Who decided about a name, which another node does now."""
+    former = decider_of(nodes, "b", key)
+    await change_map(nodes, lambda cluster: missed(cluster, former.node.settings.node_id))
+    assert decider_of(nodes, "b", key) is not former
+    return former
+
+
+@pytest.mark.parametrize("size", [0, 10, LARGE])
+def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_that(size: int) -> None:
+    async def test(nodes: list[Running]) -> None:
+        body = os.urandom(size)
+        former = decider_of(nodes, "b", "k")
+        one, two = (former.node.shared.writer("b", "k", size=size) for _ in range(2))
+        upload = await former.node.shared.create_upload("b", "k")
+        part = former.node.shared.part_writer(upload, 1, size)
+        for writer in (one, two, part):
+            await writer.write(body)
+        assert await _turned(nodes, "k") is former
+        new = Conditions(if_none_match=("*",))
+        record = await one.commit(Meta(etag_of(body)), conditions=new, versioning="Enabled")
+        assert record.version
+        assert record.etag == etag_of(body)
+        await refused(ConditionFailedError, two.commit(Meta("two"), conditions=new))
+        await part.commit(Meta(etag_of(body)))
+        owners_alike(nodes, "k", body)
+        assert former.node.store.get("b", "k") is None
+        done = await former.node.shared.complete_upload(upload, (1,), Meta("whole"), etags=(etag_of(body),))
+        assert (done.size, done.etag) == (size, "whole")
+        owners_alike(nodes, "k", body)
+        await refused(NoSuchUploadError, former.node.shared.abort_upload(upload))
+        heir = decider_of(nodes, "b", "k").node.store
+        assert len(heir.list_versions("b").entries) == 2  # the version, and the null one above it
+
+    among(3, test, copies=3)
+
+
+def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
+    async def test(nodes: list[Running]) -> None:
+        store = decider_of(nodes, "b", "k").node.shared
+        first = await put(store, "k", b"first", versioning="Enabled")
+        await put(store, "k", b"second", versioning="Enabled")
+        source = await put(store, "source", b"source")
+        assert (await _turned(nodes, "k")).node.shared is store
+        tagged = await store.amend("b", "k", first.version, tags={"a": "b"})
+        assert (tagged.version, tagged.tags) == (first.version, {"a": "b"})
+        await refused(NoSuchVersionError, store.amend("b", "k", "null", tags={}))
+        assert (await store.delete_version("b", "k", first.version)).record is not None
+        owners_alike(nodes, "k", b"second")
+        removed = await store.delete_many("b", ["k"], versioning="Enabled")
+        assert removed["k"].marker is not None
+        owners_alike(nodes, "k", None)
+        await store.link("b", "k", source, Meta("copied"))
+        owners_alike(nodes, "k", b"source")
+        upload = await store.create_upload("b", "k", tags={"c": "d"})
+        heir = decider_of(nodes, "b", "k").node.store
+        assert heir.get_upload("b", "k", upload.upload_id) is not None
+        assert await store.abort_upload(upload)
+        assert heir.get_upload("b", "k", upload.upload_id) is None
+        kept = [entry[1].marker for entry in heir.list_versions("b", prefix="k").entries]
+        assert sorted(kept) == [False, False, True]
+
+    among(3, test, copies=3)
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decider(size: int) -> None:
+    async def test(nodes: list[Running]) -> None:
+        store, body = decider_of(nodes, "b", "k").node.shared, os.urandom(size)
+        upload = await store.create_upload("b", "source")
+        for number, data in ((1, body), (2, b"last")):
+            await put_part(store, upload, number, data)
+        etags = (etag_of(body), etag_of(b"last"))
+        source = await store.complete_upload(upload, (1, 2), Meta("whole-2"), etags=etags)
+        assert [part.size for part in source.parts] == [size, 4]
+        former = await _turned(nodes, "k")
+        assert former.node.shared is store
+        copied = await store.link("b", "k", source, Meta("whole-2", tags={"a": "b"}), versioning="Enabled")
+        assert (copied.parts, copied.etag, copied.size) == (source.parts, "whole-2", size + 4)
+        owners_alike(nodes, "k", body + b"last")
+        for node in (each for each in nodes if each is not former):
+            record = node.node.store.get("b", "k")
+            assert record is not None
+            assert (record.parts, record.tags, record.version) == (source.parts, {"a": "b"}, copied.version)
+        with pytest.raises(ConditionFailedError) as failed:
+            await store.link("b", "k", source, Meta("again-2"), Conditions(if_none_match=("*",)))
+        assert failed.value.condition == "If-None-Match"
+
+    among(3, test, copies=3)
+
+
+def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
+    async def test(nodes: list[Running]) -> None:
+        store = nodes[0].node.store
+        with decided_by(7):
+            await put(store, "k", b"seven")
+        with decided_by(6):
+            await refused(StaleEpochError, put(store, "k", b"six"))
+            await refused(StaleEpochError, put(store, "large", b"six" * LARGE))
+            await refused(StaleEpochError, store.delete("b", "k"))
+        with decided_by(7, nodes[0].node.clock.stamp()):
+            await refused(StaleEpochError, put(store, "k", b"late"))
+            await refused(StaleEpochError, put(store, "large", b"late" * LARGE))
+            absent = Conditions(if_none_match=("*",))
+            await refused(StaleEpochError, put(store, "other", b"late", conditions=absent))
+            await refused(StaleEpochError, store.delete("b", "k"))
+            await refused(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}))
+            await refused(StaleEpochError, store.create_upload("b", "k"))
+        await put(store, "own", b"without")
+        record = store.get("b", "k")
+        assert record is not None
+        assert store.read(record, 0, 5) == b"seven"
+        assert store.get("b", "large") is None
+        assert store.get("b", "other") is None
+
+    among(1, test)
+
+
+def _left(clock: Clock, until: float) -> tuple[int, float]:
+    return 0, until - clock.monotonic()
+
+
+def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = decider_of(nodes, "b", "k")
+        mesh, store, clock = decider.node.mesh, replicated_store(decider), decider.node.clock
+        held, acts = 0.0, 0
+
+        async def act() -> Record:
+            nonlocal acts
+            acts += 1
+            if acts < 3:
+                await asyncio.sleep(held)  # as if stopped
+            return await put(decider.node.store, "k", b"x")
+
+        for held in (0.05, BELIEVED):  # with a lease, and with the word of the others
+            until = clock.monotonic() + (0.0 if held == BELIEVED else held)
+            mesh._held = partial(_left, clock, until)
+            acts, before = 0, clock.stamp()
+            writing = asyncio.ensure_future(store.decide("b", "k", act))
+            await asyncio.sleep(held)
+            record = await writing
+            assert acts > 1
+            assert record.stamp > before + int(held * 1e9)
+            assert len(decider.node.store.list_versions("b", prefix="k").entries) == 1
+
+    among(3, test)
