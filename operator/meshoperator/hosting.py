@@ -3,7 +3,8 @@
 A directory of a node does not follow its daemon. Pods of a pool with such tiers prefer nodes with its label:
 one that is replaced finds its disk again, and only fetches what it missed.
 
-Law: a node has the label as long as a daemon of the pool is on it, or was last and is expected back.
+Law: a node has the label as long as a daemon of the pool is on it, or was last and is expected back; while
+the mesh does not say who is, all are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def homes(cluster: Cluster, sight: Sight, nodes: Iterable[Manifest]) -> dict[str
     """Label → Kubernetes nodes that are to have it."""
     at = {each["spec"]["nodeId"]: (each.get("status") or {}).get("node") or "" for each in nodes}
     at |= {pod.name: pod.node for pod in sight.pods if pod.node}
-    states = {node.node_id: node.state for node in sight.map.nodes} if sight.map else {}
+    expected = None if sight.map is None else {n.node_id for n in sight.map.nodes if n.state != "down"}
     running = {pod.name for pod in sight.pods if pod.node}
     found = {}
     for pool in cluster.spec.node_pools:
@@ -51,7 +52,8 @@ def homes(cluster: Cluster, sight: Sight, nodes: Iterable[Manifest]) -> dict[str
             found[cluster.disks_label(pool.name)] = {
                 place
                 for name, place in at.items()
-                if name.rpartition("-")[0] == head and (name in running or states.get(name, "down") != "down")
+                if name.rpartition("-")[0] == head
+                and (expected is None or name in running or name in expected)
             } - {""}
     return found
 
