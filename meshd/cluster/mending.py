@@ -44,26 +44,29 @@ class Mender:
     def __repr__(self) -> str:
         return f"<Mender of {self._mesh.node_id}>"
 
-    async def mend(self) -> int:
-        """One try for everything that is in quarantine; how many versions were restored. Raises
-        StoreError."""
+    async def mend(self, count: Callable[[int], None]) -> None:
+        """One try for everything that is in quarantine; `count` is called with numbers of versions as they
+        are restored. Raises StoreError."""
         if self._mesh.alone:
-            return 0
+            return
         mended, after = 0, None
         while found := self._store.quarantined(_AT_ONCE, after):
-            mended += await self._some(found)
+            mended += await self._some(found, count)
             after = found[-1][:2]
         if mended:
-            metrics.scrub_mended.inc(mended)
             _log.warning("damaged versions were restored from other nodes", extra={"number": mended})
-        return mended
 
-    async def _some(self, found: Sequence[tuple[bytes, int, Quarantined]]) -> int:
+    async def _some(
+        self, found: Sequence[tuple[bytes, int, Quarantined]], count: Callable[[int], None]
+    ) -> int:
         mended, tried = 0, set[str]()
         while left := self._wanted(found, tried):
             holder = next(iter(left))
             tried.add(holder)
-            mended += await self._from(holder, left[holder])
+            restored = await self._from(holder, left[holder])
+            metrics.scrub_mended.inc(restored)
+            count(restored)
+            mended += restored
         return mended
 
     def _wanted(

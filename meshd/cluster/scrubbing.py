@@ -120,8 +120,9 @@ def _is_over(task: asyncio.Task[Any] | None) -> bool:
 
 
 class Scrubber:
-    """See the module. `compare`: has the node compared with the other owners; `every`: seconds from the
-    beginning of one pass to the next."""
+    """See the module. `mend`: tries to restore what is in quarantine, and calls its argument with how many
+    were restored as it goes; `compare`: has the node compared with the other owners; `every`: seconds from
+    the beginning of one pass to the next."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Scrubber:
         control: ControlStore,
         clock: Clock,
         *,
-        mend: Callable[[], Awaitable[int]],
+        mend: Callable[[Callable[[int], None]], Awaitable[None]],
         compare: Callable[[], Awaitable[object]],
         rest: Callable[[int], Awaitable[None]],
         every: float,
@@ -146,7 +147,7 @@ class Scrubber:
         self._expected = 0  # versions in quarantine that nobody could give when all were asked
         self._lacking, self._sweep_at = 0, -_AGAIN
         self._restoring = Rate(clock)
-        self._mending: asyncio.Task[int] | None = None
+        self._mending: asyncio.Task[None] | None = None
         self._comparing: asyncio.Task[object] | None = None
         self._restored: asyncio.Task[object] | None = None
         self._disks: tuple[DiskState, ...] = ()
@@ -231,12 +232,15 @@ class Scrubber:
             return
         ended, self._mending = self._mending, None
         if ended is not None:
-            mended = ended.result()
-            self._mended, self._expected = self._mended + mended, self._expected - mended
+            ended.result()
         left = self._store.in_quarantine()
         if left and (left > self._expected or began - self._mended_at > _AGAIN):
             self._mended_at, self._expected = began, left
-            self._mending = asyncio.ensure_future(self._mend())
+            self._mending = asyncio.ensure_future(self._mend(self._restored_some))
+
+    def _restored_some(self, number: int) -> None:
+        """As it happens: a try may have begun before the pass that counts it."""
+        self._mended, self._expected = self._mended + number, self._expected - number
 
     async def _total(self) -> int:
         """Bytes that are compared, of a while ago: every data file is counted for it."""

@@ -18,6 +18,7 @@ from meshd.store.store import Store
 from meshd.testing.store_writing import put
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import pytest
@@ -45,9 +46,9 @@ class Node:
     def close(self) -> None:
         self.store.close()
 
-    async def _mend(self) -> int:
+    async def _mend(self, count: Callable[[int], None]) -> None:
         self.mended += 1
-        return 0
+        self.count = count
 
     async def _compare(self) -> None:
         self.compared += 1
@@ -201,6 +202,25 @@ def test_what_is_new_in_quarantine_is_mended_at_once_and_the_rest_now_and_then(t
             node.clock.advance(31)
             await node.turn()
             assert node.mended == 3
+
+    asyncio.run(run())
+
+
+def test_what_was_restored_before_a_pass_is_not_counted_by_it(tmp_path: Path) -> None:
+    """Nor is it when the try that restored it has not been looked at since."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            for key in ("a", "b"):
+                await put(node.store, key, key.encode() * 5000)
+            node.damage("a")
+            assert await node.store.examine() == 1
+            assert (await node.turn()).quarantined == 1
+            node.count(1)
+            await node.ask(1)
+            assert (await node.turn()).mended == 0
+            node.count(1)
+            assert (await node.turn()).mended == 1
 
     asyncio.run(run())
 
