@@ -34,6 +34,7 @@ from meshd.service.archives.reading import Archives
 from meshd.service.documents.uses import UseFile
 from meshd.service.remote.objects import RemoteObjects
 from meshd.store.store import Store
+from meshd.testing.listening import end_listening
 from meshd.testing.sessions import boto_session
 from meshd.testing.waiting import await_end
 from meshd.web.server import build_server
@@ -235,7 +236,7 @@ async def _run(
 
 
 async def _end(one: Running) -> None:
-    one.listener.close()
+    await end_listening(one.listener)
     one.server.pre_shutdown()
     await one.server.shutdown(1)
     await one.node.peers.aclose()

@@ -14,6 +14,7 @@ import uvloop
 from meshd.config import HttpSettings
 from meshd.kit.clock import SystemClock
 from meshd.testing.certificates import Authority
+from meshd.testing.listening import end_listening
 from meshd.testing.waiting import PATIENCE
 from meshd.web.accepting import Porter, Tally
 from meshd.web.connections import Connection
@@ -52,7 +53,7 @@ async def serving(
     try:
         yield server, door.getsockname()[1]
     finally:
-        listener.close()
+        await end_listening(listener)
         server.pre_shutdown()
         await server.shutdown(0.1)
 

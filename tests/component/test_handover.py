@@ -15,6 +15,7 @@ from meshd.store.errors import (
     NotReplicatedError,
     StaleEpochError,
 )
+from meshd.testing.listening import end_listening
 from meshd.testing.store_writing import etag_of, put, refused
 from meshwire.cluster.transitions import joined, missed, settled
 from meshwire.conditions import Conditions
@@ -150,7 +151,7 @@ def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> Non
     async def test(back: Running, other: Running) -> None:
         await put(replicated_store(other), "k", b"first")
         await _up(back, other)
-        other.listener.close()
+        await end_listening(other.listener)
         await back.node.peers.aclose()
         error = await refused(NotReplicatedError, put(replicated_store(back), "k", b"second"))
         assert f"{other.node.settings.node_id} decided about this name until a moment ago" in str(error)

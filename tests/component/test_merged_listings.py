@@ -10,6 +10,7 @@ import pytest
 import uvloop
 from botocore.exceptions import ClientError
 
+from meshd.testing.listening import end_listening
 from tests.component.mesh_nodes import running_nodes
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def test_a_node_that_does_not_answer_makes_no_list_shorter(monkeypatch: pytest.M
             clients[0].put_object(Bucket="bench", Key=f"k{number}", Body=b"x")
 
         async def cut() -> None:
-            nodes[2].listener.close()
+            await end_listening(nodes[2].listener)
             await nodes[2].server.shutdown(0.1)
 
         asyncio.run_coroutine_threadsafe(cut(), nodes[0].loop).result(60)

@@ -254,7 +254,7 @@ def test_users_that_could_not_be_stored_are_not_called_reloaded(tmp_path: Path) 
         mesh.etcd.await_reads()
         os.kill(node.pid, signal.SIGHUP)
         await_true(lambda: "users reloaded" in node.output())
-        assert b'"ann"' not in node.request("GET", "/-/admin/users").body
+        await_true(lambda: b'"ann"' not in node.request("GET", "/-/admin/users").body)
 
 
 def test_a_node_that_alone_has_lost_it_stays_a_member(parted: Parted) -> None:

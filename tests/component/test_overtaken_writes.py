@@ -16,6 +16,7 @@ from meshd.store.errors import (
 )
 from meshd.store.records import NULL, Meta
 from meshd.telemetry import metrics
+from meshd.testing.listening import end_listening
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.conditions import Conditions
@@ -59,7 +60,7 @@ class Pair:
 
     async def refuse(self) -> None:
         """From now on the other owner refuses connections."""
-        self.other.listener.close()
+        await end_listening(self.other.listener)
         await self.primary.node.peers.aclose()
 
     async def accept(self) -> None:

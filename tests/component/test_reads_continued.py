@@ -17,6 +17,7 @@ from meshd.kit import failpoints
 from meshd.store.noticing import take_noticed
 from meshd.store.records import NULL, Meta, Span
 from meshd.testing.certificates import Authority
+from meshd.testing.listening import end_listening
 from meshd.web.replies import SentReply
 from meshd.web.sending import send_groups, send_spans
 from tests.archive_making import tar_of
@@ -202,7 +203,7 @@ def _served(tmp_path: Path, handle: Any, *, encrypted: bool) -> None:
             await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(len(DATA)) == DATA
         writer.transport.abort()
-        listener.close()
+        await end_listening(listener)
         await server.shutdown(1)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

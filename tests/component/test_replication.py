@@ -19,6 +19,7 @@ from meshd.store.errors import (
 )
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
+from meshd.testing.listening import end_listening
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.cluster.transitions import drained, joined, missed, reweighed
@@ -150,7 +151,7 @@ def test_a_writer_that_does_not_answer_is_waited_for_until_the_map_says_so() -> 
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        other.listener.close()
+        await end_listening(other.listener)
         await decider.node.peers.aclose()
         for size in (4, LARGE):
             writing = asyncio.ensure_future(put(decider.node.shared, "k", b"d" * size, size=size))
@@ -169,7 +170,7 @@ def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -
         store = decider.node.shared
         await put(store, "k", b"old")
         port = other.member.endpoint.rpartition(":")[2]
-        other.listener.close()
+        await end_listening(other.listener)
         await decider.node.peers.aclose()
         assert isinstance(store, ReplicatedStore)
         patience, store.delivery.patience = store.delivery.patience, 0.5
@@ -191,7 +192,7 @@ def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCap
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         store = replicated_store(decider)
-        other.listener.close()
+        await end_listening(other.listener)
         await decider.node.peers.aclose()
         silent = metrics.replication_retries.labels("silent")
         before, store.delivery.patience = silent._value.get(), 0.5

@@ -14,6 +14,7 @@ import uvloop
 from aiohttp import web
 
 from meshd.store.records import Span
+from meshd.testing.listening import end_listening
 from meshd.testing.waiting import await_true
 from meshd.web import sending
 from meshd.web.replies import SentReply
@@ -60,7 +61,7 @@ async def serving(handle: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
-        listener.close()
+        await end_listening(listener)
         await server.shutdown(1)
 
 

@@ -33,6 +33,7 @@ from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.telemetry import metrics
 from meshd.telemetry.audit import AuditEntry
+from meshd.testing.listening import end_listening
 from meshd.web.server import build_server
 from meshd.web.settling import count_now
 from meshwire.s3.settings import CorsRule
@@ -255,7 +256,7 @@ class Pair:
     async def _close(self) -> None:
         for mouth, listener in zip((self.hot, self.ordinary), self._listeners, strict=True):
             mouth.close()
-            listener.close()
+            await end_listening(listener)
             await mouth.server.shutdown(1)
         await self._frames.aclose()
 
