@@ -30,6 +30,7 @@ from meshd.store.changes import (
     PartOf,
     Taken,
     Told,
+    UploadBegun,
     UploadCompleted,
     UploadEnded,
     VersionGone,
@@ -66,6 +67,15 @@ _SYNC = 10.0  # after the last byte of something large
 _PIECE = 1 << 20
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
 _TRIES = 3  # reads of a record whose bytes compaction moves
+_LABELS: Final = {
+    Marked: "Marked",
+    Amended: "Amended",
+    VersionGone: "VersionGone",
+    UploadBegun: "UploadBegun",
+    UploadEnded: "UploadEnded",
+    UploadCompleted: "UploadCompleted",
+}
+"""Labels of `meshd_replication_facts_total`."""
 _SPELL = 30.0  # seconds without a failure, after which the next one is told again
 
 Send = Callable[["Node"], Awaitable[Taken]]
@@ -182,7 +192,7 @@ class Delivery:
         body = encode(Told(self._mesh.map().version, change))
         async with self._peers.call(node, "POST", CHANGE, body=body, timeout=_SILENCE) as answer:
             taken = _taken(await answer.read())
-        metrics.replication_facts.labels(type(change).__name__).inc()
+        metrics.replication_facts.labels(_LABELS[type(change)]).inc()
         return taken
 
     async def version(self, node: Node, bucket: str, key: str, record: Record) -> Taken:

@@ -17,7 +17,7 @@ import lmdb
 
 from meshd.control.interface import ControlError, Versioned, check_key, check_version
 from meshd.control.leasing import ClockLeases
-from meshd.control.memory import differences
+from meshd.control.watching import differences
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

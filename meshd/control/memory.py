@@ -9,14 +9,15 @@ import asyncio
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from meshd.control.interface import Change, ControlError, Versioned, check_key, check_version
+from meshd.control.interface import ControlError, Versioned, check_key, check_version
 from meshd.control.leasing import ClockLeases
+from meshd.control.watching import differences
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from meshd.control.interface import Lease, Write
+    from meshd.control.interface import Change, Lease, Write
     from meshd.kit.clock import Clock
 
 
@@ -121,9 +122,3 @@ class MemoryControl:
 
     def _scan(self, prefix: str) -> Mapping[str, Versioned]:
         return {key: self._entries[key] for key in sorted(self._entries) if key.startswith(prefix)}
-
-
-def differences(before: Mapping[str, Versioned], after: Mapping[str, Versioned]) -> list[Change]:
-    """The changes that lead from one state of a topic to another."""
-    changed = [Change(key, entry) for key, entry in after.items() if before.get(key) != entry]
-    return changed + [Change(key, None) for key in before if key not in after]

@@ -9,12 +9,12 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshd.control.memory import differences
+from meshd.control.interface import Change
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from meshd.control.interface import Change, Versioned
+    from meshd.control.interface import Versioned
 
 
 class Watchers:
@@ -53,3 +53,9 @@ class Watchers:
         """Nothing more comes."""
         self._closed = True
         self.wake()
+
+
+def differences(before: Mapping[str, Versioned], after: Mapping[str, Versioned]) -> list[Change]:
+    """The changes that lead from one state of a topic to another."""
+    changed = [Change(key, entry) for key, entry in after.items() if before.get(key) != entry]
+    return changed + [Change(key, None) for key in before if key not in after]

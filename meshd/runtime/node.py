@@ -171,7 +171,7 @@ def open_node(settings: NodeSettings, writer: str, mover: MoverDoor | None = Non
             ca=settings.cluster.peer_ca,
         )
         objects = RemoteObjects(store, mesh, peers, buckets)
-        archives = Archives(store, uses.note, settings.view_cache_bytes, objects, settings.archive_ratio)
+        archives = Archives(store, uses.note, objects, settings.view_cache_bytes, settings.archive_ratio)
         yield Node(
             settings,
             clock,

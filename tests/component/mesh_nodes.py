@@ -35,6 +35,7 @@ from meshd.service.documents.uses import UseFile
 from meshd.service.remote.objects import RemoteObjects
 from meshd.store.store import Store
 from meshd.testing.listening import end_listening
+from meshd.testing.local_objects import local_objects
 from meshd.testing.sessions import boto_session
 from meshd.testing.waiting import await_end
 from meshd.web.server import build_server
@@ -222,7 +223,7 @@ async def _run(
         KeyUse(control),
         uses,
         RemovalTable(control),
-        Archives(store, uses.note),
+        Archives(store, uses.note, local_objects(store)),
         mesh,
         peers,
         RemoteObjects(store, mesh, peers),

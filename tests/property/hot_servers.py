@@ -34,6 +34,7 @@ from meshd.store.store import Store
 from meshd.telemetry import metrics
 from meshd.telemetry.audit import AuditEntry
 from meshd.testing.listening import end_listening
+from meshd.testing.local_objects import local_objects
 from meshd.web.server import build_server
 from meshd.web.settling import count_now
 from meshwire.s3.settings import CorsRule
@@ -133,7 +134,7 @@ class Pair:
             KeyUse(control),
             self._uses,
             RemovalTable(control),
-            Archives(self.store, self._uses.note),
+            Archives(self.store, self._uses.note, local_objects(self.store)),
             mesh,
             peers,
             RemoteObjects(self.store, mesh, peers),

@@ -15,6 +15,7 @@ from meshd.kit.clock import ManualClock
 from meshd.service.archives.reading import Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
+from meshd.testing.local_objects import local_objects
 from meshwire.archives.zips import scan_zip
 from tests.archive_making import KINDS, archive_of
 
@@ -39,7 +40,7 @@ def test_members_and_one_pass_give_what_was_packed(packed: dict[str, bytes], kin
 
 async def _check(packed: dict[str, bytes], key: str, data: bytes) -> None:
     store = MemoryStore(ManualClock())
-    archives = Archives(store, list[str]().append)
+    archives = Archives(store, list[str]().append, local_objects(store))
     record = await _put(store, key, data)
     assert list((await archives.index("b", key, record)).names) == list(packed)
     for name, expected in packed.items():

@@ -14,6 +14,7 @@ from meshd.service.archives.ingesting import Indexer, Ingest
 from meshd.service.archives.reading import COPIES, INDEXES, NOTES, REFUSALS, Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
+from meshd.testing.local_objects import local_objects
 from tests.archive_making import archive_of
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ class Node:
         self.store = MemoryStore(self.clock)
         self.ingest = Ingest(self.store)
         self.room: int | None = 1 << 20
-        self.archives = Archives(self.store, list[str]().append)
+        self.archives = Archives(self.store, list[str]().append, local_objects(self.store))
         self.indexer = self.another()
 
     def another(self) -> Indexer:
-        archives = Archives(self.store, list[str]().append)
+        archives = Archives(self.store, list[str]().append, local_objects(self.store))
         return Indexer(self.store, archives, lambda: ["b"], lambda: self.room, self.clock)
 
     async def put(self, key: str, data: bytes) -> None:

@@ -15,10 +15,11 @@ from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.kit.clock import ManualClock
 from meshd.service.archives import inflating, streaming, walking
-from meshd.service.archives.reading import COPIES, INDEXES, REFUSALS, Archives
+from meshd.service.archives.reading import COPIES, INDEXES, RATIO, REFUSALS, Archives
 from meshd.service.archives.walking import Head
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
+from meshd.testing.local_objects import local_objects
 from meshwire.archives import zips
 from tests.archive_making import KINDS, archive_of, tar_of, zip_of, zstd
 
@@ -42,7 +43,10 @@ class Shelf:
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.store, self.used = MemoryStore(ManualClock()), list[str]()
-        self.archives = Archives(self.store, self.used.append, room)
+        self.archives = self.another(room)
+
+    def another(self, room: int = 10 << 30, ratio: int = RATIO) -> Archives:
+        return Archives(self.store, self.used.append, local_objects(self.store), room, ratio)
 
     async def put(self, key: str, data: bytes) -> Record:
         writer = self.store.writer("b", key, size=len(data))
@@ -80,7 +84,9 @@ def test_members_are_the_same_whatever_the_kind(shelf: Shelf, kind: str) -> None
         assert index.inflated == (kind not in ("tar", "stored.zip"))
         assert len(shelf.kept(COPIES)) == int(index.inflated)
         assert set(shelf.used) == set(shelf.kept(COPIES))
-        again = await Archives(shelf.store, shelf.used.append).index("b", key, record)
+        again = await Archives(shelf.store, shelf.used.append, local_objects(shelf.store)).index(
+            "b", key, record
+        )
         assert again.to_bytes() == index.to_bytes()
 
     asyncio.run(look())
@@ -170,7 +176,11 @@ DAMAGED = {
 def test_damage_is_refused_by_name_and_the_refusal_kept(shelf: Shelf, name: str) -> None:
     async def look() -> None:
         record = await shelf.put(name, DAMAGED[name])
-        for archives in (shelf.archives, shelf.archives, Archives(shelf.store, shelf.used.append)):
+        for archives in (
+            shelf.archives,
+            shelf.archives,
+            Archives(shelf.store, shelf.used.append, local_objects(shelf.store)),
+        ):
             with pytest.raises(BatchError) as caught:
                 await archives.index("b", name, record)
             assert caught.value.code == "BadSample"
@@ -194,7 +204,9 @@ def test_bombs_are_refused_before_they_fill_anything(kind: str) -> None:
         with pytest.raises(BatchError, match=f"more than {64 << 20} bytes.*--archive-ratio"):
             await shelf.archives.index("b", key, record)
         assert shelf.kept(COPIES) == []
-        roomier = Archives(shelf.store, shelf.used.append, 200 << 20, ratio=40_000)
+        roomier = Archives(
+            shelf.store, shelf.used.append, local_objects(shelf.store), 200 << 20, ratio=40_000
+        )
         assert len(await roomier.index("b", key, record)) == 1  # more is believed: it is looked at again
 
     asyncio.run(look())

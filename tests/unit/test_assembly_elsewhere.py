@@ -22,6 +22,7 @@ from meshd.kit.clock import ManualClock
 from meshd.service.archives.reading import Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Location, Meta
+from meshd.testing.local_objects import local_objects
 from meshwire import frames
 from meshwire.fields import parse_fields
 from meshwire.plans import parse_spec, plan_hash
@@ -98,7 +99,7 @@ class Scene:
 
     def __init__(self, others: Others | None) -> None:
         self.others, self.store = others, MemoryStore(ManualClock())
-        archives = Archives(self.store, list[str]().append)
+        archives = Archives(self.store, list[str]().append, local_objects(self.store))
         settings, elsewhere = TransformSettings(1, 0), ALONE if others is None else others
         self.assembler = Assembler(self.store, Stamper(), settings, archives, node="n1", elsewhere=elsewhere)
 

@@ -27,6 +27,7 @@ from meshd.kit.clock import ManualClock
 from meshd.service.archives.reading import Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Location, Meta
+from meshd.testing.local_objects import local_objects
 from meshwire import frames
 from meshwire.fields import parse_fields
 from meshwire.plans import parse_spec, plan_hash
@@ -115,7 +116,7 @@ class Bench:
             self.store,
             self.renderer,
             TransformSettings(1, cache),
-            Archives(self.store, list[str]().append),
+            Archives(self.store, list[str]().append, local_objects(self.store)),
             node="n1",
         )
 

@@ -16,10 +16,10 @@ from meshd.kit.clock import ManualClock
 from meshd.kit.patience import LongWork
 from meshd.service.archives.reading import Archives
 from meshd.service.datasets.service import DatasetService
-from meshd.service.remote.objects import local_objects
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
 from meshd.testing.examples import Int64List, example, record
+from meshd.testing.local_objects import local_objects
 from meshwire.fields import Source, parse_fields
 from tests.archive_making import tar_of
 
@@ -44,7 +44,7 @@ async def _told() -> None:
     listing = [
         await put(store, f"{part}.tfrecord", record(example({"x": Int64List([part])}))) for part in range(4)
     ]
-    archives = Archives(store, list[str]().append)
+    archives = Archives(store, list[str]().append, local_objects(store))
     service = DatasetService(
         store, Catalog(store), cast("Any", None), archives, local_objects(store), cast("Any", None)
     )
@@ -80,7 +80,7 @@ def test_archives_take_as_long_as_they_take() -> None:
 async def _archives() -> None:
     store = MemoryStore(ManualClock())
     listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"text"})) for part in range(4)]
-    archives = Archives(store, list[str]().append)
+    archives = Archives(store, list[str]().append, local_objects(store))
     readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
     service = DatasetService(
         store, Catalog(store), readers, archives, local_objects(store), cast("Any", None)

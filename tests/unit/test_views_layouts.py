@@ -13,6 +13,7 @@ from meshd.service.archives.reading import Archives
 from meshd.service.views.shards.reading import ShardReader
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
+from meshd.testing.local_objects import local_objects
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import ListObjects
 from meshwire.shardviews import ShardsView
@@ -43,7 +44,10 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = Counted(self.clock)
-        self.reader = ShardReader(self.store, self.clock, Archives(self.store, lambda _: None))
+        objects = local_objects(self.store)
+        self.reader = ShardReader(
+            self.store, self.clock, Archives(self.store, lambda _: None, objects), objects
+        )
 
     async def put(self, key: str, body: bytes, bucket: str = "bkt") -> None:
         writer = self.store.writer(bucket, key, size=len(body))

@@ -32,7 +32,6 @@ from meshd.service.archives.walking import (
     member_pieces,
     zip_files,
 )
-from meshd.service.remote.objects import local_objects
 from meshd.service.remote.wire import FarRecord
 from meshd.store.errors import ConditionFailedError
 from meshd.store.proving import naming, prove
@@ -93,12 +92,12 @@ class Archives:
         self,
         store: ObjectStore,
         used: Callable[[str], None],
+        objects: RemoteObjects,
         room: int = 10 << 30,
-        objects: RemoteObjects | None = None,
         ratio: int = RATIO,
     ) -> None:
         self._store, self._used, self._most, self._ratio = store, used, room // 2, ratio
-        self._objects = objects or local_objects(store)
+        self._objects = objects
         self._catalog = Catalog(store)
         self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
         self._copying: SingleFlight[str, Record] = SingleFlight()

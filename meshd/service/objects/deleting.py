@@ -7,7 +7,7 @@ Invariant: a bucket that is deleted meanwhile keeps no marker.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meshd.service.semantics.translation import store_errors, translate
 from meshd.service.semantics.versions import check_id
@@ -22,20 +22,35 @@ from meshwire.s3.results import DeletedKey, DeleteFailure, DeleteResult, ObjectD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.service.backed.service import BackedService
     from meshd.service.semantics.versions import Versions
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Removed
+    from meshd.store.records import Record, Removed
     from meshwire.s3.documents import DeleteKey, DeleteRequest
     from meshwire.s3.operations import DeleteObject, DeleteObjects
 
 _AT_ONCE = 64  # deletions of single versions under way for one request
 
 
+class OriginWriteBack(Protocol):
+    """What objects ask of the origins that some buckets have."""
+
+    def is_backed(self, bucket: str) -> bool:
+        """Whether a bucket has an origin."""
+        ...
+
+    async def stored(self, bucket: str, key: str, record: Record) -> bool:
+        """Write a committed object to the bucket's origin; False where there is none. Raises S3Error."""
+        ...
+
+    async def removed(self, bucket: str, key: str) -> bool:
+        """Delete an object at the bucket's origin; False where there is none. Raises S3Error."""
+        ...
+
+
 class Deleter:
     """The use cases of deletion. One per process."""
 
-    def __init__(self, store: ObjectStore, versions: Versions, backed: BackedService | None = None) -> None:
+    def __init__(self, store: ObjectStore, versions: Versions, backed: OriginWriteBack | None = None) -> None:
         self._store, self._versions, self._backed = store, versions, backed
 
     async def delete(self, operation: DeleteObject) -> ObjectDeleted:
@@ -85,7 +100,7 @@ class Deleter:
         return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
 
     async def _delete_backed(
-        self, backed: BackedService, bucket: str, request: DeleteRequest
+        self, backed: OriginWriteBack, bucket: str, request: DeleteRequest
     ) -> DeleteResult:
         """Each at the origin, some at a time."""
         slots = asyncio.Semaphore(_AT_ONCE)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from meshd.service.semantics.bodies import MAX_PUT_BYTES, check_size
 from meshd.service.semantics.copying import again_if_gone, checked_source, copied_meta, rehash
-from meshd.service.semantics.found import found_of
+from meshd.service.semantics.found import NOTHING, found_of
 from meshd.service.semantics.translation import store_errors
-from meshd.service.semantics.versions import NOTHING
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import NULL, Meta
 from meshwire.conditions import Conditions
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from meshd.service.authorization.access import Identity
-    from meshd.service.backed.service import BackedService
+    from meshd.service.objects.deleting import OriginWriteBack
     from meshd.service.semantics.bodies import Body
     from meshd.service.semantics.found import Found, Stored
     from meshd.service.semantics.versions import Versions
@@ -44,7 +43,7 @@ class ObjectService:
     """The use cases of whole objects. One per process."""
 
     def __init__(
-        self, store: ObjectStore, versions: Versions, stored: Stored, backed: BackedService | None = None
+        self, store: ObjectStore, versions: Versions, stored: Stored, backed: OriginWriteBack | None = None
     ) -> None:
         self._store, self._versions, self._stored, self._backed = store, versions, stored, backed
 

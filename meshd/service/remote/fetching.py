@@ -31,10 +31,10 @@ from meshwire.sampleframes import BLOBS, CRC, INDEX, STATUS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from meshd.assembly.addressing import FrameAddress
     from meshd.assembly.elsewhere import Part
     from meshd.assembly.memory import Memory
     from meshd.net.peers import PeerAnswer
-    from meshd.service.caching.nearby import Nearby
     from meshd.service.remote.asking import Asking
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Page, Record
@@ -70,6 +70,18 @@ class FromOrigins(Protocol):
     async def bring(self, name: str, key: str, etag: str, size: int) -> None: ...
 
 
+class NearCache(Protocol):
+    """Copies that this node keeps of what other nodes own."""
+
+    async def parts(self, parts: Sequence[Part]) -> list[bytes | None]: ...
+
+    async def frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None: ...
+
+    def keep_parts(self, fd: int, kept: Sequence[tuple[Part, int, int]]) -> None: ...
+
+    def keep_frame(self, address: FrameAddress, fd: int, size: int, rows: int) -> None: ...
+
+
 class Fetching:
     """One a process. `origins` reads what buckets with origins have, while this process can; `near` has
     copies, on a node that keeps some; `backs` says which buckets have an origin."""
@@ -77,7 +89,7 @@ class Fetching:
     def __init__(self, store: ObjectStore, asking: Asking, backs: Callable[[str], bool]) -> None:
         self._store, self._asking, self._mesh, self._backs = store, asking, asking.mesh, backs
         self.origins: FromOrigins | None = None
-        self.near: Nearby | None = None
+        self.near: NearCache | None = None
 
     def __repr__(self) -> str:
         return f"<Fetching from {self._mesh.node_id}>"

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Final
 from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import busy
 from meshd.assembly.memory import Memory
-from meshd.cluster.mesh import Mesh, lone_map
-from meshd.control.memory import MemoryControl
 from meshd.errors import MeshdError
-from meshd.kit.clock import ManualClock
-from meshd.net.peers import PeerRefusedError, Peers
+from meshd.net.peers import PeerRefusedError
 from meshd.service.remote import wire
 from meshd.service.remote.asking import Asking, lost_error, refused_error, some
 from meshd.service.remote.continuing import Continuing
@@ -31,9 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from meshd.assembly.addressing import FrameSource
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import BucketTable
-    from meshd.service.caching.nearby import Nearby
-    from meshd.service.remote.fetching import FromOrigins, Gathered
+    from meshd.net.peers import Peers
+    from meshd.service.remote.fetching import FromOrigins, Gathered, NearCache
     from meshd.service.remote.waiting import Names
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Page, Record
@@ -85,12 +83,12 @@ class RemoteObjects:
         self._fetching.origins = origins
 
     @property
-    def near(self) -> Nearby | None:
+    def near(self) -> NearCache | None:
         """The copies that this node keeps of what others hold."""
         return self._fetching.near
 
     @near.setter
-    def near(self, near: Nearby | None) -> None:
+    def near(self, near: NearCache | None) -> None:
         self._fetching.near = near
 
     async def aclose(self) -> None:
@@ -306,10 +304,3 @@ class RemoteObjects:
         if not found:
             raise busy(f"s3://{bucket}/{key} cannot be read now: {left.get(0, '')}")
         return found[0]
-
-
-def local_objects(store: ObjectStore) -> RemoteObjects:
-    """Those of a node without others."""
-    clock = ManualClock()
-    mesh = Mesh("local", MemoryControl(clock), lambda _: 1, lone=lone_map("local", "http://localhost"))
-    return RemoteObjects(store, mesh, Peers("local", lambda _: b"", clock))

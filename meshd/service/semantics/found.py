@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
-from meshd.service.semantics.versions import NOTHING
 from meshwire.conditions import OF_CACHES, failed_read_condition
 from meshwire.s3.errors import S3Error, precondition_failed
 from meshwire.s3.rendering import not_modified, select_window
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwire.conditions import Conditions
     from meshwire.s3.operations import GetObject
 
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 Stored = Callable[[str, str, "Record"], Awaitable[None]]
 """Told of every object that was stored: bucket, key and record."""
 

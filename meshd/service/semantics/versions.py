@@ -7,10 +7,10 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meshd.service.semantics.expiry import expiration_header
+from meshd.service.semantics.found import NOTHING
 from meshd.service.semantics.translation import store_errors
 from meshd.store.members import stamp_of
 from meshd.store.records import NULL
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from meshd.store.records import Record, Upload
     from meshwire.s3.operations import CopySource
     from meshwire.s3.settings import Acl, Versioning
-
-
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Versions:

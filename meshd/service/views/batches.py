@@ -16,7 +16,6 @@ from meshd.assembly.assembler import count_rows, metadata_of
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.assembly.sizing import planned_size
-from meshd.service.remote.objects import local_objects
 from meshd.service.views.failing import pinned_refusal
 from meshd.service.views.frames import frame_groups, frame_of
 from meshd.service.views.kinds import Made
@@ -58,10 +57,10 @@ class BatchReader:
         batches: BatchService,
         frames: FrameSource,
         uses: Uses,
-        objects: RemoteObjects | None = None,
+        objects: RemoteObjects,
     ) -> None:
         self._store, self._catalog, self._batches = store, catalog, batches
-        self._objects = objects or local_objects(store)
+        self._objects = objects
         self._frames, self._uses = frames, uses
         self._planned: dict[tuple[str, int, int], int | None] = {}
 

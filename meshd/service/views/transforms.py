@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
-from meshd.service.remote.objects import local_objects
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.failing import refusal, unreachable
@@ -45,11 +44,9 @@ _BEYOND = "\U0010ffff"
 class TransformReader:
     """One a worker."""
 
-    def __init__(
-        self, store: ObjectStore, frames: FrameSource, uses: Uses, objects: RemoteObjects | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, frames: FrameSource, uses: Uses, objects: RemoteObjects) -> None:
         self._store, self._uses = store, uses
-        self._objects = objects or local_objects(store)
+        self._objects = objects
         self._maker = ViewMaker(store, frames, self._objects)
 
     def __repr__(self) -> str:

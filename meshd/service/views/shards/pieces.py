@@ -15,7 +15,6 @@ from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import Memory
 from meshd.service.remote.continuing import CutShortError
-from meshd.service.remote.objects import local_objects
 from meshd.service.remote.waiting import Waiting
 from meshd.service.remote.wire import FarRecord
 from meshd.service.semantics.translation import store_errors
@@ -53,11 +52,9 @@ class Source:
     """The objects of a bucket, as they were when a layout was made of them. Of those that other nodes hold
     `record` knows what was looked up before."""
 
-    def __init__(
-        self, store: ObjectStore, archives: Plain, bucket: str, objects: RemoteObjects | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, archives: Plain, bucket: str, objects: RemoteObjects) -> None:
         self.store, self._archives, self.bucket = store, archives, bucket
-        self.objects = objects or local_objects(store)
+        self.objects = objects
         self._looked_up: dict[str, Record | None] = {}
         self._waiting = None if self.objects.alone else Waiting(self.objects)
 

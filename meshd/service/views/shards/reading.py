@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from meshd.service.remote.objects import local_objects
 from meshd.service.views.kinds import Made
 from meshd.service.views.shards.layouts import Layouts
 from meshd.service.views.shards.pieces import Source, shard_groups
@@ -35,11 +34,9 @@ _BEYOND: Final = "\U0010ffff"
 class ShardReader:
     """One a worker."""
 
-    def __init__(
-        self, store: ObjectStore, clock: Clock, archives: Archives, objects: RemoteObjects | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock, archives: Archives, objects: RemoteObjects) -> None:
         self._store, self._archives = store, archives
-        self._objects = objects or local_objects(store)
+        self._objects = objects
         self._layouts = Layouts(store, clock, archives, self._objects)
 
     def __repr__(self) -> str:

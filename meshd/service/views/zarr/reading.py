@@ -12,7 +12,6 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from meshd.service.remote.objects import local_objects
 from meshd.service.semantics.tearing import Tear
 from meshd.service.views.kinds import Made
 from meshd.service.views.paging import page_of
@@ -53,10 +52,10 @@ class ZarrReader:
         layouts: ZarrLayouts,
         frames: FrameSource,
         uses: Uses,
-        objects: RemoteObjects | None = None,
+        objects: RemoteObjects,
     ) -> None:
         self._store, self._layouts = store, layouts
-        self._blocks = BlockKeeper(store, frames, uses, objects or local_objects(store))
+        self._blocks = BlockKeeper(store, frames, uses, objects)
 
     def __repr__(self) -> str:
         return f"<ZarrReader, {self._layouts!r}>"
