@@ -15,6 +15,7 @@ from meshd.service.semantics.refinding import anew_if_brought
 from meshd.web.forms import FormUploads
 from meshd.web.scattering import KEYS
 from meshwire import percents
+from meshwire.checksums import BodyDigests
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from meshwire.s3.parsing import RequestHead
     from meshwire.s3.results import DeleteResult, Result
 
-_NO_DIGESTS = ops.BodyDigests()
+_NO_DIGESTS = BodyDigests()
 _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.DeleteBucketSetting)
 
 
@@ -145,7 +146,7 @@ class Executor:
             await self._deps.news.spread()
         return result
 
-    async def _document(self, call: Call, digests: ops.BodyDigests) -> bytes:
+    async def _document(self, call: Call, digests: BodyDigests) -> bytes:
         """The whole body. Who sends it is admitted once more when it is here: it may come over hours."""
         document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
         call.signer = self._authenticator.again(call.head, call.signer)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from meshd.web.authentication import Authenticator
     from meshd.web.executing import Call
     from meshd.web.server import WebDeps
-    from meshwire.checksums import BodyDigest
+    from meshwire.checksums import BodyDigest, BodyDigests
     from meshwire.s3.forms import FormClaim
-    from meshwire.s3.operations import BodyDigests, PostObject, PutObject
+    from meshwire.s3.operations import PostObject, PutObject
 
 _EVERYTHING = PostPolicy(0, (), 0, MAX_FILE)
 _OF_CLIENT = frozenset({"referer", "user-agent"})

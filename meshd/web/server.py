@@ -33,8 +33,8 @@ from meshd.web.s3 import S3Endpoint
 from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
 from meshwire import releases
+from meshwire.checksums import BodyDigests
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import BodyDigests
 from meshwire.sigv4 import Claim
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from meshd.web.authentication import Authenticated
     from meshd.web.incoming import MeshRequest
-    from meshwire.checksums import BodyDigest
-    from meshwire.s3.operations import BodyDigests
+    from meshwire.checksums import BodyDigest, BodyDigests
     from meshwire.s3.parsing import RequestHead
 
 # Hashing a piece of this size takes about as long as a thread hop costs; smaller ones are hashed in place.

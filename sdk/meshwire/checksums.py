@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hmac import compare_digest
 from types import MappingProxyType
@@ -21,8 +21,6 @@ from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from meshwire.s3.operations import BodyDigests
 
     Buffer = bytes | bytearray | memoryview
 
@@ -45,6 +43,22 @@ DIGEST_SIZES: Mapping[str, int] = MappingProxyType(
 )
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class BodyDigests:
+    """Digests the client declares for the body it sends.
+
+    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`,
+    `sha256`) to base64;
+    `trailer` names the algorithms whose value follows in the chunked trailer; `wanted` those to compute
+    and store because `x-amz-sdk-checksum-algorithm` names them.
+    """
+
+    content_md5: str | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    trailer: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
 
 
 class Hasher(Protocol):

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshwire import etags, httpdates, names, percents
+from meshwire.checksums import BodyDigests
 from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
 from meshwire.s3 import documents, listings, tagging, tokens, versionlistings
 from meshwire.s3 import operations as ops
@@ -354,7 +355,7 @@ def test_documents_are_read_back(key: str) -> None:
     assert documents.parse_initiate(render(put, created, "id").body) == created
     keys = (res.DeletedKey(plain), res.DeletedKey("b", "v1", "v2"))
     deleted = res.DeleteResult(keys, (res.DeleteFailure(plain, "AccessDenied", plain, "v3"),))
-    op = ops.DeleteObjects("bucket", ops.BodyDigests())
+    op = ops.DeleteObjects("bucket", BodyDigests())
     assert documents.parse_delete_result(render(op, deleted, "id").body) == deleted
 
 
@@ -364,7 +365,7 @@ def test_copies_and_completions_are_read_back(ms: int, kind: str, sums: dict[str
     op = ops.CopyObject("b", "k", ops.CopySource("b", "k"), False, ops.ObjectHeaders())
     assert documents.parse_copy_result(render(op, copied, "id").body) == copied
     done = res.CompleteResult("b", "k", "e-2", "http://here/b/k", sums, kind)
-    complete = ops.CompleteMultipartUpload("b", "k", "u", ops.BodyDigests())
+    complete = ops.CompleteMultipartUpload("b", "k", "u", BodyDigests())
     assert documents.parse_complete_result(render(complete, done, "id").body) == done
 
 

@@ -11,6 +11,7 @@ from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
 from meshd.service.authorization.access import Access, Identity, RequestContext
 from meshd.store.records import Record
+from meshwire.checksums import BodyDigests
 from meshwire.policies import parse_policy
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Identity("root", "root", "AKROOT", root=True)
 ANN, BOB = Identity("ann", "Ann", "AKANN"), Identity("bob", "Bob", "AKBOB")
-HEADERS, DIGESTS = ops.ObjectHeaders(), ops.BodyDigests()
+HEADERS, DIGESTS = ops.ObjectHeaders(), BodyDigests()
 GET, PUT = ops.GetObject("b", "k"), ops.PutObject("b", "k", HEADERS, DIGESTS)
 LIST, DELETE = ops.ListObjects("b", 2), ops.DeleteObject("b", "k")
 

@@ -18,7 +18,7 @@ from meshd.service.objects.tagging import TaggingService
 from meshd.service.objects.uploads import UploadService
 from meshd.service.semantics.versions import Versions
 from meshd.store.memory import MemoryStore
-from meshwire.checksums import BodyDigest, BodyVerifier
+from meshwire.checksums import BodyDigest, BodyDigests, BodyVerifier
 from meshwire.s3 import operations as ops
 from meshwire.s3.documents import CompletedPart, DeleteRequest
 from meshwire.s3.errors import S3Error
@@ -46,9 +46,7 @@ class BytesBody:
     def size(self) -> int | None:
         return len(self._data)
 
-    async def pieces(
-        self, digests: ops.BodyDigests, also: tuple[str, ...] = ()
-    ) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         verifier = BodyVerifier(digests, extra=also)
         verifier.update(self._data)
         yield self._data
@@ -57,7 +55,7 @@ class BytesBody:
     def digest(self) -> BodyDigest:
         return self._digest
 
-    async def whole(self, digests: ops.BodyDigests, limit: int) -> bytes:
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
         return self._data
 
 
@@ -81,7 +79,7 @@ class Desk:
         run(self.buckets.update("b", lambda _: bucket))
 
     def put(self, key: str, data: bytes, **options: Any) -> res.ObjectStored:
-        operation = ops.PutObject("b", key, ops.ObjectHeaders(), ops.BodyDigests(), **options)
+        operation = ops.PutObject("b", key, ops.ObjectHeaders(), BodyDigests(), **options)
         return run(self.objects.put(operation, ALICE, BytesBody(data)))
 
     def head(self, key: str, version: str | None = None, **options: Any) -> res.ObjectHead:
@@ -95,7 +93,7 @@ class Desk:
         return run(self.deleter.delete(ops.DeleteObject("b", key, version=version, **options)))
 
     def delete_many(self, *keys: DeleteKey, quiet: bool = False) -> res.DeleteResult:
-        operation = ops.DeleteObjects("b", ops.BodyDigests())
+        operation = ops.DeleteObjects("b", BodyDigests())
         return run(self.deleter.delete_many(operation, DeleteRequest(keys, quiet)))
 
     def copy(self, source: str, key: str, version: str | None = None, **options: Any) -> res.CopyResult:
@@ -108,18 +106,18 @@ class Desk:
         return run(self.uploads.create(operation, ALICE)).upload_id
 
     def part(self, key: str, upload: str, number: int, data: bytes) -> CompletedPart:
-        operation = ops.UploadPart("b", key, upload, number, ops.BodyDigests())
+        operation = ops.UploadPart("b", key, upload, number, BodyDigests())
         return CompletedPart(number, run(self.uploads.put_part(operation, BytesBody(data))).etag)
 
     def complete(self, key: str, upload: str, *parts: CompletedPart, **options: Any) -> res.CompleteResult:
-        options = {"digests": ops.BodyDigests(), **options}
+        options = {"digests": BodyDigests(), **options}
         return run(self.uploads.complete(ops.CompleteMultipartUpload("b", key, upload, **options), parts))
 
     def tags(self, key: str, version: str | None = None) -> dict[str, str]:
         return dict(self.tagging.get(ops.GetObjectTagging("b", key, version)).tags)
 
     def tag(self, key: str, tags: dict[str, str], version: str | None = None) -> res.ObjectTagged:
-        operation = ops.PutObjectTagging("b", key, ops.BodyDigests(), version)
+        operation = ops.PutObjectTagging("b", key, BodyDigests(), version)
         return run(self.tagging.put(operation, tags))
 
     def listed(self, **options: Any) -> list[tuple[str, str, bool, bool]]:

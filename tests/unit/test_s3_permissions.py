@@ -7,13 +7,14 @@ from typing import Any, get_args
 import pytest
 
 from meshd.service.authorization.permissions import Need, needs
+from meshwire.checksums import BodyDigests
 from meshwire.conditions import Conditions
 from meshwire.policies.actions import ACTIONS
 from meshwire.s3 import operations as ops
 from meshwire.s3.settings import Acl, BucketSetting
 
 HEADERS = ops.ObjectHeaders()
-DIGESTS = ops.BodyDigests()
+DIGESTS = BodyDigests()
 SOURCE = ops.CopySource("src", "s")
 OLD = ops.CopySource("src", "s", "v1")
 PUBLIC = Acl("public-read")

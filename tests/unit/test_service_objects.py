@@ -13,6 +13,7 @@ import pytest
 from meshd.control.buckets import Bucket
 from meshd.service.objects.attributes import attributes
 from meshd.store.memory import MemoryStore
+from meshwire.checksums import BodyDigests
 from meshwire.s3 import operations as ops
 from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 
@@ -145,11 +146,11 @@ def test_what_the_client_expects_of_the_whole() -> None:
     for code, options in (
         ("InvalidRequest", {"object_size": 2}),
         ("InvalidRequest", {"checksum_type": "COMPOSITE"}),
-        ("InvalidRequest", {"digests": ops.BodyDigests(checksums={"sha256": "x"})}),
-        ("BadDigest", {"digests": ops.BodyDigests(checksums={"crc32": "AAAAAA=="})}),
+        ("InvalidRequest", {"digests": BodyDigests(checksums={"sha256": "x"})}),
+        ("BadDigest", {"digests": BodyDigests(checksums={"crc32": "AAAAAA=="})}),
     ):
         assert refusal(desk.complete, "k", upload, part, **options).code == code
-    digests = ops.BodyDigests(checksums={"crc32": right})
+    digests = BodyDigests(checksums={"crc32": right})
     done = desk.complete("k", upload, part, object_size=1, checksum_type="FULL_OBJECT", digests=digests)
     assert done.checksums == {"crc32": right}
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire import checksums, etags
-from meshwire.checksums import BodyVerifier
+from meshwire.checksums import BodyDigests, BodyVerifier
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import BodyDigests
 
 # The CRC catalogue's check values: the checksum of "123456789".
 CHECK = {"crc32": "cbf43926", "crc32c": "e3069283", "crc64nvme": "ae8b14860a799888"}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from meshwire.s3 import forms
 from meshwire.s3.errors import S3Error
 from meshwire.s3.policydocuments import read_policy
+from meshwire.s3.rendering import redirect_location
 from meshwire.s3.results import PostStored
 from meshwire.s3.settings import Acl
 
@@ -270,7 +271,7 @@ def test_forms_that_store_nothing(form: dict[str, str], code: str) -> None:
 def test_redirections(url: str, sent: str) -> None:
     redirect = forms.read_redirect({"success_action_redirect": url})
     result = PostStored("b", "a b/c", "e", "", redirect=redirect)
-    assert (forms.redirection(result) if redirect else "") == sent
+    assert (redirect_location(result) if redirect else "") == sent
 
 
 def test_statuses() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshwire.checksums import BodyDigests
 from meshwire.conditions import Conditions
 from meshwire.ranges import RangeSpec
 from meshwire.s3 import operations as ops
@@ -45,7 +46,7 @@ def refused(method: str, target: str, **headers: str) -> S3Error:
         ("GET", "/photos?list-type=2&max-keys=99999", ops.ListObjects(BUCKET, 2)),
         ("GET", "/photos?list-type=2&fetch-owner=true", ops.ListObjects(BUCKET, 2, fetch_owner=True)),
         ("GET", "/photos?uploads&max-uploads=3", ops.ListMultipartUploads(BUCKET, max_uploads=3)),
-        ("POST", "/photos?delete", ops.DeleteObjects(BUCKET, ops.BodyDigests())),
+        ("POST", "/photos?delete", ops.DeleteObjects(BUCKET, BodyDigests())),
         ("GET", "/photos/a/b.jpg", ops.GetObject(BUCKET, KEY)),
         ("HEAD", "/photos/a%2Fb.jpg?versionId=null", ops.GetObject(BUCKET, KEY, head=True, version="null")),
         ("GET", "/photos/a/b.jpg?partNumber=3", ops.GetObject(BUCKET, KEY, part_number=3)),
@@ -61,14 +62,14 @@ def refused(method: str, target: str, **headers: str) -> S3Error:
         ),
         ("GET", "/photos/a/b.jpg?tagging", ops.GetObjectTagging(BUCKET, KEY)),
         ("GET", "/photos/a/b.jpg?tagging&versionId=v", ops.GetObjectTagging(BUCKET, KEY, "v")),
-        ("PUT", "/photos/a/b.jpg?tagging", ops.PutObjectTagging(BUCKET, KEY, ops.BodyDigests())),
+        ("PUT", "/photos/a/b.jpg?tagging", ops.PutObjectTagging(BUCKET, KEY, BodyDigests())),
         ("DELETE", "/photos/a/b.jpg?tagging&versionId=v", ops.DeleteObjectTagging(BUCKET, KEY, "v")),
         ("GET", "/photos/a/b.jpg?uploadId=u", ops.ListParts(BUCKET, KEY, "u")),
         ("DELETE", "/photos/a/b.jpg?uploadId=u", ops.AbortMultipartUpload(BUCKET, KEY, "u")),
         (
             "PUT",
             "/photos/a/b.jpg?partNumber=1&uploadId=u",
-            ops.UploadPart(BUCKET, KEY, "u", 1, ops.BodyDigests()),
+            ops.UploadPart(BUCKET, KEY, "u", 1, BodyDigests()),
         ),
     ],
 )

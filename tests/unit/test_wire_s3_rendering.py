@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshwire.checksums import BodyDigests
 from meshwire.ranges import RangeSpec
 from meshwire.s3 import operations as ops
 from meshwire.s3 import results as res
@@ -107,7 +108,7 @@ def test_documents() -> None:
 
 def test_answers_without_a_body() -> None:
     stored = render(
-        ops.PutObject("b", "k", ops.ObjectHeaders(), ops.BodyDigests()),
+        ops.PutObject("b", "k", ops.ObjectHeaders(), BodyDigests()),
         res.ObjectStored(MD5, {"sha1": "x"}),
         "r",
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshwire.checksums import BodyDigests
 from meshwire.s3 import operations as ops
 from meshwire.s3 import results as res
 from meshwire.s3.errors import S3Error
@@ -63,7 +64,7 @@ def test_tagging_answers() -> None:
     assert b"<TagSet><Tag><Key>a</Key><Value>&lt;</Value></Tag></TagSet></Tagging>" in answer.body
     assert ("x-amz-version-id", "v") in answer.headers
     for op, status in (
-        (ops.PutObjectTagging("b", "k", ops.BodyDigests()), 200),
+        (ops.PutObjectTagging("b", "k", BodyDigests()), 200),
         (ops.DeleteObjectTagging("b", "k"), 204),
     ):
         assert render(op, res.ObjectTagged("v"), "r").status == status

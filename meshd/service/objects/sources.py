@@ -24,7 +24,7 @@ from meshd.service.semantics.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part
 from meshd.service.views.kinds import Made
 from meshd.store.records import Record
-from meshwire.checksums import BodyVerifier
+from meshwire.checksums import BodyDigests, BodyVerifier
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import CODES, S3Error
 
@@ -91,13 +91,13 @@ class LocalSources:
         """Its bytes. Raises S3Error PreconditionFailed when the content is another one by now."""
         if ask.member is not None:
             body = await self._member(ask)
-            async for piece in body.pieces(ops.BodyDigests()):
+            async for piece in body.pieces(BodyDigests()):
                 yield piece
             return
         record = await anew_if_brought(partial(self._place, ask))
         if isinstance(record, Made):
             body = MadeBody(record, ask.offset, ask.length)
-            async for piece in body.pieces(ops.BodyDigests()):
+            async for piece in body.pieces(BodyDigests()):
                 yield piece
             return
         if record.etag != ask.etag:
@@ -171,7 +171,7 @@ class FarSources:
             operation.bucket,
             operation.key,
             ops.ObjectHeaders(meta.headers, meta.metadata),
-            ops.BodyDigests(wanted=() if algorithm is None else (algorithm,)),
+            BodyDigests(wanted=() if algorithm is None else (algorithm,)),
             operation.conditions,
             meta.tags,
             operation.acl,
@@ -289,9 +289,7 @@ class FarBody:
     def size(self) -> int | None:
         return self._size
 
-    async def pieces(
-        self, digests: ops.BodyDigests, also: tuple[str, ...] = ()
-    ) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         verifier = BodyVerifier(digests, extra=also)
         if self._size:
             async with aclosing(self._far.pieces(self._ask)) as pieces:
@@ -305,7 +303,7 @@ class FarBody:
             raise S3Error("IncompleteBody")
         return self._digest
 
-    async def whole(self, digests: ops.BodyDigests, limit: int) -> bytes:
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
         if self._size > limit:
             raise S3Error("MaxMessageLengthExceeded")
         return b"".join([piece async for piece in self.pieces(digests)])

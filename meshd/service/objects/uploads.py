@@ -18,8 +18,8 @@ from meshd.service.semantics.translation import store_errors
 from meshd.store.errors import NoSuchUploadError
 from meshd.store.records import Meta
 from meshwire import checksums as sums
+from meshwire.checksums import BodyDigests
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import BodyDigests
 from meshwire.s3.results import (
     CompleteResult,
     CopyResult,

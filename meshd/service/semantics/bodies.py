@@ -13,8 +13,7 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from meshwire.checksums import BodyDigest
-    from meshwire.s3.operations import BodyDigests
+    from meshwire.checksums import BodyDigest, BodyDigests
 
 MAX_PUT_BYTES: Final = 5 << 30
 """Of a single PUT or part, and of the source of a copy."""

@@ -18,9 +18,9 @@ from meshd.store.errors import ExtentGoneError
 from meshd.store.proving import Passing, Proofs, damaged, naming
 from meshd.store.records import Meta
 from meshwire import checksums as sums
+from meshwire.checksums import BodyDigests
 from meshwire.conditions import failed_read_condition
 from meshwire.s3.errors import S3Error, precondition_failed
-from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -16,9 +16,9 @@ from awscrt.checksums import combine_crc32c
 from meshd.store.errors import CorruptExtentError
 from meshd.store.proving import Passing, Proofs
 from meshd.telemetry import metrics
-from meshwire.checksums import BodyVerifier
+from meshwire.checksums import BodyDigests, BodyVerifier
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import BodyDigests, ObjectHeaders, PutObject, UploadPart
+from meshwire.s3.operations import ObjectHeaders, PutObject, UploadPart
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence

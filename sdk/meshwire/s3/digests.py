@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from meshwire.checksums import ALGORITHMS, decode
+from meshwire.checksums import ALGORITHMS, BodyDigests, decode
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

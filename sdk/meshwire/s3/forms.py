@@ -24,7 +24,6 @@ from meshwire.sigv4.keys import hmac_sha256, signing_key
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.s3.results import PostStored
     from meshwire.sigv4 import Scope
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -158,13 +157,3 @@ def read_redirect(form: Mapping[str, str]) -> str:
     except ValueError:
         return ""
     return url if parts.scheme in {"http", "https"} and parts.netloc and url.isprintable() else ""
-
-
-def redirection(result: PostStored) -> str:
-    """The URL with what was stored in its query."""
-    query = "&".join(
-        f"{name}={percents.encode(value)}"
-        for name, value in (("bucket", result.bucket), ("key", result.key), ("etag", f'"{result.etag}"'))
-    )
-    base, hash_, fragment = result.redirect.partition("#")
-    return f"{base}{'&' if '?' in base else '?'}{query}{hash_}{fragment}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshwire.checksums import BodyDigests
     from meshwire.conditions import Conditions
     from meshwire.ranges import RangeSpec
     from meshwire.s3.settings import Acl, BucketSetting
@@ -24,22 +25,6 @@ class ObjectHeaders:
 
     system: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class BodyDigests:
-    """Digests the client declares for the body it sends.
-
-    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`,
-    `sha256`) to base64;
-    `trailer` names the algorithms whose value follows in the chunked trailer; `wanted` those to compute
-    and store because `x-amz-sdk-checksum-algorithm` names them.
-    """
-
-    content_md5: str | None = None
-    checksums: Mapping[str, str] = field(default_factory=dict)
-    trailer: tuple[str, ...] = ()
-    wanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshwire import etags, httpdates
+from meshwire import etags, httpdates, percents
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
-from meshwire.s3 import acls, attributes, cors, forms, listings, memberlistings, tagging, versionlistings
+from meshwire.s3 import acls, attributes, cors, listings, memberlistings, tagging, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3.elements import escape, escape_message, optional, tag
 from meshwire.s3.errors import S3Error
@@ -166,7 +166,7 @@ def _post_object(op: ops.PostObject, result: res.PostStored) -> Rendered:
     checksums = _checksum_headers(result.checksums, result.checksum_type)
     headers = [("etag", etags.quote(result.etag)), *checksums, *_version(result.version)]
     if result.redirect:
-        return Rendered(303, [("location", forms.redirection(result)), *headers])
+        return Rendered(303, [("location", redirect_location(result)), *headers])
     headers.append(("location", result.location))
     if result.status != 201:
         return Rendered(result.status, headers)
@@ -373,3 +373,13 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.ListParts: _listing(listings.parts),
     ops.ListMultipartUploads: _listing(listings.uploads),
 }
+
+
+def redirect_location(result: res.PostStored) -> str:
+    """The URL with what was stored in its query."""
+    query = "&".join(
+        f"{name}={percents.encode(value)}"
+        for name, value in (("bucket", result.bucket), ("key", result.key), ("etag", f'"{result.etag}"'))
+    )
+    base, hash_, fragment = result.redirect.partition("#")
+    return f"{base}{'&' if '?' in base else '?'}{query}{hash_}{fragment}"

@@ -19,9 +19,8 @@ from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
 from meshd.store.proving import Proofs
 from meshwire import names
-from meshwire.checksums import BodyVerifier
+from meshwire.checksums import BodyDigests, BodyVerifier
 from meshwire.documents import PlanError
-from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
