@@ -139,7 +139,7 @@ def decider_of(nodes: Sequence[Running], bucket: str, key: str) -> Running:
     return next(one for one in nodes if one.node.settings.node_id == decider.node_id)
 
 
-def replicated_store(one: Running) -> ReplicatedStore:
+def shared_store(one: Running) -> ReplicatedStore:
     """What the services of a node write to."""
     store = one.node.shared
     assert isinstance(store, ReplicatedStore)
@@ -149,7 +149,7 @@ def replicated_store(one: Running) -> ReplicatedStore:
 def accept_map(nodes: Iterable[Running]) -> None:
     """Of the deciders before the present map nobody is asked for a handover."""
     for one in nodes:
-        handover = replicated_store(one).handover
+        handover = shared_store(one).handover
         window, handover.window = handover.window, 0.0
         handover.note()
         handover.window = window
@@ -174,7 +174,7 @@ def among(
         async with running_nodes(asyncio.get_running_loop(), number, copies=copies) as nodes:
             accept_map(nodes)
             for node in nodes:
-                replicated_store(node).delivery.patience = patience
+                shared_store(node).delivery.patience = patience
             await test(nodes)
 
     asyncio.run(run())

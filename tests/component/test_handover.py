@@ -19,7 +19,7 @@ from meshd.testing.listening import end_listening
 from meshd.testing.store_writing import etag_of, put, refused
 from meshwire.cluster.transitions import joined, missed, settled
 from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import accept_map, change_map, decider_of, replicated_store, running_nodes
+from tests.component.mesh_nodes import accept_map, change_map, decider_of, shared_store, running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,11 +41,11 @@ def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
             other = next(node for node in nodes if node is not back)
             accept_map(nodes)
             for node in nodes:
-                replicated_store(node).delivery.patience = 1.0
+                shared_store(node).delivery.patience = 1.0
             await change_map(nodes, lambda cluster: missed(cluster, name))
             await change_map(nodes, lambda cluster: joined(cluster, back.member))
             for node in nodes:
-                replicated_store(node).handover.note()
+                shared_store(node).handover.note()
             await test(back, other)
 
     asyncio.run(run())
@@ -68,16 +68,16 @@ def _read(node: Running) -> bytes | None:
 
 def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(replicated_store(other), "k", b"first")
+        await put(shared_store(other), "k", b"first")
         await _commit(other, b"second")  # reads of that node show it
         await _up(back, other)
         await refused(
             ConditionFailedError,
-            put(replicated_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"first"),))),
+            put(shared_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"first"),))),
         )
         assert _read(back) == _read(other) == b"second"
         await put(
-            replicated_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"second"),))
+            shared_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"second"),))
         )
         assert _read(back) == _read(other) == b"third"
 
@@ -86,12 +86,12 @@ def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
 
 def test_a_removal_of_the_former_decider_is_known() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(replicated_store(other), "k", b"first")
+        await put(shared_store(other), "k", b"first")
         with decided_by(other.node.mesh.map().version):
             await other.node.store.delete("b", "k")
         await _up(back, other)
         conditions = Conditions(if_match=(etag_of(b"first"),))
-        await refused(ConditionMissingError, replicated_store(back).delete("b", "k", conditions=conditions))
+        await refused(ConditionMissingError, shared_store(back).delete("b", "k", conditions=conditions))
 
     _among(test)
 
@@ -102,7 +102,7 @@ def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
             await put(other.node.store, "k", b"first")
         await _up(back, other)
         conditions = Conditions(if_match=(etag_of(b"first"),))
-        await replicated_store(back).check_conditions("b", "k", conditions)  # which raises nothing
+        await shared_store(back).check_conditions("b", "k", conditions)  # which raises nothing
         assert _read(back) == b"first"
 
     _among(test)
@@ -112,7 +112,7 @@ def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
     async def test(back: Running, other: Running) -> None:
         older = other.node.mesh.map().version
         await _up(back, other)
-        await put(replicated_store(back), "k", b"new")
+        await put(shared_store(back), "k", b"new")
 
         async def late() -> None:
             with decided_by(older):
@@ -136,12 +136,12 @@ def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.Monke
         monkeypatch.setattr(ReplicatedStore, "hand_over", counted)
         await _up(back, other)
         for data in (b"1", b"2", b"3"):
-            await put(replicated_store(back), "k", data)
+            await put(shared_store(back), "k", data)
         assert asked == [("b", "k")]
-        replicated_store(back).handover.window = 0.0
+        shared_store(back).handover.window = 0.0
         for until in range(2):
             await change_map([back, other], lambda cluster: joined(cluster, other.member))
-            await put(replicated_store(back), "k", b"%d" % until)
+            await put(shared_store(back), "k", b"%d" % until)
         assert asked == [("b", "k")]
 
     _among(test)
@@ -149,15 +149,15 @@ def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.Monke
 
 def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(replicated_store(other), "k", b"first")
+        await put(shared_store(other), "k", b"first")
         await _up(back, other)
         await end_listening(other.listener)
         await back.node.peers.aclose()
-        error = await refused(NotReplicatedError, put(replicated_store(back), "k", b"second"))
+        error = await refused(NotReplicatedError, put(shared_store(back), "k", b"second"))
         assert f"{other.node.settings.node_id} decided about this name until a moment ago" in str(error)
         assert _read(back) == b"first"  # nothing was changed
         await change_map([back, other], lambda cluster: missed(cluster, other.node.settings.node_id))
-        await put(replicated_store(back), "k", b"second")  # a map without it needs no answer
+        await put(shared_store(back), "k", b"second")  # a map without it needs no answer
         assert _read(back) == b"second"
 
     _among(test)
@@ -165,10 +165,10 @@ def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> Non
 
 def test_who_saw_no_former_map_asks_all_other_owners() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(replicated_store(other), "k", b"first")
+        await put(shared_store(other), "k", b"first")
         await _commit(other, b"second")
         await _up(back, other)
-        store, node = replicated_store(back), back.node
+        store, node = shared_store(back), back.node
         store.handover = Handover(node.mesh, node.peers, node.clock)  # a process that has just begun
         version = node.mesh.map().version
         assert not store.handover.is_done("b", "k", version)
@@ -184,7 +184,7 @@ def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: p
     async def test(back: Running, other: Running) -> None:
         monkeypatch.setattr(handover, "HANDOVER", "/-/peer/replica/what-it-does-not-know")
         await _up(back, other)
-        await put(replicated_store(back), "k", b"data")
+        await put(shared_store(back), "k", b"data")
         assert _read(back) == _read(other) == b"data"
 
     _among(test)

@@ -26,7 +26,7 @@ from tests.component.mesh_nodes import (
     change_map,
     decider_of,
     owners_alike,
-    replicated_store,
+    shared_store,
 )
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _left(clock: Clock, until: float) -> tuple[int, float]:
 def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
-        mesh, store, clock = decider.node.mesh, replicated_store(decider), decider.node.clock
+        mesh, store, clock = decider.node.mesh, shared_store(decider), decider.node.clock
         held, acts = 0.0, 0
 
         async def act() -> Record:

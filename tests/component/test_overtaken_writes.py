@@ -20,7 +20,7 @@ from meshd.testing.listening import end_listening
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import accept_map, decider_of, replicated_store, running_nodes
+from tests.component.mesh_nodes import accept_map, decider_of, shared_store, running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ class Pair:
         self.primary = decider_of(nodes, "b", "k")
         self.other = next(one for one in nodes if one is not self.primary)
         self.port = int(self.other.member.endpoint.rpartition(":")[2])
-        self.store = replicated_store(self.primary)
+        self.store = shared_store(self.primary)
         accept_map(nodes)
 
     @property

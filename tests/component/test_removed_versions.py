@@ -9,7 +9,7 @@ from meshd.store.epochs import decided_by
 from meshd.store.errors import ConditionFailedError
 from meshd.testing.store_writing import put, refused
 from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import decider_of, replicated_store, running_nodes
+from tests.component.mesh_nodes import decider_of, shared_store, running_nodes
 
 if TYPE_CHECKING:
     import pytest
@@ -34,7 +34,7 @@ def test_nobody_gets_to_know_of_a_removal_before_the_version_that_is_left(
     async def run() -> None:
         async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
             one, other, _, second = await _two_versions(nodes)
-            store = replicated_store(one)
+            store = shared_store(one)
             with decided_by(one.node.mesh.map().version):
                 third = await put(one.node.store, "k", b"third", versioning="Enabled")  # told to nobody yet
             seen, tell = list[str](), store.tell

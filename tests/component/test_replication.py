@@ -23,7 +23,7 @@ from meshd.testing.listening import end_listening
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.cluster.transitions import drained, joined, missed, reweighed
-from tests.component.mesh_nodes import among, change_map, decider_of, replicated_store, with_clients
+from tests.component.mesh_nodes import among, change_map, decider_of, shared_store, with_clients
 
 if TYPE_CHECKING:
     from tests.component.mesh_nodes import Running
@@ -191,7 +191,7 @@ def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCap
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        store = replicated_store(decider)
+        store = shared_store(decider)
         await end_listening(other.listener)
         await decider.node.peers.aclose()
         silent = metrics.replication_retries.labels("silent")
@@ -297,7 +297,7 @@ def test_nothing_is_acknowledged_while_nobody_decides() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        store = replicated_store(decider)
+        store = shared_store(decider)
         record = await put(decider.node.store, "k", b"alone")
         for gone in (decider, other):
             await change_map(nodes, partial(missed, node_id=gone.node.settings.node_id))
@@ -315,7 +315,7 @@ def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
 
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
-        store = replicated_store(decider)
+        store = shared_store(decider)
         late = await put(decider.node.store, "k", b"late")
         await change_map(nodes, lambda cluster: missed(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")

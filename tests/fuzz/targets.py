@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from meshd.web.hosts import Hosts
-from meshwire import httpdates, percents, tars
+from meshwire import httpdates, percents
+from meshwire import tars as tar_format
 from meshwire.declarations import extents, parse_declaration
 from meshwire.documents import PlanError, canonical_json, read_json
 from meshwire.expressions import order_key, parse_expression
@@ -176,18 +177,18 @@ def tar(data: bytes) -> None:
 
     def read(offset: int, length: int) -> bytes:
         assert offset >= 0
-        assert 0 <= length <= tars.MAX_PAX
+        assert 0 <= length <= tar_format.MAX_PAX
         return data[offset : offset + length]
 
     found, at, torn = [], 0, 0
     try:
-        for member in tars.scan(read, 0, len(data)):
+        for member in tar_format.scan(read, 0, len(data)):
             assert at <= member.start < member.data_offset
             assert member.data_offset + member.size <= len(data)
             assert member.next_offset > at
             at = member.next_offset
             found.append(member)
-    except tars.TarError as error:
+    except tar_format.TarError as error:
         torn = error.offset
     assert 0 <= torn <= len(data)
     index = index_tar(found)
