@@ -28,12 +28,12 @@ from bench.checkpoints import BOTO, BUCKET, CONNECTOR, OURS, PARTS
 from bench.processes import cpu_seconds
 from bench.rows import MIB
 from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 State = dict[str, torch.Tensor]
 _REGION = "us-east-1"

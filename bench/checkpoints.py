@@ -14,7 +14,7 @@ from bench.rows import MIB
 from bench.standing import StandingContender
 from bench.tables import number, table
 from bench.turns import turns
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -48,10 +48,10 @@ _DEAR = 40  # how many samples fewer the dear ways get
 
 
 def _ways(stack: ExitStack, pixels: npt.NDArray[np.uint8]) -> dict[str, Way]:
-    from meshd.transform.userops.calling import ConfinedProcess, Confinement
+    from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcess
 
     def confined(sealed: bool) -> Way:
-        process = ConfinedProcess("same", _SOURCE, 256 << 20, Confinement(sealed=sealed))
+        process = SandboxProcess("same", _SOURCE, 256 << 20, SandboxPolicy(sealed=sealed))
         stack.callback(process.close)
         return lambda: process.apply("same", {}, pixels, key=0, random=False, seconds=60)
 

@@ -27,7 +27,7 @@ from bench import albums
 from bench.clocking import cpu_seconds
 from bench.results import Figure
 from bench.turns import order
-from meshsdk.arenas import Arena
+from meshsdk.client.arena import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from bench.results import Figure
-from meshd.cache.policies.interface import Settings
-from meshd.cache.simulating import BOUND, PLANNED, footprint, segment_of, simulate
-from meshd.cache.traces import epochs
+from meshd.origins.eviction.policy_api import EvictionSettings
+from meshd.origins.eviction.simulator import BOUND, PLANNED, default_segment, epoch_trace, footprint, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,10 +26,10 @@ _SHARE, _EPOCHS = 0.3, 20
 def measure(scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
     """Shuffled epochs, and epochs in one order."""
     shuffled, ordered = (
-        epochs(_EPOCHS, scale.cached_items, 100 << 10, shuffled=each) for each in (True, False)
+        epoch_trace(_EPOCHS, scale.cached_items, 100 << 10, shuffled=each) for each in (True, False)
     )
     capacity = int(_SHARE * footprint(shuffled))
-    settings = Settings(capacity, segment_of(capacity))
+    settings = EvictionSettings(capacity, default_segment(capacity))
     for name in CONTENDERS:
         say(f"{NAME}: {name}")
         mixed, same = (simulate(name, trace, settings) for trace in (shuffled, ordered))

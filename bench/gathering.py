@@ -26,8 +26,8 @@ from bench import shelving
 from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.turns import turns
-from meshsdk.connecting import connect
-from meshsdk.gathers import Item
+from meshsdk.client.gather import Item
+from meshsdk.client.s3_client import connect
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from bench.rows import Scale
     from bench.servers import Server
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 GATHER, ONE, SIXTEEN = "gather", "our client, one by one", "our client × 16"
 BOTO_ONE, BOTO_SIXTEEN = "boto3, one by one", "boto3 × 16"

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from bench.turns import random_order
-from meshd.testing.daemons import Daemon
-from meshwire.s3.requestheads import RequestHead
+from meshwire.s3.request_head import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -83,9 +83,9 @@ def _render(files: Sequence[Path]) -> None:
     """Read, decode, crop, flip and write rows, as a transform process does."""
     import cv2
 
-    from meshd.transform.chains import compile_chain
+    from meshd.transform.op_chain import compile_chain
     from meshsdk import ops
-    from meshwire.randomness import KeyedRandom
+    from meshwire.plan.keyed_random import KeyedRandom
 
     cv2.setNumThreads(1)
     wanted = (

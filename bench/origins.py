@@ -25,8 +25,8 @@ from bench.rows import KIB, MIB
 from bench.servers import new_account, start_meshd
 from bench.signing import Request, headers
 from bench.turns import order
-from meshsdk import buckets
-from meshsdk.connecting import connect
+from meshsdk.admin import cluster_admin
+from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ def build(children: Children, weed: Server, scratch: Path) -> Site:
             "endpoint": f"http://127.0.0.1:{port}",
             "credentials": "weed",
         }
-        buckets.create_bucket(client.transport, shelving.BUCKET, document)
+        cluster_admin.create_bucket(client.transport, shelving.BUCKET, document)
     return Site(weed, replace(weed, name=ORIGIN, port=port), mesh, log)
 
 

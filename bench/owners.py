@@ -24,10 +24,10 @@ from bench.results import Figure
 from bench.tables import number, table
 from bench.turns import order
 from meshd.errors import MeshdError
-from meshd.runtime import etcds
-from meshd.testing.meshes import Mesh
+from meshd.process import local_etcd
 from meshsdk import ops
-from meshsdk.neighbours import VARIABLE
+from meshsdk.client.local_handover import LOCAL_VARIABLE
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +79,7 @@ class _Read:
 def missing() -> str:
     """Why it cannot be measured here; empty when it can."""
     try:
-        etcds.binary()
+        local_etcd.find_etcd()
     except MeshdError as error:
         return str(error)
     return ""
@@ -94,7 +94,7 @@ def measure(album: Album, scale: Scale, say: Callable[[str], None]) -> Iterator[
     """Epochs of both kinds, each both ways, in turn."""
     say(f"{NAME}: starting a mesh")
     with (
-        Mesh.start(3, args=("--copies", "2", "--transforms", "1")) as nodes,
+        DaemonCluster.start(3, args=("--copies", "2", "--transforms", "1")) as nodes,
         _over_tcp(),
         mesh.connect(
             ",".join(nodes.endpoints.values()), access_key=nodes.access_key, secret_key=nodes.secret_key
@@ -111,7 +111,7 @@ def measure(album: Album, scale: Scale, say: Callable[[str], None]) -> Iterator[
                 yield from _round(nodes, kind, ds, scale.batch, count)
 
 
-def _round(nodes: Mesh, kind: str, ds: mesh.Dataset, batch: int, count: int) -> Iterator[Figure]:
+def _round(nodes: DaemonCluster, kind: str, ds: mesh.Dataset, batch: int, count: int) -> Iterator[Figure]:
     """Both ways; the epoch is the same, and new."""
     ways = order(WAYS.items(), count)
     found = {way: _epoch(nodes, ds, batch, how, count + 1) for way, how in ways}
@@ -120,7 +120,7 @@ def _round(nodes: Mesh, kind: str, ds: mesh.Dataset, batch: int, count: int) -> 
         yield Figure(f"{kind}, {way}", count, read.metrics(), problem)
 
 
-def _epoch(nodes: Mesh, ds: mesh.Dataset, batch: int, way: Any, epoch: int) -> _Read:
+def _epoch(nodes: DaemonCluster, ds: mesh.Dataset, batch: int, way: Any, epoch: int) -> _Read:
     pids = [node.pid for node in nodes.nodes.values()]
     digest = 0
     crossed, cpu = _crossed(nodes), sum(map(cpu_seconds, pids))
@@ -143,7 +143,7 @@ def _epoch(nodes: Mesh, ds: mesh.Dataset, batch: int, way: Any, epoch: int) -> _
     )
 
 
-def _crossed(nodes: Mesh) -> float:
+def _crossed(nodes: DaemonCluster) -> float:
     """Bytes that nodes have fetched of each other so far."""
     return sum(nodes.metric(node_id, "meshd_remote_bytes_total") for node_id in nodes.nodes)
 
@@ -171,15 +171,15 @@ def _filled(client: mesh.Client, album: Album, say: Callable[[str], None]) -> di
 @contextmanager
 def _over_tcp() -> Iterator[None]:
     """No frame is taken over as shared memory."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "off"
+    before = os.environ.get(LOCAL_VARIABLE)
+    os.environ[LOCAL_VARIABLE] = "off"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[VARIABLE]
+            del os.environ[LOCAL_VARIABLE]
         else:
-            os.environ[VARIABLE] = before
+            os.environ[LOCAL_VARIABLE] = before
 
 
 def section(rows: Mapping[str, RowResult]) -> list[str]:

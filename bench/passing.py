@@ -18,8 +18,8 @@ from bench.rows import KIB, MIB
 from bench.signing import Account, Request
 from bench.turns import turns
 from meshd.errors import MeshdError
-from meshd.runtime import etcds
-from meshd.testing.meshes import Mesh
+from meshd.process import local_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def missing() -> str:
     if not available():
         return "wrk is not installed: `apt-get install wrk`"
     try:
-        etcds.binary()
+        local_etcd.find_etcd()
     except MeshdError as error:
         return str(error)
     return ""
@@ -83,7 +83,7 @@ def missing() -> str:
 def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator[Figure]:
     """All sizes, each on both nodes in turn."""
     say(f"{NAME}: starting a mesh")
-    with Mesh.start(2, args=("--copies", "1")) as mesh:
+    with DaemonCluster.start(2, args=("--copies", "1")) as mesh:
         s3 = mesh["n1"].client()
         s3.create_bucket(Bucket=_BUCKET)
         ways = dict[str, tuple[str, Load, Size]]()
@@ -98,7 +98,7 @@ def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator
             yield Figure(contender, number, metrics, problem)
 
 
-def _filled(mesh: Mesh, s3: Any, size: Size, seconds: int) -> Load:
+def _filled(mesh: DaemonCluster, s3: Any, size: Size, seconds: int) -> Load:
     """Puts objects of the size where only the holder has them; what asks for them."""
     keys = [
         mesh.key_decided_by("n2", _BUCKET, f"{size.size}-{number}", copies=1) for number in range(size.keys)
@@ -110,7 +110,9 @@ def _filled(mesh: Mesh, s3: Any, size: Size, seconds: int) -> Load:
     return Load(requests, size.connections, seconds)
 
 
-def _read(mesh: Mesh, node: str, load: Load, size: Size, scratch: Path) -> tuple[dict[str, float], str]:
+def _read(
+    mesh: DaemonCluster, node: str, load: Load, size: Size, scratch: Path
+) -> tuple[dict[str, float], str]:
     before = {name: cpu_seconds(mesh[name].pid) for name in ("n1", "n2")}
     account = Account(mesh.access_key, mesh.secret_key)
     reading = run(load, mesh[node].endpoint.removeprefix("http://"), account, scratch)

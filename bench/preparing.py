@@ -37,9 +37,9 @@ def _contenders() -> dict[str, Prepare]:
     import numpy as np
     import simplejpeg
 
-    from meshd.transform.chains import compile_chain
+    from meshd.transform.op_chain import compile_chain
     from meshsdk import ops
-    from meshwire.randomness import KeyedRandom
+    from meshwire.plan.keyed_random import KeyedRandom
 
     cv2.setNumThreads(1)
     wanted = (ops.decode("image"), ops.random_resized_crop("image", SIDE), ops.hflip("image"))
@@ -62,8 +62,8 @@ def _by_pillow(number: int, data: bytes) -> object:
     import numpy as np
     from PIL import Image, ImageOps
 
-    from meshd.transform.builtin.resizing import RandomResizedCrop
-    from meshwire.randomness import KeyedRandom
+    from meshd.transform.builtin.resize import RandomResizedCrop
+    from meshwire.plan.keyed_random import KeyedRandom
 
     op = RandomResizedCrop((SIDE, SIDE), (0.08, 1.0), (0.75, 4 / 3))
     with Image.open(io.BytesIO(data)) as opened:

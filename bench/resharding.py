@@ -21,8 +21,8 @@ from bench import shelving
 from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.turns import turns
-from meshsdk import jobs
-from meshsdk.connecting import connect
+from meshsdk.admin import jobs
+from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bench.rows import Scale
     from bench.servers import Server
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 NAME: Final = "reshard"
 COPY, SYNCED, STORED, SHUFFLED = "cp", "cp, then sync", "reshard", "reshard, shuffled"

@@ -21,7 +21,7 @@ from bench import limits
 from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.turns import order
-from meshd.testing.meshes import Mesh
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ def title(scale: Scale) -> str:
 def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator[Figure]:
     """Fill three nodes, lose one and take it back again and again."""
     place = scratch / "mesh"
-    with Mesh.start(3, place, args=("--down-after", "3600"), workers=2) as mesh:
+    with DaemonCluster.start(3, place, args=("--down-after", "3600"), workers=2) as mesh:
         say(f"{NAME}: filling")
         _fill(mesh, scale.restored)
         for number in range(scale.rounds):
@@ -90,7 +90,7 @@ def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator
                     yield _lose(mesh, contender, number)
 
 
-def _fill(mesh: Mesh, wanted: int) -> None:
+def _fill(mesh: DaemonCluster, wanted: int) -> None:
     client = mesh["n1"].client()
     client.create_bucket(Bucket=_BUCKET)
     large, small = os.urandom(min(_LARGE, wanted // 2)), os.urandom(_SMALL)
@@ -117,7 +117,7 @@ def _disk_rate(scratch: Path, size: int) -> float:
     return written / taken
 
 
-def _copy(mesh: Mesh, path: Path, rate: float, seconds: float, number: int) -> Figure:
+def _copy(mesh: DaemonCluster, path: Path, rate: float, seconds: float, number: int) -> Figure:
     """What the machine alone does to the same reader: another process writes and syncs at `rate`, in the
     background, and sends nothing and compares nothing."""
     with _Reading(mesh, True) as reading:
@@ -136,7 +136,7 @@ def _slower(quiet: list[float], busy: list[float]) -> dict[str, float]:
     return {"p99_quiet_ms": _p99(quiet), "p99_ms": _p99(busy), "p99_ratio": _p99(busy) / _p99(quiet)}
 
 
-def _lose(mesh: Mesh, contender: str, number: int) -> Figure:
+def _lose(mesh: DaemonCluster, contender: str, number: int) -> Figure:
     """n3 is lost and its copies are made again; then it comes back empty."""
     mesh.kill("n3")
     mesh.await_state("n3", "away")
@@ -168,7 +168,7 @@ def _whole(cluster: ClusterMap) -> bool:
     return not cluster.moving and all(n.state == "up" and n.node_id in owners for n in cluster.nodes)
 
 
-def _carried(mesh: Mesh) -> float:
+def _carried(mesh: DaemonCluster) -> float:
     """Bytes that the nodes that are left have fetched from each other."""
     return sum(mesh.metric(name, "meshd_moves_bytes_total") for name in _LEFT)
 
@@ -177,14 +177,14 @@ def _p99(taken: list[float]) -> float:
     return 1e3 * sorted(taken)[int(0.99 * (len(taken) - 1))]
 
 
-def _change(mesh: Mesh, action: str) -> None:
+def _change(mesh: DaemonCluster, action: str) -> None:
     body = json.dumps({"action": action, "anyway": True}).encode()
     answer = mesh["n1"].request("POST", "/-/cluster/nodes/n3", body)
     if answer.status != 200:
         raise RuntimeError(f"{action}: {answer.body!r}")
 
 
-def _status(mesh: Mesh) -> dict[str, Any]:
+def _status(mesh: DaemonCluster) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
     return found
 
@@ -192,7 +192,7 @@ def _status(mesh: Mesh) -> dict[str, Any]:
 class _Reading:
     """A client that reads small objects from n1, one after the other at a pace, while the block runs."""
 
-    def __init__(self, mesh: Mesh, wanted: bool) -> None:
+    def __init__(self, mesh: DaemonCluster, wanted: bool) -> None:
         self._mesh, self._wanted = mesh, wanted
         self._taken: list[float] = []
         self._stop = threading.Event()

@@ -17,7 +17,7 @@ import zarr
 
 from bench.standing import StandingContender
 from bench.turns import turns
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
-"""The daemon of a storage node: S3 store, preprocessing, addressed batches.
+"""The daemon of a storage node: S3 store, preprocessing, batches by address.
 
-Law: layers, top to bottom, each importing only those below it: testing, cli, runtime, web, service,
-assembly | transform | cluster, store | origin | control, cache, net, telemetry, kit, config, errors. `make
-check` enforces them.
+Law: layers, top to bottom; a module imports only from layers below its own: cli, process, server, reads,
+origins, jobs, views, batches, datasets | objects, peer_reads, documents, auth, core | cluster,
+transform, control, store, rpc, telemetry, util, config, errors. `make check` enforces them.
 """

@@ -1,4 +1,4 @@
-"""`python -m meshd` is the `meshd` command."""
+"""`python -m meshd` runs the `meshd` command."""
 
 from meshd.cli import main
 

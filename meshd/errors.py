@@ -1,7 +1,7 @@
 """Errors that any layer may raise and that end as one line for the operator.
 
-Law: a message says what is wrong and what to do about it, and never carries a credential.
-Layers with a meaning of their own (config, store, control) define their errors beside their code.
+Law: a message says what is wrong and what to do about it, and never contains a credential. Packages with
+a failure model of their own (config, store, control) define their errors beside their code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IndexLostError(StartupError):
     """Processes die of reading what lies in memory of a file: the index cannot be read from its device."""
 
 
-def missing_asset(digest: str) -> str:
+def missing_asset_message(digest: str) -> str:
     """What is said of an asset that is not there, whoever comes upon it."""
     return (
         f"this node does not have the asset sha256:{digest}: what it was made with (a module of ops, a "

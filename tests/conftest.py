@@ -14,12 +14,12 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
-from meshd.kit.yielding import GIVING_WAY
-from meshd.testing.daemons import Daemon, failing, live_daemons
-from meshd.testing.forkserver import ForkServers, forked_from
-from meshd.testing.meshes import running_nodes
+from meshd.util.shared_counters import NICE_FAILPOINT
 from tests import fresh_fixtures, scheduling
 from tests.one_node import one_node
+from tests.support.daemon_cluster import running_nodes
+from tests.support.daemons import Daemon, live_daemons, with_failpoints
+from tests.support.fork_server import ForkServers, forked_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def _forked_nodes() -> Iterator[None]:
     """Nodes are forked from a process that has loaded all modules, but where a test says otherwise. What
     moves their data gives way to their clients by its pauses, not to whatever other tests run: put behind all
     of these, with niceness, it came to nothing for minutes."""
-    with _servers, forked_from(_servers), failing(f"{GIVING_WAY}=error"):
+    with _servers, forked_from(_servers), with_failpoints(f"{NICE_FAILPOINT}=error"):
         yield
 
 

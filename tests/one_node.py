@@ -10,8 +10,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.meshes import Mesh
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def one_node(args: Sequence[str] = (), *, workers: int = 1) -> Iterator[Daemon]:
 def _one_of(number: int, args: Sequence[str], workers: int) -> Iterator[Daemon]:
     own = {f"n{place + 1}": ("--weight", "20") for place in range(1, number)}
     flags = ("--copies", os.environ.get("MESH_TEST_COPIES", "1"), *args)
-    with Mesh.start(number, args=flags, own=own, workers=workers) as mesh:
+    with DaemonCluster.start(number, args=flags, own=own, workers=workers) as mesh:
         yield mesh["n1"]
         for node in mesh.nodes.values():
             assert node.running, node.output()

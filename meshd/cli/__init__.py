@@ -1,7 +1,7 @@
 """The `meshd` command: `serve`, `dev`, `admin`, `fsck`, `inspect`.
 
-Law: a command parses, calls, prints; nothing else lives here. Commands are imported when they are asked for:
-`meshd --help` is quick, and `serve` sets the environment before anything heavy is loaded.
+Law: a command parses, calls and prints; nothing else lives here. Commands are imported on first use, so
+`meshd --help` is quick and `serve` sets the environment before anything heavy is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMMANDS = {
     "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, to try it."),
     "admin": ("meshd.cli.admin", "admin", "Manage users, keys and policies; temporary credentials."),
     "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
-    "inspect": ("meshd.cli.inspecting", "inspect", "Look at a record, a data file, or statistics."),
+    "inspect": ("meshd.cli.inspect_store", "inspect", "Look at a record, a data file, or statistics."),
 }
 
 

@@ -1,7 +1,7 @@
-"""`meshd dev`: an etcd and several nodes on this machine, as one command that one Ctrl-C ends.
+"""`meshd dev`: one etcd and several nodes on this machine, stopped together by one Ctrl-C.
 
-Law: starts what `meshd serve` and etcd are, and nothing else: what is seen here is what a mesh does. Ends
-what it started, by process id, and leaves the directory for the next time.
+Law: runs the same `meshd serve` and etcd as a real mesh, and nothing else. It stops exactly the
+processes it started, by process id, and leaves the data directory in place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from meshd.errors import StartupError
-from meshd.kit.clock import SystemClock
-from meshd.runtime.children import die_with
-from meshd.runtime.credentials import ACCESS, SECRET, root_credentials
-from meshd.runtime.etcds import EtcdCluster
+from meshd.process.child_process import die_with_parent
+from meshd.process.local_etcd import EtcdCluster
+from meshd.process.root_credentials import ACCESS_KEY_ENV, SECRET_KEY_ENV, root_credentials
+from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ class _Nodes:
         self._etcd.__enter__()
         pair = root_credentials(self._place, os.environ)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
-        env = inherited | {ACCESS: pair.access_key, SECRET: pair.secret_key}
+        env = inherited | {ACCESS_KEY_ENV: pair.access_key, SECRET_KEY_ENV: pair.secret_key}
         for number, node_id in enumerate(self._ids):
             self._running[node_id] = self._start(node_id, number, env)
         endpoints = [self._await_ready(node_id) for node_id in self._ids]
@@ -121,7 +121,7 @@ class _Nodes:
                 stderr=log,
                 env=env,
                 start_new_session=True,  # Ctrl-C is for this process, which ends them in order
-                preexec_fn=partial(die_with, os.getpid()),
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
 
     def _await_ready(self, node_id: str) -> str:

@@ -1,6 +1,6 @@
-"""`meshd fsck`: is every object whole; and the index made anew from the data files.
+"""`meshd fsck`: verifies every stored object, and rebuilds the index from the data files.
 
-Law: exit status 0 is clean, 1 is damage or failure, 2 a wrong call. The report goes to stdout, progress
+Law: exit status 0 means clean, 1 damage or failure, 2 a usage error. The report goes to stdout, progress
 to stderr.
 """
 
@@ -14,16 +14,16 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from meshd.cli.inspecting import find_store
-from meshd.store.checking import check
-from meshd.store.rebuilding import rebuild
-from meshd.store.unreadable import mark_readable
+from meshd.cli.inspect_store import store_options
+from meshd.store.disks.data_dir_guards import clear_index_unreadable
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from meshd.config import StoreSettings
-    from meshd.store.checking import CheckReport
+    from meshd.store.tools.fsck import CheckReport
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 @click.command()
 @click.option("--rebuild", "anew", is_flag=True, help="Make the index anew from the data files first.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
-@find_store
+@store_options
 def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
     """Verify every object of a stopped node: index, tar headers and checksums of all bytes.
 
@@ -56,7 +56,7 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
     rebuilt: dict[str, Any] = {}
     if anew:
         with _progress("rebuilding", as_json) as advance:
-            done = rebuild(settings, advance)
+            done = rebuild_index(settings, advance)
         rebuilt = {
             "objects": done.objects,
             "versions": done.versions,
@@ -65,8 +65,8 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
             "problems": done.problems,
         }
     with _progress("checking", as_json) as advance:
-        report = check(settings, advance)
-    mark_readable(settings)
+        report = check_store(settings, advance)
+    clear_index_unreadable(settings)
     if as_json:
         click.echo(msgspec.json.encode({"clean": report.clean, "rebuilt": rebuilt, "report": report}))
     else:

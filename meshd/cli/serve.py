@@ -1,7 +1,7 @@
 """`meshd serve`: flags → settings → the supervisor.
 
-Law: exit 0 after a clean stop, 1 when the node could not start, 2 when it was asked wrongly or the directory
-is in use. Imports nothing heavy before the environment is set.
+Law: exit status 0 after a clean stop, 1 when the node could not start, 2 for a usage error or a
+directory in use. Imports nothing heavy before the environment is set.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import click
 
 from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
-from meshd.runtime.directory import prepare_directory
-from meshd.runtime.environment import set_environment, unread_authorities
+from meshd.process.bootstrap import prepare_data_dir, set_environment, without_system_authorities
 
 _EXAMPLE = """
 \b
@@ -105,14 +104,14 @@ def serve(config: str | None, **flags: Any) -> None:
     file = config or os.environ.get("MESHD_CONFIG")
     try:
         settings = load_settings(flags, config_file=Path(file) if file else None)
-        lock = prepare_directory(settings)
+        lock = prepare_data_dir(settings)
         set_environment(settings, os.environ)
         gc.disable()  # a sixth of what a thousand modules take to load
-        with unread_authorities(os.environ):
-            from meshd.runtime.launching import launch
+        with without_system_authorities(os.environ):
+            from meshd.process.serve import serve_node
         gc.freeze()  # modules stay: the first look through them, at once otherwise, is another sixth
         gc.enable()
-        launch(settings, os.environ, _say)
+        serve_node(settings, os.environ, _say)
         lock.release()
     except (ConfigError, DirectoryInUseError) as error:
         click.echo(f"meshd: {error}", err=True)

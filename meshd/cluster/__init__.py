@@ -1,5 +1,5 @@
-"""What makes many nodes one mesh: who is a member, who owns what, what has to be carried where.
+"""Membership, replication, rebalancing and repair: what makes many nodes one cluster.
 
-Law: decisions are `meshwire.cluster`'s, pure; here they meet the control store, the clock and the network. A
-mesh of one node takes none of these ways.
+Law: decisions are pure and belong to `meshwire.cluster`; this package connects them to the control
+store, the clock and the network. A single-node installation uses none of it.
 """

@@ -1,8 +1,8 @@
-"""This node as a member: its lease, its place in the map, its return when it was taken for gone.
+"""Membership of this node: its lease, its place in the map, and its return after it was marked away.
 
-Law: one process of a node does this, the steward. The lease says that the node lives, and to which directory
-its id belongs; only who holds it changes the node's own place in the map. While the control store is out of
-reach nothing changes: the lease is taken anew afterwards.
+Law: exactly one process of a node, the coordinator, does this. The lease proves that the node is alive
+and ties its id to a directory; only the lease holder changes the node's own entry in the map. While the
+control store is unreachable nothing changes; the node acquires a new lease afterwards.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.control.interface import ControlError, LeaseLostError
+from meshd.control.control_api import ControlError, LeaseLostError
 from meshd.errors import StartupError
-from meshd.kit import pulse
 from meshd.telemetry import metrics
+from meshd.util import shared_counters
 from meshwire.cluster import transitions as turn
 
 if TYPE_CHECKING:
     from meshd.config import ClusterSettings
-    from meshd.control.clustermaps import ClusterMaps
-    from meshd.control.interface import ControlStore, Lease
-    from meshd.kit.clock import Clock
+    from meshd.control.cluster_map_store import ClusterMapStore
+    from meshd.control.control_api import ControlStore, Lease
+    from meshd.util.clock import Clock
     from meshwire.cluster import ClusterMap, Node
 
 _log = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ _STEP: Final = 0.2
 _LONGEST_REST: Final = 30.0
 
 
-def lease_name(node_id: str) -> str:
+def node_lease_name(node_id: str) -> str:
     """Of the lease that says that a node lives."""
     return f"node/{node_id}"
 
 
-def taken(node_id: str) -> str:
+def id_in_use_message(node_id: str) -> str:
     """What is said to a second daemon of one id."""
     return f"another daemon runs as {node_id}; give this one another --node-id, or stop that one"
 
@@ -48,7 +48,7 @@ class Membership:
     def __init__(
         self,
         control: ControlStore,
-        maps: ClusterMaps,
+        maps: ClusterMapStore,
         me: Node,
         holder: str,
         clock: Clock,
@@ -70,7 +70,7 @@ class Membership:
         until = self._clock.monotonic() + 2 * self._ttl + 1
         while not await self._hold():
             if self._clock.monotonic() > until:
-                raise StartupError(taken(self._me.node_id))
+                raise StartupError(id_in_use_message(self._me.node_id))
             await asyncio.sleep(_STEP)
         try:
             cluster = await self._maps.change(self._with_me)
@@ -120,9 +120,9 @@ class Membership:
             began = self._clock.monotonic()
             with suppress(LeaseLostError):
                 self._lease = await self._control.renew(self._lease)
-                pulse.holds(began + self._ttl, version)
+                shared_counters.set_lease(began + self._ttl, version)
                 return True
-        self._lease = await self._control.acquire(lease_name(self._me.node_id), self._holder, self._ttl)
+        self._lease = await self._control.acquire(node_lease_name(self._me.node_id), self._holder, self._ttl)
         return self._lease is not None
 
     async def _return(self) -> None:
@@ -139,8 +139,8 @@ class Membership:
 
     def _with_me(self, present: ClusterMap | None) -> ClusterMap:
         if present is None:
-            return turn.founded(self._me, copies=self._copies)
-        return turn.joined(present, self._as_known(present))
+            return turn.bootstrap_map(self._me, copies=self._copies)
+        return turn.join_node(present, self._as_known(present))
 
     def _as_known(self, cluster: ClusterMap) -> Node:
         """With the weight that the map has, unless this node was told one of its own."""
@@ -160,7 +160,7 @@ class Membership:
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
-            return turn.settled(present, self._me.node_id, seen)
+            return turn.mark_complete(present, self._me.node_id, seen)
 
         with suppress(turn.TransitionError):
             await self._maps.change(settle)

@@ -1,10 +1,11 @@
 """Settings of a node: frozen dataclasses, one table of options, one loader.
 
-Law: validated once, here; passed down as values; nothing else reads flags, files or MESHD_* settings.
+Law: settings are validated once, here, and passed down as values; nothing else reads flags,
+configuration files or MESHD_* settings.
 """
 
-from meshd.config.loading import load_settings
-from meshd.config.options import OPTIONS, Option
+from meshd.config.loader import load_settings
+from meshd.config.options import OPTIONS, Option, cores, parse_control, parse_listen, parse_size
 from meshd.config.settings import (
     ClusterSettings,
     ConfigError,
@@ -17,7 +18,6 @@ from meshd.config.settings import (
     StoreSettings,
     TransformSettings,
 )
-from meshd.config.values import cores, parse_control, parse_listen, parse_size
 
 __all__ = [
     "OPTIONS",

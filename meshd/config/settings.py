@@ -1,6 +1,6 @@
-"""What a node's settings are, field by field: frozen dataclasses. Sizes in bytes, times in seconds.
+"""Settings of a node, field by field: frozen dataclasses. Sizes in bytes, times in seconds.
 
-Law: values and what follows from them alone; where they come from, `loading` knows.
+Law: values and what follows from them, nothing else; `loader` knows where they come from.
 """
 
 from __future__ import annotations

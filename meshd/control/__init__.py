@@ -1,6 +1,6 @@
-"""Control state: buckets, identities, later views and the cluster map; small, versioned, watched.
+"""Control state: buckets, identities, jobs, deleted documents and the cluster map.
 
-Law: one small interface (`interface.ControlStore`), several engines (`memory`, `embedded`, `etcd`,
-`kubernetes`), one shipped suite that binds them all (`meshd.testing.control_suite`). No object data, ever.
-Typed tables (`buckets`, `identities`) stand on the interface and never know the engine.
+Law: one interface (`control_api.ControlStore`), three engines (`embedded`, `etcd`, `kubernetes`) and
+one test suite that binds them all. No object data, ever. The typed tables depend on the interface and
+never on an engine.
 """

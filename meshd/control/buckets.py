@@ -1,6 +1,6 @@
-"""The table of buckets: who owns each, since when, where. What is in a bucket is the store's business.
+"""Bucket table: owner, creation time and configuration of each bucket. Objects are the store's business.
 
-Law: a name is created once (the control store decides races between processes and nodes).
+Law: a name is created once; the control store decides races between processes and nodes.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.control.documents import Documents
-from meshd.control.interface import ABSENT, ControlError, VersionConflictError
-from meshwire.origins import Origin  # noqa: TC001  msgspec reads the annotations
-from meshwire.s3.settings import (  # noqa: TC001  msgspec reads the annotations
+from meshd.control.cached_topic import CachedTopic
+from meshd.control.control_api import ABSENT, ControlError, VersionConflictError
+from meshwire.origin import Origin  # noqa: TC001  msgspec reads the annotations
+from meshwire.s3.bucket_settings import (  # noqa: TC001  msgspec reads the annotations
     Acl,
     CorsRule,
     LifecycleRule,
@@ -23,14 +23,15 @@ from meshwire.s3.settings import (  # noqa: TC001  msgspec reads the annotations
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from meshd.control.interface import ControlStore
-    from meshwire.cluster.maps import Count
+    from meshd.control.control_api import ControlStore
+    from meshwire.cluster.cluster_map import BucketCopies
 
 
 class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     """One bucket and its configuration. `owner` is a user_id; `created_ms` is since 1970.
 
-    `view` is the canonical document of a view (see `meshwire.views`), empty for a bucket that holds objects.
+    `view` is the canonical document of a view (see `meshwire.views.view_kinds`), empty for a bucket that
+    holds objects.
     `origin` is where the objects of a bucket that is backed by one are.
     `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
     `copies` is how many nodes keep what is in it, 0 for as many as the mesh says; when that is changed, the
@@ -66,7 +67,7 @@ class BucketTable:
     """Buckets by name. `get` and `list_all` are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = Documents(control, "buckets", Bucket)
+        self._documents = CachedTopic(control, "buckets", Bucket)
         self._seen: Mapping[str, Bucket] | None = None
         self._backed = False
 
@@ -102,7 +103,7 @@ class BucketTable:
             self._backed = any(bucket.origin is not None for bucket in every.values())
         return self._backed
 
-    def fewest_copies(self, default: int, counts: Iterable[Count] = ()) -> int:
+    def fewest_copies(self, default: int, counts: Iterable[BucketCopies] = ()) -> int:
         """Of all buckets; `default`: what the mesh says; `counts`: what the map says of some."""
         said = {(count.bucket, count.born): count.relied for count in counts}
         every = [bucket for bucket in self._documents.current().values() if not bucket.view]

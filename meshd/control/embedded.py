@@ -1,8 +1,10 @@
-"""Control state of one node in LMDB, shared by all its processes. The default engine.
+"""Embedded control store: one node's control state in LMDB, shared by its processes. The default engine.
 
-Law: a write is on disk when it returns. The version is LMDB's own transaction number. Lookups are lock-free;
-every topic's newest version is kept beside the keys, so that caches notice a change in a microsecond.
-Invariant: one environment per process, opened after fork.
+Law: a write is on disk when it returns, and its version is the LMDB transaction number. Lookups take no
+lock. Every topic's newest version is stored beside the keys, so a cache notices a change in a
+microsecond. Leases are documents under `leases/`: a conditional write decides the holder, the machine's
+clock the expiry.
+Invariant: one environment per process, opened after the fork.
 """
 
 from __future__ import annotations
@@ -14,24 +16,94 @@ import threading
 from typing import TYPE_CHECKING
 
 import lmdb
+import msgspec
 
-from meshd.control.interface import ControlError, Versioned, check_key, check_version
-from meshd.control.leasing import ClockLeases
-from meshd.control.watching import differences
+from meshd.control.control_api import (
+    ABSENT,
+    ControlError,
+    Lease,
+    LeaseLostError,
+    VersionConflictError,
+    Versioned,
+    check_key,
+    check_version,
+)
+from meshd.control.watchers import differences
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from meshd.control.interface import Change, Lease, Write
-    from meshd.kit.clock import Clock
+    from meshd.control.control_api import Change, ControlStore, Write
+    from meshd.util.clock import Clock
+
+
+class _Holding(msgspec.Struct, frozen=True):
+    holder: str
+    expires_ms: int
+
+
+_decode = msgspec.json.Decoder(_Holding).decode
+
+
+class ClockLeases:
+    """The lease half of a ControlStore, made of its other half."""
+
+    def __init__(self, store: ControlStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+
+    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        """See ControlStore.acquire."""
+        current = await self._store.get(_key(name))
+        if current is not None:
+            held = _decode(current.value)
+            if held.holder != holder and held.expires_ms > self._clock.now_ms():
+                return None
+        try:
+            return await self._write(name, holder, ttl, current.version if current else ABSENT)
+        except VersionConflictError:
+            return None  # someone else was faster
+
+    async def renew(self, lease: Lease) -> Lease:
+        """See ControlStore.renew. A lease that ran out but that nobody took is still renewed."""
+        try:
+            return await self._write(lease.name, lease.holder, lease.ttl, lease.version)
+        except VersionConflictError:
+            raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s") from None
+
+    async def release(self, lease: Lease) -> None:
+        """See ControlStore.release."""
+        try:
+            await self._store.delete(_key(lease.name), expect=lease.version)
+        except VersionConflictError:
+            return
+
+    async def leases(self, prefix: str) -> dict[str, str]:
+        """See ControlStore.leases."""
+        now, cut = self._clock.now_ms(), len(_key(""))
+        held = {
+            key[cut:]: _decode(entry.value)
+            for key, entry in (await self._store.list_all(_key(prefix))).items()
+        }
+        return {name: holding.holder for name, holding in held.items() if holding.expires_ms > now}
+
+    async def _write(self, name: str, holder: str, ttl: float, expect: int) -> Lease:
+        expires = self._clock.now_ms() + int(ttl * 1000)
+        value = msgspec.json.encode(_Holding(holder, expires))
+        version = await self._store.put(_key(name), value, expect=expect)
+        return Lease(name, holder, ttl, expires, version)
+
+
+def _key(name: str) -> str:
+    return f"leases/{name}"
+
 
 _MAP_BYTES = 1 << 30  # address space; ten million small documents
 _VERSION = struct.Struct(">Q")
 _POLL = 0.1  # seconds until a watch notices another process's write; the process's own are noticed at once
 
 
-class _Still:
+class _PinnedRevisions:
     """See ControlStore.still; only one thread at a time is inside, others look for themselves."""
 
     __slots__ = ("known", "thread")
@@ -64,7 +136,7 @@ class EmbeddedControl:
         except lmdb.Error as error:
             raise ControlError(f"cannot open the control store in {directory}: {error}") from error
         self._directory, self._poll, self._closed = directory, poll, False
-        self._still = _Still()
+        self._still = _PinnedRevisions()
         self._written = asyncio.Event()
         self._writing = threading.Lock()
         self._leases = ClockLeases(self, clock)
@@ -72,7 +144,7 @@ class EmbeddedControl:
     def __repr__(self) -> str:
         return f"<EmbeddedControl {self._directory}{' closed' if self._closed else ''}>"
 
-    def still(self) -> _Still:
+    def still(self) -> _PinnedRevisions:
         return self._still
 
     def revision(self, topic: str) -> int:

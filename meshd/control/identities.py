@@ -1,8 +1,9 @@
-"""The tables of identities: users, the keys they sign with, and named policies. One read a request.
+"""Identity tables: users, access keys and named policies; one lookup per request.
 
-Law: secrets never leave through `repr`, logs or errors. `origin` says who made a user or key: `root` and
-`file` are written at every start and reload, which replace exactly these; `admin` by the admin API alone.
-Invariant: a key signs while it is enabled and its user is there; every process sees a change at once.
+Law: secrets never appear in a `repr`, a log or an error. `origin` names the source of a user or key:
+entries of `root` and `file` are replaced at every start and reload, entries of `admin` by the admin API
+alone.
+Invariant: a key signs while it is enabled and its user exists; every process sees a change at once.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from meshd.control.documents import Documents
-from meshd.control.interface import VersionConflictError
+from meshd.control.cached_topic import CachedTopic
+from meshd.control.control_api import VersionConflictError
 from meshd.telemetry import logs
-from meshwire.policies import Policy, PolicyError, parse_policy
+from meshwire.iam import Policy, PolicyError, parse_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from meshd.control.interface import ControlStore
+    from meshd.control.control_api import ControlStore
 
 TOPIC = "access"
 _log = logging.getLogger("meshd.control")
@@ -34,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     created_ms: int = 0
 
 
-class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
+class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which temporary credentials are no more: those of an earlier `round`, and those issued `before` (in
     seconds since 1970). `at_ms`: when that was said last."""
 
@@ -53,7 +54,7 @@ class User(Entry, frozen=True, tag="user"):
     root: bool = False
     origin: Origin = "admin"
     policies: tuple[str, ...] = ()
-    ended: Ended = Ended()
+    ended: Revocation = Revocation()
 
 
 class Key(Entry, frozen=True, tag="key"):
@@ -67,7 +68,7 @@ class Key(Entry, frozen=True, tag="key"):
     enabled: bool = True
     origin: Origin = "admin"
     policies: tuple[str, ...] = ()
-    ended: Ended = Ended()
+    ended: Revocation = Revocation()
 
     def __repr__(self) -> str:
         return f"Key(access_key={self.access_key!r}, user_id={self.user_id!r}, enabled={self.enabled})"
@@ -116,7 +117,7 @@ class IdentityTable:
 
     def __init__(self, control: ControlStore) -> None:
         kinds = cast("type[Entry]", User | Key | NamedPolicy)
-        self._documents: Documents[Entry] = Documents(control, TOPIC, kinds)
+        self._documents: CachedTopic[Entry] = CachedTopic(control, TOPIC, kinds)
         self._view = _View({}, None)
 
     def __repr__(self) -> str:
@@ -193,7 +194,7 @@ class IdentityTable:
         entries = self._documents.current()
         if entries is not self._view.entries:
             self._view = _View(entries, self._view)
-            logs.scrubber.hide(self._view.news)
+            logs.secret_masker.hide(self._view.news)
         return self._view
 
 

@@ -1,7 +1,7 @@
-"""The table of jobs: what was asked for, by whom, how far it has come.
+"""Job table: specification, owner, state and progress of each job.
 
-Law: workers create jobs and ask for their end; all else is written by the one who runs them (a steward).
-Every write is conditional, so that neither overwrites what the other said.
+Law: workers create jobs and request their cancellation; the coordinator that runs a job writes the
+rest. Every write is conditional, so neither side overwrites the other.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from meshd.control.documents import Documents
-from meshd.control.interface import ABSENT, VersionConflictError
+from meshd.control.cached_topic import CachedTopic
+from meshd.control.control_api import ABSENT, VersionConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshd.control.interface import ControlStore
+    from meshd.control.control_api import ControlStore
 
 TOPIC: Final = "jobs"
 State = Literal["queued", "running", "done", "failed", "cancelled", "paused"]
@@ -97,7 +97,7 @@ class JobTable:
     """Jobs by id. Reads are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = Documents(control, TOPIC, Job)
+        self._documents = CachedTopic(control, TOPIC, Job)
 
     def __repr__(self) -> str:
         return f"<JobTable {self._documents!r}>"

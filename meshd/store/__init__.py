@@ -1,6 +1,6 @@
-"""Objects on local disks: tar extents, an LMDB index, group commit.
+"""Object store on local disks: tar data files, an LMDB index and group commit.
 
-Law: this package alone writes data files and the index. It knows buckets and keys as names only: no HTTP, no
-statuses, no identities, no policies. What decides about bytes belongs here; what decides about people,
-requests or placement belongs in `service` and above.
+Law: only this package writes data files and the index. It knows buckets and keys as names: no HTTP, no
+status codes, no identities, no policies. Decisions about bytes belong here; decisions about users,
+requests or cluster placement belong to the packages above.
 """

@@ -1,6 +1,7 @@
-"""What can go wrong in the store, in the store's own words.
+"""Errors of the object store.
 
-Law: errors carry meaning, not HTTP statuses, and say what to do. OSError never leaves the package.
+Law: an error carries a meaning, never an HTTP status, and its text says what to do. No OSError leaves
+this package.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class NotReplicatedError(StoreError):
     at present. It may or may not have taken place: try again in a moment."""
 
 
-class NotDeciderError(NotReplicatedError):
+class NotPrimaryError(NotReplicatedError):
     """Another node decides about the name by now, and nothing was changed: that one is to be asked."""
 
 

@@ -1,7 +1,7 @@
-"""The store's values: what it keeps about an object, an upload, a part, a data file.
+"""Value types of the store: object, upload, part and data file records, and the pages of listings.
 
-Law: frozen, encoded as msgpack arrays; a field is only ever appended, with a default, so that old records
-decode.
+Law: records are frozen and encoded as msgpack arrays. A new field goes to the end and has a default, so
+that records written by earlier versions still decode.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from meshwire.s3.bucket_settings import Acl  # noqa: TC001  here, too
 from meshwire.s3.results import ObjectEntry  # noqa: TC001  msgspec reads the annotations
-from meshwire.s3.settings import Acl  # noqa: TC001  here, too
 
 _NOTHING = msgspec.Raw(b"\x80")
 

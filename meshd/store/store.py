@@ -1,7 +1,9 @@
-"""The store on disks: one object per process over a data directory that several processes share.
+"""The disk store: one object per process over a data directory that several processes share.
 
-Law: a facade; reading, writing, committing and indexing each have their module.
-Invariant: reads never wait for writes; what a method acknowledged is durable (see StoreSettings.durability).
+Law: this module is a facade; the reader, the writer, the committer and the index have modules of their
+own.
+Invariant: a read never waits for a write, and an acknowledged write is durable
+(StoreSettings.durability).
 """
 
 from __future__ import annotations
@@ -13,42 +15,53 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshd.store.changes import Amended, Applied, Marked
-from meshd.store.committer import Committer
-from meshd.store.compaction import Compactor
-from meshd.store.convicting import Convictor
-from meshd.store.dropping import DropHeld, Fence, Stand
-from meshd.store.epochs import decided_by
+from meshd.store.disks.data_dir_guards import DataDirLock
+from meshd.store.disks.health_monitor import DiskHealthMonitor
+from meshd.store.disks.startup_recovery import open_disks, recover, require_every_disk, sweep_drafts
+from meshd.store.engine.compaction import Compactor
+from meshd.store.engine.group_commit import Committer
+from meshd.store.engine.member_header import is_version_id
+from meshd.store.engine.mutations import (
+    LinkObject,
+    PruneTombstones,
+    PutDeleteMarker,
+    RemoveVersion,
+    UpdateTagsAndAcl,
+    check_write_conditions,
+)
+from meshd.store.engine.reader import ExtentReader
+from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
+from meshd.store.engine.write_fence import epoch_scope
+from meshd.store.engine.writer import DiskObjectWriter, WriterContext
 from meshd.store.errors import StaleEpochError
-from meshd.store.graves import Graves, forgettable, graves_of, graves_since
-from meshd.store.index import Index, object_key
-from meshd.store.intents import LinkObject, judge_conditions
-from meshd.store.inventory import take_inventory
-from meshd.store.locking import Locks
-from meshd.store.members import is_version
-from meshd.store.noticing import take_noticed
-from meshd.store.preparing import mount_it, prepare, recover, sweep_drafts
-from meshd.store.probing import DiskWatch
-from meshd.store.quarantine import Sweep, all_quarantined, is_over, require_sound
-from meshd.store.reading import Reader
+from meshd.store.index.index import Index, list_uploads, object_key
+from meshd.store.index.tombstones import (
+    Tombstones,
+    prunable_before,
+    tombstones_complete_since,
+    tombstones_of_name,
+)
+from meshd.store.integrity.damage_attribution import DamageAttributor
+from meshd.store.integrity.quarantine import (
+    PruneQuarantine,
+    all_quarantined,
+    require_not_quarantined,
+    stale_entries,
+)
+from meshd.store.integrity.scrub import Scrub
+from meshd.store.integrity.verification import drain_damage_reports
 from meshd.store.records import NULL, DiskStats, PartPage, Removed, StoreStats, Upload
-from meshd.store.replicas import StoredReplicaWriter, intent_of
-from meshd.store.scrubbing import Scrub
-from meshd.store.uploadintents import AbortUpload, CompleteUpload, CreateUpload
-from meshd.store.uploadlisting import list_uploads
-from meshd.store.versionintents import AmendVersion, ForgetGraves, PutMarker, RemoveVersion
-from meshd.store.writing import StoredWriter, WriteShop
+from meshd.store.replica.changes import Amended, Applied, Marked
+from meshd.store.replica.inventory import DropUnowned, RaiseWriteFence, RecordSyncedStamp, read_inventory
+from meshd.store.replica.replica_writer import DiskReplicaWriter, mutation_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from meshd.config import StoreSettings
-    from meshd.kit.clock import Clock
-    from meshd.store.changes import Change
-    from meshd.store.inventory import Held, InventoryPage
-    from meshd.store.preparing import Spare
-    from meshd.store.quarantine import Quarantined
+    from meshd.store.disks.startup_recovery import MissingDiskPolicy
+    from meshd.store.integrity.quarantine import Quarantined
     from meshd.store.records import (
         EntryPage,
         Extent,
@@ -61,15 +74,18 @@ if TYPE_CHECKING:
         UploadPage,
         VersionPage,
     )
-    from meshwire.conditions import Conditions
-    from meshwire.s3.settings import Acl, Versioning
+    from meshd.store.replica.changes import Change
+    from meshd.store.replica.inventory import HeldName, InventoryPage
+    from meshd.util.clock import Clock
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.bucket_settings import Acl, Versioning
 
 _IO_THREADS = 8
-_MOST_GRAVES = 10_000  # that are looked at for one name
-_GRAVES_PAUSE = 0.05
+_MAX_TOMBSTONES = 10_000  # that are looked at for one name
+_TOMBSTONES_PAUSE = 0.05
 
 
-class Beside(Protocol):
+class CacheLookup(Protocol):
     """Objects that are not the store's own: of buckets backed by an origin, as far as they are cached."""
 
     def get(self, bucket: str, key: str) -> Record | None:
@@ -85,25 +101,25 @@ class Store:
     """See ObjectStore. Open it after forking; close it before the process ends (a crash is fine too)."""
 
     def __init__(
-        self, settings: StoreSettings, index: Index, locks: Locks, *, writer: str, clock: Clock
+        self, settings: StoreSettings, index: Index, locks: DataDirLock, *, writer: str, clock: Clock
     ) -> None:
         self._settings, self._index, self._locks, self._writer = settings, index, locks, writer
-        self._disks = prepare(index, settings)
+        self._disks = open_disks(index, settings)
         sweep_drafts(self._disks, writer)
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
-        self._shop = WriteShop(settings, self._disks, self._committer, self._pool, clock, writer)
+        self._shop = WriterContext(settings, self._disks, self._committer, self._pool, clock, writer)
         self._compactor = Compactor(
             index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
         )
-        convictor = Convictor(index, self._disks, self._committer, clock, self._run)
+        convictor = DamageAttributor(index, self._disks, self._committer, clock, self._run)
         self._convictor = convictor
         self.scrub = Scrub(index, self._disks, self._committer, convictor, clock, self._run)
         """One process a node uses it: the steward."""
-        self.disks = DiskWatch(index, self._disks, self._committer, clock, self._run, settings.disks)
-        self._reader = Reader(self._disks, small=settings.small_object_bytes)
+        self.disks = DiskHealthMonitor(index, self._disks, self._committer, clock, self._run, settings.disks)
+        self._reader = ExtentReader(self._disks, small=settings.small_object_bytes)
         self._clock = clock
-        self._beside: Beside | None = None
+        self._beside: CacheLookup | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -115,7 +131,7 @@ class Store:
 
         Raises StoreInUseError, FormatError.
         """
-        locks = Locks.share(settings.data_dir, writer)
+        locks = DataDirLock.share(settings.data_dir, writer)
         try:
             index = Index.open(settings)
         except BaseException:
@@ -129,7 +145,7 @@ class Store:
             raise
 
     @staticmethod
-    def recover(settings: StoreSettings, spare: Spare = mount_it) -> int:
+    def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_disk) -> int:
         """Cleans up after a crash; once, before any process opens the store. See `preparing.recover`."""
         return recover(settings, spare)
 
@@ -143,7 +159,7 @@ class Store:
         self._index.close()
         self._locks.release()
 
-    def attach(self, cache: Store, beside: Beside) -> None:
+    def attach(self, cache: Store, beside: CacheLookup) -> None:
         """From here on, what is not here is asked of `beside`, whose records lie in `cache`: one of another
         family, which the caller closes after this one."""
         self._beside = beside
@@ -222,8 +238,8 @@ class Store:
     def is_empty(self, bucket: str) -> bool:
         return self._index.is_empty(bucket)
 
-    def writer(self, bucket: str, key: str, *, size: int | None) -> StoredWriter:
-        return StoredWriter(self._shop, bucket, key, size)
+    def writer(self, bucket: str, key: str, *, size: int | None) -> DiskObjectWriter:
+        return DiskObjectWriter(self._shop, bucket, key, size)
 
     async def delete(
         self,
@@ -237,13 +253,13 @@ class Store:
         if versioning == "":
             existing = self._index.get(bucket, key)
             if existing is None:
-                judge_conditions(conditions, None)
+                check_write_conditions(conditions, None)
                 return Removed()
             if not existing.version:
                 removed = await self._submit(RemoveVersion(bucket, key, NULL, conditions))
                 return removed
             versioning = "Suspended"  # the setting changed meanwhile: a version is never lost for that
-        removed = await self._submit(PutMarker(bucket, key, conditions, versioning))
+        removed = await self._submit(PutDeleteMarker(bucket, key, conditions, versioning))
         return removed
 
     async def delete_many(
@@ -257,7 +273,7 @@ class Store:
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
         if self.get_version(bucket, key, version) is None:
-            judge_conditions(conditions, None)
+            check_write_conditions(conditions, None)
             return Removed()
         removed: Removed = await self._submit(RemoveVersion(bucket, key, version, conditions))
         return removed
@@ -271,7 +287,7 @@ class Store:
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
     ) -> Record:
-        record: Record = await self._submit(AmendVersion(bucket, key, version, tags, acl))
+        record: Record = await self._submit(UpdateTagsAndAcl(bucket, key, version, tags, acl))
         return record
 
     async def link(
@@ -285,7 +301,7 @@ class Store:
         versioning: Versioning = "",
     ) -> Record:
         """Shares the source's own files; bytes that lie in segments (small objects) are copied."""
-        require_sound(source)
+        require_not_quarantined(source)
         copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._bytes_in_segments, source)
         record: Record = await self._submit(
             LinkObject(bucket, key, source, copied, meta, conditions, versioning)
@@ -293,7 +309,9 @@ class Store:
         return record
 
     def _bytes_in_segments(self, source: Record) -> dict[Extent, bytes]:
-        reader = Reader(self._disks, small=-1)  # caches nothing; the shared one belongs to the loop's thread
+        reader = ExtentReader(
+            self._disks, small=-1
+        )  # caches nothing; the shared one belongs to the loop's thread
         with self._index.reading() as txn:
             files = {extent.file: self._index.get_file(txn, extent.file) for extent in source.extents}
         own = {file for file, info in files.items() if info is not None and info.kind == "own"}
@@ -355,8 +373,8 @@ class Store:
         with self._index.reading() as txn:
             return self._index.get_upload(txn, bucket, key, upload_id)
 
-    def part_writer(self, upload: Upload, number: int, size: int | None) -> StoredWriter:
-        return StoredWriter(self._shop, upload.bucket, upload.key, size, upload, number)
+    def part_writer(self, upload: Upload, number: int, size: int | None) -> DiskObjectWriter:
+        return DiskObjectWriter(self._shop, upload.bucket, upload.key, size, upload, number)
 
     def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
         parts: list[UploadedPart] = []
@@ -401,21 +419,21 @@ class Store:
 
     # as a replica -----------------------------------------------------------------------------------------
 
-    def replica_writer(self, bucket: str, key: str, *, size: int | None) -> StoredReplicaWriter:
-        return StoredReplicaWriter(self._shop, self._index, bucket, key, size)
+    def replica_writer(self, bucket: str, key: str, *, size: int | None) -> DiskReplicaWriter:
+        return DiskReplicaWriter(self._shop, self._index, bucket, key, size)
 
     async def apply(self, change: Change) -> Applied:
         known = self.known(change)
         if known is not None:
             return known
-        applied: Applied = await self._submit(intent_of(change))
+        applied: Applied = await self._submit(mutation_for(change))
         return applied
 
     async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
 
     async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
-        judge_conditions(conditions, self.get(bucket, key))
+        check_write_conditions(conditions, self.get(bucket, key))
 
     def known(self, change: Change) -> Applied | None:
         """What a change that says nothing new comes to; None for any other."""
@@ -431,12 +449,12 @@ class Store:
 
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         with self._index.reading() as txn:
-            return Graves(self._index, txn).of(txn, object_key(bucket, key), what)
+            return Tombstones(self._index, txn).of(txn, object_key(bucket, key), what)
 
     def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
         with self._index.reading() as txn:
-            graves = islice(graves_of(self._index, txn, object_key(bucket, key)), _MOST_GRAVES)
-            return [(what, stamp) for what, stamp in graves if stamp > after and is_version(what)]
+            graves = islice(tombstones_of_name(self._index, txn, object_key(bucket, key)), _MAX_TOMBSTONES)
+            return [(what, stamp) for what, stamp in graves if stamp > after and is_version_id(what)]
 
     # the store itself -------------------------------------------------------------------------------------
 
@@ -487,12 +505,12 @@ class Store:
 
         At most `limit` of them, out of at most `looks`; a few microseconds a name.
         """
-        return take_inventory(self._index, wants, after, limit, looks)
+        return read_inventory(self._index, wants, after, limit, looks)
 
-    async def drop(self, names: Sequence[Held]) -> int:
+    async def drop(self, names: Sequence[HeldName]) -> int:
         """Takes these versions and uploads out, without a word to anybody: other nodes hold them, or nobody
         does. How many were there. See `dropping`."""
-        dropped: int = await self._submit(DropHeld(names))
+        dropped: int = await self._submit(DropUnowned(names))
         return dropped
 
     def standing(self) -> int:
@@ -501,34 +519,34 @@ class Store:
 
     async def stand(self, stamp: int) -> None:
         """Remembers that it has, up to `stamp`."""
-        await self._submit(Stand(stamp))
+        await self._submit(RecordSyncedStamp(stamp))
 
     async def fence(self, epoch: int) -> None:
         """No process of this node decides by a map before `epoch` any more: what such a map decided is
         committed by now, or never. See `epochs`."""
         if epoch > int(self._index.get_meta("epoch") or 0):
-            with suppress(StaleEpochError), decided_by(epoch):
-                await self._submit(Fence())
+            with suppress(StaleEpochError), epoch_scope(epoch):
+                await self._submit(RaiseWriteFence())
 
     def graves_since(self) -> int:
         """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""
         with self._index.reading() as txn:
-            return graves_since(self._index, txn)
+            return tombstones_complete_since(self._index, txn)
 
     async def forget_graves(self) -> None:
         """Forgets removals that everybody has had time to learn of. The steward alone does it."""
         with self._index.reading() as txn:
             now = self._clock.now_ms() * 1_000_000
-            before = forgettable(self._index, txn, now, self._settings.tombstone_seconds)
-        start = await self._submit(ForgetGraves(before, b""))
+            before = prunable_before(self._index, txn, now, self._settings.tombstone_seconds)
+        start = await self._submit(PruneTombstones(before, b""))
         while start:
-            await asyncio.sleep(_GRAVES_PAUSE)
-            start = await self._submit(ForgetGraves(before, start))
+            await asyncio.sleep(_TOMBSTONES_PAUSE)
+            start = await self._submit(PruneTombstones(before, start))
 
     async def examine(self) -> int:
         """Looks again at what readers of this process found damaged, and has it put in quarantine; how many
         versions and parts went there."""
-        noticed = take_noticed(
+        noticed = drain_damage_reports(
             lambda extent: extent.disk in self._disks.roots or extent.disk in self._disks.lost
         )
         return await self._convictor.convict(noticed) if noticed else 0
@@ -547,12 +565,12 @@ class Store:
 
     async def sweep_quarantine(self) -> int:
         """Forgets of the quarantine what was removed or overwritten; how many."""
-        swept: int = await self._submit(Sweep()) if await self._run(self._is_any_over) else 0
+        swept: int = await self._submit(PruneQuarantine()) if await self._run(self._is_any_over) else 0
         return swept
 
     def _is_any_over(self) -> bool:
         with self._index.reading() as txn:
-            return any(True for _ in is_over(self._index, txn))
+            return any(True for _ in stale_entries(self._index, txn))
 
     async def lacking(self) -> int:
         """Bytes of what is in quarantine. Goes through all of it, as `sweep_quarantine` does."""

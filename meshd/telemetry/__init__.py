@@ -1,5 +1,6 @@
-"""Metrics and logs of the daemon.
+"""Metrics, logs and the audit log of the daemon.
 
-Law: measures and reports, decides nothing; imports kit, config and errors only. Every metric is defined in
-`metrics`, so that names stay consistent; every log line goes through `logs`, so that no secret gets out.
+Law: measures and reports, decides nothing; imports only util, config and errors. Every metric is defined
+in `metrics`, so that names stay consistent; every log line goes through `logs`, so that no secret is
+written.
 """

@@ -1,22 +1,31 @@
-"""Log lines: one line an event to stderr, as text or JSON, with request ids and without secrets.
+"""Log lines (one per event to stderr, text or JSON, without secrets) and the runtime log level.
 
-Law: every line passes `Scrubber`, whoever wrote it: known secrets, signatures and session tokens become ***.
-Use `logging.getLogger("meshd.…")` with `extra={...}` for fields.
+Law: every line passes `SecretMasker`: known secrets, signatures and session tokens become ***. Use
+`logging.getLogger("meshd.…")` with `extra={...}` for fields. The runtime log level is one 64-bit word in
+shared memory, allocated before the first fork, so no process reads it half written. A process reads it
+when it configures logging and at SIGUSR1. It does not outlive the supervisor, which also ends a
+temporary level.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import mmap
 import re
+import signal
 import sys
 import warnings
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from meshd.config.options import LOG_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Set by the web layer for the length of a request; every line then carries it."""
@@ -30,12 +39,12 @@ _SIGNATURES = re.compile(
     (?P<value> [^\s"'&,;<>]{4,} )"""
 )
 # Secret keys and session tokens that this node made.
-_MADE = re.compile(r"mss-[\w-]{40}|mesht1\.[\w-]{16,}")
+_ISSUED_SECRETS = re.compile(r"mss-[\w-]{40}|mesht1\.[\w-]{16,}")
 _MASK = "***"
-_MAX = 8192
+_MAX_LINE = 8192
 
 
-class Scrubber:
+class SecretMasker:
     """Takes secrets out of text: those it was told, and what looks like one by its name."""
 
     def __init__(self) -> None:
@@ -45,7 +54,7 @@ class Scrubber:
     def hide(self, secrets: Iterable[str]) -> None:
         """Never show these again. Short ones are left alone, for they would mask ordinary words, and those
         that are masked by their shape."""
-        new = {secret for secret in secrets if len(secret) >= 6 and not _MADE.fullmatch(secret)}
+        new = {secret for secret in secrets if len(secret) >= 6 and not _ISSUED_SECRETS.fullmatch(secret)}
         if new <= self._secrets:
             return
         self._secrets |= new
@@ -56,14 +65,14 @@ class Scrubber:
         """`text` with secrets masked, on one line, of bounded length."""
         if self._known is not None:
             text = self._known.sub(_MASK, text)
-        text = _MADE.sub(_MASK, text)
+        text = _ISSUED_SECRETS.sub(_MASK, text)
         text = _SIGNATURES.sub(rf"\g<name>\g<gap>{_MASK}", text)
-        if len(text) > _MAX:
-            text = text[:_MAX] + "…"
+        if len(text) > _MAX_LINE:
+            text = text[:_MAX_LINE] + "…"
         return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
-scrubber = Scrubber()
+secret_masker = SecretMasker()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -95,7 +104,7 @@ class TextFormatter(_Formatter):
         parts = [head, *(f"{name}={_plain(value)}" for name, value in _fields(record).items())]
         if failure := self._failure(record):
             parts.append(f"exception={json.dumps(failure)}")
-        return scrubber.clean(" ".join(parts))
+        return secret_masker.clean(" ".join(parts))
 
 
 class JsonFormatter(_Formatter):
@@ -115,7 +124,7 @@ class JsonFormatter(_Formatter):
 
 
 def _clean(value: object) -> object:
-    return value if isinstance(value, int | float | bool | None) else scrubber.clean(str(value))
+    return value if isinstance(value, int | float | bool | None) else secret_masker.clean(str(value))
 
 
 def _plain(value: object) -> str:
@@ -140,3 +149,55 @@ def set_level(level: str) -> None:
     for noisy in ("asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
     warnings.simplefilter("default" if level == "debug" else "ignore", DeprecationWarning)
+
+
+_LEVEL_BITS: Final = 3  # of the word; the rest is when it ends, in milliseconds of the monotonic clock
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLevel:
+    """A level somebody asked for, and the second of the monotonic clock at which that ends."""
+
+    level: str
+    until: float
+
+
+class RuntimeLogLevel:
+    """The level asked for, as every process of the node sees it."""
+
+    def __init__(self) -> None:
+        self._word = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
+
+    def __repr__(self) -> str:
+        return f"<Verbosity {self.asked()}>"
+
+    def asked(self) -> RequestedLevel | None:
+        """None while the settings decide."""
+        word = self._word[0]
+        if not word:
+            return None
+        return RequestedLevel(LOG_LEVELS[word & ((1 << _LEVEL_BITS) - 1)], (word >> _LEVEL_BITS) / 1000)
+
+    def ask(self, level: str, until: float) -> None:
+        """`level`, one of LOG_LEVELS, until that second of the monotonic clock; nobody is told."""
+        self._word[0] = round(until * 1000) << _LEVEL_BITS | LOG_LEVELS.index(level)
+
+    def forget(self) -> None:
+        """The settings decide again; nobody is told."""
+        self._word[0] = 0
+
+
+runtime_level: Final = RuntimeLogLevel()
+
+
+def follow_runtime_level(configured: str) -> None:
+    """Have this process log as the settings (`configured`) or whoever asked for another level say, now and at
+    every SIGUSR1. In the main thread."""
+
+    def look(*_: object) -> None:
+        asked = runtime_level.asked()
+        set_level(asked.level if asked else configured)
+
+    signal.signal(signal.SIGUSR1, look)
+    signal.siginterrupt(signal.SIGUSR1, False)
+    look()

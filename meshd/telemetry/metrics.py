@@ -1,7 +1,8 @@
-"""Every metric of the daemon, in one place. Names start with `meshd_`, units are seconds and bytes.
+"""Every metric of the daemon. Names start with `meshd_`; units are seconds and bytes.
 
-Law: labels are bounded (never a key, a bucket or a client). The runtime sets PROMETHEUS_MULTIPROC_DIR before
-this module is imported; the processes then share their values through that directory.
+Law: labels are bounded and never a key, a bucket or a client. `process.bootstrap` sets
+PROMETHEUS_MULTIPROC_DIR before this module is imported; the processes share their values in that
+directory.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from meshd.telemetry import metricfiles
-from meshd.telemetry.folding import fold, reading
+from meshd.telemetry import mmap_metrics
+from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-metricfiles.install()
+mmap_metrics.install_mmap_dict()
 _registry = CollectorRegistry()
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -32,18 +33,18 @@ _names: dict[str, set[str]] = {
 }  # labels that are users' to choose
 
 
-class _Bounded(Counter):  # type: ignore[misc]  # the library has no types here
+class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here
     """A counter some of whose labels users choose: bounded here, whoever counts."""
 
-    def labels(self, *values: str) -> _Bounded:
+    def labels(self, *values: str) -> _BoundedCounter:
         given = zip(self._labelnames, values, strict=True)
-        bounded = (_bounded(name, value) if name in _names else value for name, value in given)
-        child: _Bounded = super().labels(*bounded)
+        bounded = (_bounded_label(name, value) if name in _names else value for name, value in given)
+        child: _BoundedCounter = super().labels(*bounded)
         return child
 
 
 def _counter(name: str, documentation: str, *labels: str) -> Counter:
-    kind = Counter if _names.keys().isdisjoint(labels) else _Bounded
+    kind = Counter if _names.keys().isdisjoint(labels) else _BoundedCounter
     return kind(name, documentation, labels, registry=_registry)
 
 
@@ -359,20 +360,20 @@ processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", 
 
 def op_label(op: str) -> str:
     """An op's name as a label. Users may bring ops of their own: beyond so many names, the rest is one."""
-    return _bounded("op", op)
+    return _bounded_label("op", op)
 
 
 def loader_label(name: str) -> str:
     """The same for the names loaders give themselves."""
-    return _bounded("loader", name)
+    return _bounded_label("loader", name)
 
 
 def view_label(name: str) -> str:
     """The same for views."""
-    return _bounded("view", name)
+    return _bounded_label("view", name)
 
 
-def _bounded(kind: str, name: str) -> str:
+def _bounded_label(kind: str, name: str) -> str:
     known = _names[kind]
     if name not in known:
         if len(known) >= _MAX_NAMES:
@@ -381,20 +382,20 @@ def _bounded(kind: str, name: str) -> str:
     return name
 
 
-def render() -> bytes:
+def render_metrics() -> bytes:
     """All metrics as Prometheus text: of every process when a shared directory is set, else of this one."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return bytes(generate_latest(_registry))
     merged = CollectorRegistry()
     MultiProcessCollector(merged)
-    with reading(_directory()):
+    with scrape_lock(_directory()):
         return bytes(generate_latest(merged))
 
 
-def forget_dead() -> None:
+def drop_dead_processes() -> None:
     """Drop the live gauges of processes that are gone; their counters stay in the sums. The supervisor's."""
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        fold(_directory())
+        merge_dead_processes(_directory())
 
 
 def _directory() -> Path:

@@ -1,6 +1,6 @@
-"""What a node computes on samples: ops, chains of ops, and the pool of processes that runs them.
+"""Transforms: ops on samples, chains of ops, and the pool of worker processes that runs them.
 
-Law: an op is a pure, deterministic function of (bytes, arguments, keyed randomness). Nothing here knows
-plans' positions beyond the randomness' key, HTTP, or the store: rows come in as files, offsets and lengths.
-Image codecs are imported by `builtin` and by nothing else in the daemon.
+Law: an op is a pure, deterministic function of bytes, arguments and keyed randomness. This package
+knows nothing of HTTP or the store, and of plan positions only the randomness key: rows arrive as files,
+offsets and lengths. Only `builtin` imports image codecs.
 """

@@ -1,9 +1,8 @@
-"""Assets: what an op's argument names by content (a tokenizer's file, a user's module), given to its build as
-bytes.
+"""Assets: files that op arguments name by content, such as a tokenizer or a user module.
 
-Law: a spec that is hashed or run names an asset as `sha256:HEX` and nothing else; bytes that do not have that
-hash are never handed on. Seam: a parameter is one with `Parameter("file", asset)`; the op is built with an
-`Asset` in that place.
+Law: a spec that is hashed or run names an asset only as `sha256:HEX`, and bytes with another hash are
+never used. Seam: declare the parameter as `Parameter("file", asset)`; the op is then built with an
+`Asset`.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from meshd.errors import missing_asset
-from meshd.transform.reading import SourceGoneError
-from meshwire.documents import PlanError, checked_text, shown
+from meshd.errors import missing_asset_message
+from meshd.transform.source_files import SourceGoneError
+from meshwire.strict_json import PlanError, checked_text, shown_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from meshd.transform.reading import Piece, SourceFiles
+    from meshd.transform.source_files import Piece, SourceFiles
 
 PREFIX = "sha256:"
 MAX_ASSET_BYTES = 64 << 20
 _NAME = re.compile(r"sha256:[0-9a-f]{64}")
 
-Load = Callable[[str], "Asset"]
+AssetLoader = Callable[[str], "Asset"]
 """Digest (hex) → the asset. Raises MissingAssetError, SourceGoneError."""
 
 
@@ -62,11 +61,11 @@ def asset(value: Any, path: str) -> str:
     if _NAME.fullmatch(text):
         return text.removeprefix(PREFIX)
     if text.startswith("s3://"):
-        raise PlanError(path, f"{shown(text)} was not read yet: plans and views name it by sha256")
-    raise PlanError(path, f"expected s3://BUCKET/KEY or sha256:HEX, got {shown(text)}")
+        raise PlanError(path, f"{shown_value(text)} was not read yet: plans and views name it by sha256")
+    raise PlanError(path, f"expected s3://BUCKET/KEY or sha256:HEX, got {shown_value(text)}")
 
 
-def checked_asset(digest: str, data: bytes) -> Asset:
+def verify_asset(digest: str, data: bytes) -> Asset:
     """Raises SourceGoneError unless the bytes are what the digest names."""
     if hashlib.sha256(data).hexdigest() != digest:
         raise SourceGoneError(f"the asset {PREFIX}{digest[:12]}… is damaged where it is kept")
@@ -75,7 +74,7 @@ def checked_asset(digest: str, data: bytes) -> Asset:
 
 def no_assets(digest: str) -> Asset:
     """Loads nothing."""
-    raise MissingAssetError("", missing_asset(digest))
+    raise MissingAssetError("", missing_asset_message(digest))
 
 
 class LoadedAssets:
@@ -89,7 +88,7 @@ class LoadedAssets:
     def __repr__(self) -> str:
         return f"<LoadedAssets {len(self._known)}, {self._bytes} bytes>"
 
-    def loader(self, places: Mapping[str, Sequence[Piece]]) -> Load:
+    def loader(self, places: Mapping[str, Sequence[Piece]]) -> AssetLoader:
         """A loader that knows where these assets lie."""
 
         def load(digest: str) -> Asset:
@@ -99,7 +98,7 @@ class LoadedAssets:
                 return known
             if digest not in places:
                 return no_assets(digest)
-            return self._keep(checked_asset(digest, self._files.read(places[digest])))
+            return self._keep(verify_asset(digest, self._files.read(places[digest])))
 
         return load
 

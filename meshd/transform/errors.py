@@ -1,12 +1,12 @@
-"""What can go wrong in a transform, in its own words.
+"""Errors of transforms.
 
-Law: BadSampleError means the data is at fault and `on_bad` decides; everything else an op raises is a defect
-of the op (OpFailedError) and stops the job whatever `on_bad` says.
+Law: BadSampleError means that the data is at fault, and `on_bad` applies. Any other error of an op is a
+defect of the op (OpFailedError) and stops the job regardless of `on_bad`.
 """
 
 from __future__ import annotations
 
-from meshwire.documents import PlanError
+from meshwire.strict_json import PlanError
 
 _SHOWN = 300
 

@@ -1,22 +1,27 @@
-"""What the pool and a transform process say to each other: one request a slice of rows, one reply.
+"""Messages between the pool and a transform worker, and the op statistics that replies carry.
 
-Law: arrays of plain values (msgspec, JSON on the wire); pixels never travel here. A request carries the
-frame's memfd and the connection's progress file; a reply carries one scratch memfd when fields are ragged.
-Replies come in the order of the requests.
+Law: one request and one reply per slice, as msgspec arrays in JSON; replies keep the order of the
+requests. Pixels never travel here: a request carries the frame's memfd and the connection's progress
+file, a reply one scratch memfd when fields are ragged. Each step of a chain is measured once, under the
+names of its ops.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
+import numpy as np
+
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from meshd.transform.reading import Piece
+    from meshd.transform.source_files import Piece
+
 
 _PROGRESS = struct.Struct("=qq")
 FailureKind = Literal["bad", "op", "read", "damaged"]
@@ -124,3 +129,58 @@ def read_progress(fd: int) -> tuple[int, int]:
     """(request number, row) begun last; (-1, -1) when none was."""
     data = os.pread(fd, _PROGRESS.size, 0)
     return _PROGRESS.unpack(data) if len(data) == _PROGRESS.size else (-1, -1)
+
+
+def value_bytes(value: Any) -> int:
+    """Bytes of a value between two ops."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    return len(value) if isinstance(value, bytes | bytearray | memoryview) else 0
+
+
+class OpStats:
+    """Use of ops, by name, over one slice. `clock`: seconds; `reading`: seconds spent on source bytes."""
+
+    __slots__ = ("_uses", "clock", "reading")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.reading = 0.0
+        self._uses: dict[str, list[float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tally {self.uses()}>"
+
+    def add(self, op: str, seconds: float, taken: int, made: int, *, failed: bool = False) -> None:
+        """One call of an op: its time, and the bytes of its value before and after."""
+        use = self._uses.get(op)
+        if use is None:
+            use = self._uses[op] = [0, 0, 0.0, 0, 0]
+        use[0] += 1
+        use[1] += failed
+        use[2] += seconds
+        use[3] += taken
+        use[4] += made
+
+    def uses(self) -> tuple[OpUse, ...]:
+        """All of it, by op."""
+        return tuple(
+            OpUse(op, int(calls), int(failures), seconds, int(taken), int(made))
+            for op, (calls, failures, seconds, taken, made) in self._uses.items()
+        )
+
+
+def record_reply_metrics(reply: RenderReply) -> None:
+    """A process's reply in the metrics."""
+    metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
+    metrics.transform_seconds.observe(reply.seconds)
+    for failure in reply.failures:
+        if failure.kind == "damaged":
+            metrics.store_corrupt_reads.inc()
+        metrics.transform_failures.labels(metrics.op_label(failure.op)).inc()
+    for use in reply.ops:
+        name = metrics.op_label(use.op)
+        metrics.op_calls.labels(name).inc(use.calls)
+        metrics.op_seconds.labels(name).inc(use.seconds)
+        metrics.op_bytes.labels(name, "in").inc(use.bytes_in)
+        metrics.op_bytes.labels(name, "out").inc(use.bytes_out)

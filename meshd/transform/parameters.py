@@ -1,6 +1,7 @@
-"""An op's parameters: typed, checked once when a plan is made; unknown names are refused with a suggestion.
+"""Parameters of ops: typed and checked once, when the plan is made.
 
-Law: whatever is wrong with an argument is a PlanError with its path, as `ops[2].args.size`.
+Law: every invalid argument is a PlanError with its path, such as `ops[2].args.size`; an unknown name is
+refused with a suggestion.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.documents import (
+from meshwire.strict_json import (
     PlanError,
     checked_choice,
     checked_integer,
     checked_number,
     checked_object,
     checked_text,
-    join,
-    shown,
+    join_path,
+    shown_value,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Parse = Callable[[Any, str], Any]
 MAX_SIDE = 16384
 MAX_CLASSES = 1 << 16
-OF_OBJECTS = (
+OBJECT_DTYPE_REFUSED = (
     "an array of Python objects (dtype object) is a pickle, which can run anything when it is read, and is "
     "not served: write numbers, as np.save(file, array.astype('float32')), rows of unequal lengths as a file "
     "each, texts as .txt or .json"
@@ -58,7 +59,7 @@ class Parameter:
         return text[:1].lower() + text[1:]
 
 
-def told(parse: Parse, kind: str) -> Parse:
+def with_description(parse: Parse, kind: str) -> Parse:
     """`parse`, which tells users that it takes `kind`."""
     parse.__doc__ = kind
     return parse
@@ -71,7 +72,7 @@ def parse_arguments(parameters: tuple[Parameter, ...], args: Mapping[str, Any], 
 
 
 def _argument(parameter: Parameter, given: Mapping[str, Any], path: str) -> Any:
-    where = join(path, parameter.name)
+    where = join_path(path, parameter.name)
     if parameter.name in given:
         return parameter.parse(given[parameter.name], where)
     if parameter.required:
@@ -92,7 +93,7 @@ def size(value: Any, path: str) -> tuple[int, int]:
         side = checked_integer(value, path, 1, MAX_SIDE)
         return side, side
     if len(value) != 2:
-        raise PlanError(path, f"expected a number or [height, width], got {shown(value)}")
+        raise PlanError(path, f"expected a number or [height, width], got {shown_value(value)}")
     height, width = (checked_integer(item, f"{path}[{i}]", 1, MAX_SIDE) for i, item in enumerate(value))
     return height, width
 
@@ -108,7 +109,7 @@ def number(low: float, high: float) -> Parse:
     def parse(value: Any, path: str) -> float:
         return checked_number(value, path, low, high)
 
-    return told(parse, f"a number of {low:g}…{high:g}")
+    return with_description(parse, f"a number of {low:g}…{high:g}")
 
 
 def pair(low: float, high: float) -> Parse:
@@ -119,20 +120,20 @@ def pair(low: float, high: float) -> Parse:
             size = checked_number(value, path, 0.0, high)
             return -size, size
         if not isinstance(value, list) or len(value) != 2:
-            raise PlanError(path, f"expected a number or [lowest, highest], got {shown(value)}")
+            raise PlanError(path, f"expected a number or [lowest, highest], got {shown_value(value)}")
         first, last = (checked_number(item, f"{path}[{i}]", low, high) for i, item in enumerate(value))
         if first > last:
-            raise PlanError(path, f"expected lowest ≤ highest, got {shown(value)}")
+            raise PlanError(path, f"expected lowest ≤ highest, got {shown_value(value)}")
         return first, last
 
-    return told(parse, f"[lowest, highest] of {low:g}…{high:g}, or x for [−x, x]")
+    return with_description(parse, f"[lowest, highest] of {low:g}…{high:g}, or x for [−x, x]")
 
 
 def sides(value: Any, path: str) -> tuple[int, int, int, int]:
     """Pixels: a number, or [top, right, bottom, left]."""
     given = value if isinstance(value, list) else [value] * 4
     if len(given) != 4:
-        raise PlanError(path, f"expected a number or [top, right, bottom, left], got {shown(value)}")
+        raise PlanError(path, f"expected a number or [top, right, bottom, left], got {shown_value(value)}")
     top, right, bottom, left = (
         checked_integer(item, f"{path}[{i}]", 0, MAX_SIDE) for i, item in enumerate(given)
     )
@@ -143,7 +144,7 @@ def numbers(value: Any, path: str) -> tuple[float, ...]:
     """A number, or a list of at most 16."""
     given = value if isinstance(value, list) else [value]
     if not 1 <= len(given) <= 16:
-        raise PlanError(path, f"expected 1…16 numbers, got {shown(value)}")
+        raise PlanError(path, f"expected 1…16 numbers, got {shown_value(value)}")
     return tuple(checked_number(item, f"{path}[{i}]", -1e9, 1e9) for i, item in enumerate(given))
 
 
@@ -153,13 +154,13 @@ def whole(low: int, high: int) -> Parse:
     def parse(value: Any, path: str) -> int:
         return checked_integer(value, path, low, high)
 
-    return told(parse, f"an integer of {low}…{high}")
+    return with_description(parse, f"an integer of {low}…{high}")
 
 
 def flag(value: Any, path: str) -> bool:
     """true or false."""
     if not isinstance(value, bool):
-        raise PlanError(path, f"expected true or false, got {shown(value)}")
+        raise PlanError(path, f"expected true or false, got {shown_value(value)}")
     return value
 
 
@@ -168,13 +169,13 @@ def interval(low: float, high: float) -> Parse:
 
     def parse(value: Any, path: str) -> tuple[float, float]:
         if not isinstance(value, list) or len(value) != 2:
-            raise PlanError(path, f"expected [lowest, highest], got {shown(value)}")
+            raise PlanError(path, f"expected [lowest, highest], got {shown_value(value)}")
         first, last = (checked_number(item, f"{path}[{i}]", low, high) for i, item in enumerate(value))
         if not low < first <= last:
-            raise PlanError(path, f"expected {low:g} < lowest ≤ highest, got {shown(value)}")
+            raise PlanError(path, f"expected {low:g} < lowest ≤ highest, got {shown_value(value)}")
         return first, last
 
-    return told(parse, f"[lowest, highest], above {low:g} and at most {high:g}")
+    return with_description(parse, f"[lowest, highest], above {low:g} and at most {high:g}")
 
 
 def choice(*names: str) -> Parse:
@@ -183,7 +184,7 @@ def choice(*names: str) -> Parse:
     def parse(value: Any, path: str) -> str:
         return checked_choice(value, path, names)
 
-    return told(parse, "one of " + ", ".join(f'"{name}"' for name in names))
+    return with_description(parse, "one of " + ", ".join(f'"{name}"' for name in names))
 
 
 def classes(value: Any, path: str) -> tuple[str, ...]:
@@ -201,7 +202,7 @@ def fields(value: Any, path: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > 64:
-        raise PlanError(path, f"expected a list of field names, or null, got {shown(value)}")
+        raise PlanError(path, f"expected a list of field names, or null, got {shown_value(value)}")
     names = tuple(checked_text(item, f"{path}[{i}]", at_most=100) for i, item in enumerate(value))
     if len(set(names)) != len(names):
         raise PlanError(path, "a field stands twice; each must be there once")
@@ -211,7 +212,7 @@ def fields(value: Any, path: str) -> tuple[str, ...] | None:
 def dtype(value: Any, path: str) -> str:
     """The name of a numeric dtype that frames carry, as "float32"."""
     if value == "object":
-        raise PlanError(path, OF_OBJECTS)
+        raise PlanError(path, OBJECT_DTYPE_REFUSED)
     known = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
     name = checked_choice(value, path, ["bool", *known, "float16", "float32", "float64"])
     return np.dtype(name).name
@@ -225,7 +226,7 @@ def extents(value: Any, path: str) -> Extents | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > 16:
-        raise PlanError(path, f"expected a list of at most 16 extents, or null, got {shown(value)}")
+        raise PlanError(path, f"expected a list of at most 16 extents, or null, got {shown_value(value)}")
     return tuple(
         None if item is None else checked_integer(item, f"{path}[{i}]", 0, 1 << 31)
         for i, item in enumerate(value)

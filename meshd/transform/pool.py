@@ -1,9 +1,9 @@
-"""The pool of transform processes, seen from the steward: rows go out in slices, outcomes come back.
+"""Pool of transform workers, in the coordinator process: sends out slices of rows and collects the results.
 
-Law: a process that dies costs its rows one retry, alone; the row a process dies on twice is a bad sample.
-What a slice's frame holds is only meaningful once its outcome is there. Processes' time is shared evenly
-between accounts, and between the jobs of one. A job that kills processes gets half of them, no more, until it
-has behaved for a while, as does one that drags while others are about.
+Law: when a worker dies, each of its rows is retried once, alone; a row that kills two workers is a bad
+sample. The frame content of a slice is valid only after its result arrived. Worker time is shared
+evenly between accounts, and between the jobs of an account. A job that kills workers, or that is slow
+while others wait, gets at most half of the workers until it has behaved for a while.
 """
 
 from __future__ import annotations
@@ -14,28 +14,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.kit.tasks import Tasks
 from meshd.telemetry import metrics
-from meshd.transform.counting import count_reply
 from meshd.transform.errors import PoolClosedError
-from meshd.transform.lanes import Lane
-from meshd.transform.messages import Failure
-from meshd.transform.pacing import Pace
-from meshd.transform.process import program_key
-from meshd.transform.queueing import FairQueue
-from meshd.transform.work import Call, Order, RaggedPart, Rendered, RowChecksums, Slice
+from meshd.transform.messages import Failure, record_reply_metrics
+from meshd.transform.render_calls import (
+    RaggedPart,
+    RenderCall,
+    RenderResult,
+    RenderSpec,
+    RowChecksums,
+    RowSlice,
+)
+from meshd.transform.scheduling import FairQueue, SliceSizer
+from meshd.transform.worker_client import WorkerClient
+from meshd.transform.worker_main import program_key
+from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from meshd.transform.messages import FailureKind, RenderReply
-    from meshd.transform.reading import Piece
-    from meshd.transform.work import RowWork
+    from meshd.transform.render_calls import RowWork
+    from meshd.transform.source_files import Piece
 
 SLICE_ROWS = 32  # at most; fewer where fewer wait
-DRAGGING = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
-DISTRUST = 60.0  # seconds from a death until the job that caused it may use all processes again
+SLOW_SLICE_SECONDS = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
+DISTRUST_SECONDS = 60.0  # seconds from a death until the job that caused it may use all processes again
 _LOST = 2 * SLICE_ROWS  # deaths of processes that come to a slice behind one whose every row kills, twice
 _SILENT = "the transform process answered nothing"
 
@@ -47,13 +52,13 @@ class TransformPool:
         if not sockets:
             raise ValueError("a pool needs at least one transform process")
         brave = (len(sockets) + 1) // 2
-        self._lanes = [Lane(path, self, brave=number < brave) for number, path in enumerate(sockets)]
+        self._lanes = [WorkerClient(path, self, brave=number < brave) for number, path in enumerate(sockets)]
         self._distrusted: dict[str, asyncio.TimerHandle] = {}
         self._asked: dict[str, float] = {}
         """When each account asked for something last."""
-        self._queue: FairQueue[Slice] = FairQueue()
-        self._tasks = Tasks("transform-pool")
-        self._pace = Pace()
+        self._queue: FairQueue[RowSlice] = FairQueue()
+        self._tasks = BackgroundTasks("transform-pool")
+        self._pace = SliceSizer()
         self._waiting_rows = 0
         self.closed = False
         self.queued_rows = 0
@@ -87,7 +92,7 @@ class TransformPool:
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[tuple[str, tuple[Piece, ...]]] = (),
         account: str = "",
-    ) -> Rendered:
+    ) -> RenderResult:
         """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`, `assets`: see
         RenderRequest; `account`: with whose share of the processes' time.
 
@@ -97,15 +102,15 @@ class TransformPool:
         if self.closed:
             raise _closed()
         if not rows:
-            return Rendered()
+            return RenderResult()
         now = self._asked[account] = asyncio.get_running_loop().time()
         program = program_key(program_text)
-        order = Order(
+        order = RenderSpec(
             now, account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets)
         )
-        call = Call(order, frame_fd, len(rows))
+        call = RenderCall(order, frame_fd, len(rows))
         for start in range(0, len(rows), SLICE_ROWS):
-            self._put(Slice(call, rows[start : start + SLICE_ROWS]))
+            self._put(RowSlice(call, rows[start : start + SLICE_ROWS]))
         with self._accounting(len(rows)):
             try:
                 return await call.outcome
@@ -125,12 +130,12 @@ class TransformPool:
         self.queued_rows += rows
         metrics.transform_queue.inc(rows)
 
-    def _put(self, item: Slice, *, first: bool = False) -> None:
+    def _put(self, item: RowSlice, *, first: bool = False) -> None:
         order = item.call.order
         self._waiting_rows += len(item.rows)
         self._queue.put(order.account, order.job, item, first=first, place=item.place)
 
-    async def next_slice(self, *, brave: bool) -> Slice:
+    async def next_slice(self, *, brave: bool) -> RowSlice:
         """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
         while True:
             turn = await self._queue.get(shy=brave)
@@ -143,26 +148,26 @@ class TransformPool:
             self._queue.done(turn)
             item.call.leave()
 
-    def _share(self, item: Slice, waiting: int) -> None:
+    def _share(self, item: RowSlice, waiting: int) -> None:
         """Put back what is for other processes; `waiting`: rows, those of `item` among them."""
         portion = self._pace.portion(item.call.order.job, len(item.rows), waiting, len(self._lanes))
         if portion < len(item.rows):
-            rest = Slice(item.call, item.rows[portion:])
+            rest = RowSlice(item.call, item.rows[portion:])
             item.rows = item.rows[:portion]
             self._put(rest, first=True)
 
-    def _end_turn(self, item: Slice, seconds: float | None) -> None:
+    def _end_turn(self, item: RowSlice, seconds: float | None) -> None:
         if item.turn is not None:
             self._queue.done(item.turn, seconds)
             item.turn = None
 
-    def answered(self, item: Slice, reply: RenderReply, fds: Sequence[int]) -> None:
+    def answered(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
         """A process is through with `item`, or with a part of it: what is left goes on when its job's turn
         comes."""
         self._end_turn(item, reply.seconds)
-        if reply.seconds > DRAGGING and self._has_neighbours():
+        if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
             self._distrust(item.call.order.job)
-        count_reply(reply)
+        record_reply_metrics(reply)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
         self._pace.took(item.call.order.job, len(told), reply.seconds)
         left = [work for work in item.rows if work.row not in told]
@@ -170,19 +175,19 @@ class TransformPool:
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
         sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
-        part = Rendered(list(reply.failures), parts, sums, reply.seconds, reply.reading)
+        part = RenderResult(list(reply.failures), parts, sums, reply.seconds, reply.reading)
         item.call.take(part, len(item.rows) - len(left))
         if left and item.call.wanted:
-            self._put(Slice(item.call, left), first=True)
+            self._put(RowSlice(item.call, left), first=True)
         item.call.leave()
 
-    def abandon(self, item: Slice) -> None:
+    def abandon(self, item: RowSlice) -> None:
         """The node is going down with `item` undone."""
         self._end_turn(item, None)
         item.call.give_up(_closed())
         item.call.leave()
 
-    def lost(self, item: Slice) -> None:
+    def lost(self, item: RowSlice) -> None:
         """A process died that had not begun `item`: another one gets it, a bounded number of times."""
         self._end_turn(item, None)
         item.lost += 1
@@ -193,7 +198,7 @@ class TransformPool:
         else:
             self._put(item, first=True)
 
-    def crashed(self, item: Slice, row: int, seconds: float) -> None:
+    def crashed(self, item: RowSlice, row: int, seconds: float) -> None:
         """A process died on a row of `item`, after so long. The row is tried once more, alone; the others as
         they were."""
         self._end_turn(item, seconds)
@@ -209,14 +214,14 @@ class TransformPool:
         others = [work for work in item.rows if work.row != row]
         suspects = [work for work in item.rows if work.row == row]
         if others:
-            self._put(Slice(item.call, others), first=True)
+            self._put(RowSlice(item.call, others), first=True)
         if suspects:
-            self._put(Slice(item.call, suspects, suspect=True), first=True)
+            self._put(RowSlice(item.call, suspects, suspect=True), first=True)
         item.call.leave()
 
     def _has_neighbours(self) -> bool:
         """Whether several accounts have been at work lately."""
-        since = asyncio.get_running_loop().time() - DISTRUST
+        since = asyncio.get_running_loop().time() - DISTRUST_SECONDS
         self._asked = {account: at for account, at in self._asked.items() if at > since}
         return len(self._asked) > 1
 
@@ -225,21 +230,21 @@ class TransformPool:
         if before is not None:
             before.cancel()
         self._queue.mark(job, shy=True)
-        self._distrusted[job] = asyncio.get_running_loop().call_later(DISTRUST, self._trust, job)
+        self._distrusted[job] = asyncio.get_running_loop().call_later(DISTRUST_SECONDS, self._trust, job)
 
     def _trust(self, job: str) -> None:
         del self._distrusted[job]
         self._queue.mark(job, shy=False)
 
-    def _fail(self, item: Slice, kind: FailureKind, reason: str) -> None:
+    def _fail(self, item: RowSlice, kind: FailureKind, reason: str) -> None:
         failures = _failures(item, kind, reason)
         for failure in failures:
             metrics.transform_failures.labels(failure.op).inc()
-        item.call.take(Rendered(list(failures)), len(item.rows))
+        item.call.take(RenderResult(list(failures)), len(item.rows))
         item.call.leave()
 
 
-def _failures(item: Slice, kind: FailureKind, reason: str) -> tuple[Failure, ...]:
+def _failures(item: RowSlice, kind: FailureKind, reason: str) -> tuple[Failure, ...]:
     return tuple(Failure(work.row, 0, kind, "process", reason) for work in item.rows)
 
 

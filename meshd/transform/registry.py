@@ -1,7 +1,7 @@
-"""The ops a node knows: name, version, parameters and the class that does the work.
+"""Op registry: name, version, parameters and implementation of every op.
 
-Law: an op's output for given bytes, arguments and draws never changes within one version; a change is a new
-version, and old plans keep asking for the old one. Seam: a new op is one class with `@operation` in
+Law: within one version, an op's output for given bytes, arguments and draws never changes. A change is
+a new version, and existing plans keep the old one. Seam: a new op is one class with `@operation` in
 `builtin/`.
 """
 
@@ -10,24 +10,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshd.transform.assets import BadAssetError, no_assets
-from meshd.transform.definitions import Complete, Mixing, OpDefinition, Operation
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.op_types import Complete, MixingOp, OpDefinition, Operation
 from meshd.transform.parameters import parse_arguments
-from meshd.transform.userops.modules import MODULES
-from meshwire.declarations import is_user_op
-from meshwire.documents import PlanError, join, shown, suggestion
+from meshd.transform.sandbox.user_modules import MODULES
+from meshwire.plan.op_declarations import is_user_op
+from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshd.transform.assets import Load
+    from meshd.transform.assets import AssetLoader
     from meshd.transform.parameters import Parameter
-    from meshwire.plans import OpSpec
+    from meshwire.plan.plan_spec import OpSpec
 
 __all__ = [
     "OPS",
     "Complete",
-    "Mixing",
+    "MixingOp",
     "OpDefinition",
     "Operation",
     "build",
@@ -88,14 +88,17 @@ def find(
         return MODULES.find(name, version, path)
     builds = ops.get(name)
     if builds is None:
-        raise UnknownOpError(join(path, "op"), f"there is no op {shown(name)}{suggestion(name, ops)}")
+        raise UnknownOpError(
+            join_path(path, "op"), f"there is no op {shown_value(name)}{suggestion(name, ops)}"
+        )
     if not version:
         return builds[max(builds, key=_version_order)]
     if version not in builds:
         have = ", ".join(sorted(builds, key=_version_order))
         raise UnknownBuildError(
-            join(path, "version"),
-            f"this node has {name!r} in version {have}, not {shown(version)}; make the plan anew, or ask a "
+            join_path(path, "version"),
+            f"this node has {name!r} in version {have}, not {shown_value(version)}; make the plan anew, "
+            "or ask a "
             "node of the release that made it",
         )
     return builds[version]
@@ -115,12 +118,12 @@ def versions(name: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> lis
     return sorted(ops[name], key=_version_order)
 
 
-def build(op: OpSpec, path: str, load: Load = no_assets) -> tuple[OpDefinition, Operation]:
+def build(op: OpSpec, path: str, load: AssetLoader = no_assets) -> tuple[OpDefinition, Operation]:
     """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field,
     MissingAssetError.
     """
     definition = find(op.op, op.version, path)
-    arguments = parse_arguments(definition.parameters, op.args, join(path, "args"))
+    arguments = parse_arguments(definition.parameters, op.args, join_path(path, "args"))
     for name in definition.assets:
         if arguments[name] is not None:
             arguments[name] = load(arguments[name])

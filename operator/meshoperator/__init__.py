@@ -1,5 +1,6 @@
-"""The Kubernetes operator: its resources, its planner, its loops.
+"""The Kubernetes operator: resources, planners, controllers and the admission webhook.
 
-Law: decides purely (`resources`, `planning`), acts elsewhere; of ours it imports meshwire, nothing else.
-Must not shadow the standard library's `operator`: the folder that holds this package is no package.
+Law: `planners` decides purely, `controllers` acts. Of our packages the operator imports `meshwire`
+alone. The folder above must never become a package named `operator`: it would shadow the standard
+library's module.
 """

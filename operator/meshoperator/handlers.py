@@ -1,7 +1,6 @@
-"""`kopf run -m meshoperator.handlers`: kopf watches and keeps the process; what to do is `program`'s.
+"""Entry point of `kopf run -m meshoperator.handlers`: kopf watches, `manager` does the work.
 
-Law: nothing is decided here. Handlers only say that something happened: they write nothing into resources,
-and no finalizers.
+Law: handlers decide nothing and write nothing into resources; they only report an event.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import kopf
 from lightkube import KubeConfig
 
-from meshoperator.exiting import exit_within
-from meshoperator.program import Program, holder
+from meshoperator.forced_exit import exit_within
+from meshoperator.manager import Manager, holder
 from meshoperator.resources import GROUP, VERSION
 from meshoperator.settings import OperatorSettings
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from kopf import Body
 
 _SETTINGS = OperatorSettings.of_environment(os.environ)
-_PROGRAM: list[Program] = []
+_PROGRAM: list[Manager] = []
 
 
 @kopf.on.startup()
@@ -37,7 +36,7 @@ async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.scanning.disabled = True  # no rights to look for new kinds or namespaces are needed
     settings.watching.server_timeout = 240
     end = partial(os.kill, os.getpid(), signal.SIGTERM)  # kopf's way to end in order
-    program = Program(_SETTINGS, KubeConfig.from_env(), holder(), end)
+    program = Manager(_SETTINGS, KubeConfig.from_env(), holder(), end)
     await program.start()
     _PROGRAM.append(program)
 

@@ -1,6 +1,6 @@
 """Settings of the operator: a frozen dataclass, documented field by field.
 
-Law: validated once, at construction; passed down as a value.
+Law: validated once, at construction, and passed down as a value.
 """
 
 from __future__ import annotations

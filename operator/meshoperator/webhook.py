@@ -1,7 +1,9 @@
-"""The mutating webhook for training pods: an HTTPS server that answers AdmissionReviews (v1).
+"""Mutating webhook of training pods: an HTTPS server for AdmissionReview v1, with connection limits.
 
-Law: always answers "allowed": what goes wrong here fails no pod, it is a warning to its user. Makes nothing:
-no side effects. Invariant: `admission` decides, alone.
+Law: the answer is always "allowed"; a failure here becomes a warning to the user and fails no pod. It
+creates nothing. A connection without a whole request for too long is closed; one whose request is being
+answered stays.
+Invariant: `planners.admission` alone decides the patch.
 """
 
 from __future__ import annotations
@@ -12,18 +14,59 @@ import hashlib
 import json
 import logging
 import ssl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from meshoperator import gauges
-from meshoperator.admission import Admitted, OddPodError, admit, checked_pod, wanted
-from meshoperator.connections import ConnectionLimits
+from meshoperator import metrics
+from meshoperator.planners.admission import Admitted, InvalidPodError, admit, checked_pod, requested_datasets
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from meshoperator.credentials import Catalogue
+    from aiohttp.web import Request, RequestHandler
+
+    from meshoperator.controllers.pod_credentials import DatasetCatalog
+
+
+class ConnectionLimits:
+    """`idle`: seconds without a whole request; `most`: connections at a time."""
+
+    def __init__(self, idle: float, most: int) -> None:
+        self._idle, self._most = idle, most
+        self._since: dict[RequestHandler, float] = {}
+        self._busy: set[RequestHandler] = set()
+
+    def __repr__(self) -> str:
+        return f"<ConnectionLimits of {len(self._since)} connections>"
+
+    @contextmanager
+    def answering(self, request: Request) -> Iterator[None]:
+        """The whole request has come; meanwhile its connection stays."""
+        self._busy.add(request.protocol)
+        try:
+            yield
+        finally:
+            self._busy.discard(request.protocol)
+            self._since[request.protocol] = asyncio.get_running_loop().time()
+
+    def sweep(self, connections: Sequence[RequestHandler]) -> int:
+        """End those of the open `connections` that have been idle for too long, and the longest idle of too
+        many; how many."""
+        now = asyncio.get_running_loop().time()
+        self._since = {each: self._since.get(each, now) for each in connections}
+        waiting = sorted(
+            (each for each in connections if each not in self._busy), key=self._since.__getitem__
+        )
+        late = sum(now - self._since[each] >= self._idle for each in waiting)
+        ended = waiting[: max(late, len(connections) - self._most)]
+        for each in ended:
+            if each.transport is not None:
+                each.transport.abort()
+        return len(ended)
+
 
 _log = logging.getLogger(__name__)
 _LARGEST: Final = 4 << 20
@@ -39,7 +82,7 @@ class Webhook:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: DatasetCatalog,
         folder: Path,
         host: str,
         port: int,
@@ -126,7 +169,7 @@ class Webhook:
         return web.Response(text="ok\n")
 
     async def _review(self, request: web.Request) -> web.Response:
-        with gauges.admission_seconds.time():
+        with metrics.admission_seconds.time():
             body = await request.read()  # it is ended by the limits when it does not come
             with self._limits.answering(request):
                 uid, asked = await asyncio.to_thread(_request_of, body)
@@ -144,21 +187,21 @@ class Webhook:
     async def _judge(self, uid: str, asked: dict[str, Any]) -> Admitted:
         try:
             pod, namespace = checked_pod(asked.get("object")), str(asked.get("namespace"))
-            names = wanted(pod)
+            names = requested_datasets(pod)
             async with asyncio.timeout(_PATIENCE):
                 found = await self._catalogue.of(namespace, names) if names else {}
             token = hashlib.sha256(uid.encode()).hexdigest()[:12]
             admitted = await asyncio.to_thread(
                 admit, pod, {name: each.known for name, each in found.items()}, token
             )
-        except OddPodError as error:
-            gauges.admissions.labels("odd").inc()
+        except InvalidPodError as error:
+            metrics.admissions.labels("odd").inc()
             return Admitted((), (f"shardmesh: the pod goes as it is: {error}",))
         except Exception as error:  # whatever it is, it must not keep a pod from running
             _log.warning("a pod goes as it is: %s", error, exc_info=True)
-            gauges.admissions.labels("failed").inc()
+            metrics.admissions.labels("failed").inc()
             return Admitted((), ("shardmesh: the pod goes as it is, its datasets cannot be looked up now",))
-        gauges.admissions.labels("patched" if admitted.operations else "same").inc()
+        metrics.admissions.labels("patched" if admitted.operations else "same").inc()
         return admitted
 
 

@@ -1,9 +1,9 @@
-"""What a training pod imports: datasets, the loader, an S3 client and the `mesh` command.
+"""The SDK of a training process: datasets, the loader, the S3 client and the `mesh` command.
 
-Law: the bare install (numpy, awscrt, click, rich, the standard library) and `meshwire`; never `meshd`,
-aiohttp or boto3. torch is optional and imported only where tensors are asked for. Order, randomness and
-content are decided by `meshwire` and the storage nodes; what lives here only asks, receives and hands
-over.
+Law: the package needs numpy, awscrt, click, rich, the standard library and `meshwire`; it never imports
+`meshd`, aiohttp or boto3, and imports torch only where the caller asks for tensors. `meshwire` and the
+storage nodes decide order, randomness and content. Public names load on first use, so `import meshsdk`
+takes a millisecond.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshsdk import errors, ops
-    from meshsdk.batches import Batch, Ragged
-    from meshsdk.client import Client
-    from meshsdk.connecting import connect
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.gather import Gathered, Item
+    from meshsdk.client.s3_client import Client, connect
+    from meshsdk.datasets.batch import Batch, Ragged
+    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.datasets.fields import class_of_prefix
+    from meshsdk.datasets.shuffle import Blocks, LengthBuckets
+    from meshsdk.datasets.split_mix import Stage, mix
     from meshsdk.errors import MeshError
-    from meshsdk.gathers import Gathered, Item
-    from meshsdk.loaders import Loader
-    from meshsdk.mixing import Stage, mix
-    from meshsdk.normalizing import Normalize
-    from meshsdk.opening import open
-    from meshsdk.orders import Blocks, LengthBuckets
-    from meshsdk.selecting import class_of_prefix
+    from meshsdk.loader.loader import Loader
+    from meshsdk.loader.output_stage import Normalize
+    from meshsdk.open_dataset import open
 
 __all__ = [
     "Batch",
@@ -51,22 +50,22 @@ __all__ = [
 
 _MODULES = ("errors", "ops")
 _HOMES = {
-    "Batch": "batches",
-    "Blocks": "orders",
-    "Client": "client",
-    "Dataset": "datasets",
-    "Gathered": "gathers",
-    "Item": "gathers",
-    "LengthBuckets": "orders",
-    "Loader": "loaders",
+    "Batch": "datasets.batch",
+    "Blocks": "datasets.shuffle",
+    "Client": "client.s3_client",
+    "Dataset": "datasets.dataset",
+    "Gathered": "client.gather",
+    "Item": "client.gather",
+    "LengthBuckets": "datasets.shuffle",
+    "Loader": "loader.loader",
     "MeshError": "errors",
-    "Normalize": "normalizing",
-    "Ragged": "batches",
-    "Stage": "mixing",
-    "class_of_prefix": "selecting",
-    "connect": "connecting",
-    "mix": "mixing",
-    "open": "opening",
+    "Normalize": "loader.output_stage",
+    "Ragged": "datasets.batch",
+    "Stage": "datasets.split_mix",
+    "class_of_prefix": "datasets.fields",
+    "connect": "client.s3_client",
+    "mix": "datasets.split_mix",
+    "open": "open_dataset",
 }
 
 

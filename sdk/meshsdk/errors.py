@@ -1,7 +1,8 @@
-"""The SDK's one family of errors.
+"""Exceptions of the SDK, one family under `MeshError`.
 
-Law: everything the SDK raises about the outside world is a MeshError whose message says what to do about it.
-Invariant: no message holds a credential; text from a server is capped.
+Law: everything the SDK raises about the outside world is a MeshError whose message says what to do about
+it.
+Invariant: no message contains a credential; text from a server is capped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What a loader has done, in numbers.
+"""Loader statistics: counters, the split of each stall, and the observers of a training loop.
 
-Law: times are of this process's monotonic clock, CPU of the threads that load: the reader's, and the
-consumer's inside `next`. What a node says of itself only divides the time waited for it.
+Law: times come from this process's monotonic clock; CPU time covers the prefetch thread and the
+consumer's `next`. A node's own timings only divide the time waited for it. The training thread calls
+observers, in the order wait, batch, wait, …, end; an observer never fails a step, and none outlives a
+fork.
 Invariant: `compute` and the three kinds of stall add up to `seconds`.
 """
 
@@ -9,14 +11,60 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from meshwire.frames import Status
+from meshwire.frame.tensor_frame import Status
+from meshwire.http_values.mesh_headers import FrameTiming, ServerTiming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshsdk.stalls import Stall
+
+_UNKNOWN = ServerTiming(FrameTiming(), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a frame came: monotonic seconds when it was asked for, its answer began, its last byte was in
+    place; and what the node says of the time in between."""
+
+    asked: float
+    began: float
+    done: float
+    server: ServerTiming = _UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Seconds of waiting by what they were spent on; `network`: with copying and checking."""
+
+    network: float = 0.0
+    preprocessing: float = 0.0
+    fetch: float = 0.0
+
+    def __add__(self, other: Stall) -> Stall:
+        return Stall(
+            self.network + other.network,
+            self.preprocessing + other.preprocessing,
+            self.fetch + other.fetch,
+        )
+
+    @property
+    def seconds(self) -> float:
+        return self.network + self.preprocessing + self.fetch
+
+
+def attribute_stall(since: float, until: float, arrival: Arrival) -> Stall:
+    """A wait from `since` to `until` for a frame that came so."""
+    waited = max(until - since, 0.0)
+    answering = max(arrival.began - arrival.asked, 0.0)
+    within = max(min(until, arrival.began) - max(since, arrival.asked), 0.0)
+    server = arrival.server
+    if within <= 0.0 or server.total <= 0.0:
+        return Stall(waited)
+    share = within / max(answering, server.total)
+    preprocessing, fetch = share * server.preprocessing, share * server.fetch
+    return Stall(max(waited - preprocessing - fetch, 0.0), preprocessing, fetch)
 
 
 @dataclass(slots=True)
@@ -223,3 +271,37 @@ _NAMES = (
     "fetch",
     "parted",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch handed over: `since`, `until`: monotonic seconds in which it was waited for; `arrival`: how its
+    frame came, `origin`: how the node came by it."""
+
+    epoch: int
+    step: int
+    rows: int
+    bytes: int
+    since: float
+    until: float
+    stall: Stall
+    arrival: Arrival | None
+    origin: str
+
+
+class Observer(Protocol):
+    """One loader's, in process `pid`."""
+
+    pid: int
+
+    def waits(self, now: float) -> None:
+        """The loop asks for a batch."""
+
+    def takes(self, step: Step, meter: Meter) -> None:
+        """It has it."""
+
+    def ends(self, now: float, meter: Meter) -> None:
+        """The loop is over; another may begin."""
+
+    def close(self) -> None:
+        """The loader is closed. Idempotent."""

@@ -1,8 +1,8 @@
-"""Moving files: streamed, in parts, several at once, with bounded memory.
+"""File transfers: streamed upload, download and copy, in parallel parts with bounded memory.
 
-Law: composed of single idempotent requests; a failed part is asked again, not the whole. Invariant: a
-file is complete under its name or not there (written beside it, then renamed), and an upload that fails
-is aborted.
+Law: a transfer consists of single idempotent requests; a failed part is retried, not the whole file.
+Invariant: a file appears under its name only when it is complete (written beside it, then renamed), and
+a failed upload is aborted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from meshsdk.client import (
+from meshsdk.client.s3_client import (
     crc64,
     explained,
     get_request,
@@ -27,16 +27,16 @@ from meshsdk.client import (
     read_info,
     write_conditions,
 )
+from meshsdk.client.transport import Request, parsed
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
-from meshsdk.transport import Request, parsed
-from meshwire import etags
-from meshwire.s3 import documents
+from meshwire.http_values import conditional_requests
+from meshwire.s3 import xml_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from meshsdk.client import Client, ObjectInfo
-    from meshsdk.connections import Buffer, Response
+    from meshsdk.client.http_connection import Buffer, Response
+    from meshsdk.client.s3_client import Client, ObjectInfo
     from meshwire.s3.results import CopyResult
 
     Progress = Callable[[int], None]
@@ -182,7 +182,7 @@ def _finished(
 def _create_upload(client: Client, bucket: str, key: str, headers: Mapping[str, str]) -> str:
     checked = {**headers, "x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
     request = Request("POST", object_path(bucket, key), "uploads=", checked)
-    return parsed(documents.parse_initiate, client.transport.text(request)).upload_id
+    return parsed(xml_documents.parse_create_upload_result, client.transport.text(request)).upload_id
 
 
 def _put_part(
@@ -204,7 +204,7 @@ def _complete(
     conditions: Mapping[str, str],
 ) -> str:
     parts = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{etags.quote(etag)}</ETag>"
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{conditional_requests.quote_etag(etag)}</ETag>"
         f"<ChecksumCRC64NVME>{checksum}</ChecksumCRC64NVME></Part>"
         for number, etag, checksum in sorted(stored)
     )
@@ -221,7 +221,7 @@ def _complete(
 
 
 def _read_completed(response: Response) -> str:
-    return parsed(documents.parse_complete_result, response.read()).etag
+    return parsed(xml_documents.parse_complete_result, response.read()).etag
 
 
 def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tuple[int, T]]) -> list[R]:
@@ -293,7 +293,7 @@ def _copy_parts(
         headers = {
             "x-amz-copy-source": object_path(*source),
             "x-amz-copy-source-range": f"bytes={first}-{last}",
-            "x-amz-copy-source-if-match": etags.quote(info.etag),
+            "x-amz-copy-source-if-match": conditional_requests.quote_etag(info.etag),
         }
         query = query_string(partNumber=number, uploadId=upload_id)
         request = Request("PUT", object_path(*target), query, headers)
@@ -307,7 +307,7 @@ def _copy_parts(
 
 
 def _read_copied(response: Response) -> CopyResult:
-    return parsed(documents.parse_copy_result, response.read())
+    return parsed(xml_documents.parse_copy_result, response.read())
 
 
 # --- down -----------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class _Streamed:
     def __iter__(self) -> Iterator[bytes]:
         response, release = self._open()
         try:
-            self.etag = etags.unquote(response.headers.get("etag", ""))
+            self.etag = conditional_requests.unquote_etag(response.headers.get("etag", ""))
             for piece in response.pieces(MIB):
                 yield bytes(piece)
         finally:

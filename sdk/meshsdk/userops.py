@@ -1,12 +1,13 @@
-"""What a module of one's own ops is written with, and how it gets to the nodes.
+"""The names a module of user ops imports: the `op` decorator, field types and keyed randomness.
 
-Law: importing this needs the standard library and numpy alone, so that a module runs wherever it is pushed.
+Law: importing this module needs only the standard library and numpy, so a user module runs on every
+node.
 """
 
 from __future__ import annotations
 
-from meshwire.declarations import BYTES
-from meshwire.randomness import KeyedRandom
-from meshwire.userops import BadSample, array, image, op
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.op_declarations import BYTES
+from meshwire.plan.op_decorator import BadSample, array, image, op
 
 __all__ = ["BYTES", "BadSample", "KeyedRandom", "array", "image", "op"]

@@ -1,6 +1,7 @@
 """Names of buckets, keys and views.
 
-Law: a name that passes here may be stored, sorted and written into XML; nothing else checks names.
+Law: this module is the only check of names: a name that passes may be stored, sorted and written into
+XML.
 Invariant: keys are ordered and measured by their UTF-8 bytes.
 """
 

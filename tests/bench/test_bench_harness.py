@@ -46,7 +46,7 @@ from bench.storing import requests_of
 from tests.required import require_etcd
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 280

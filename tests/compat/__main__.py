@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshd.testing.daemons import Daemon
 from tests.compat.clients import CLIENTS, DEV, HOMES
 from tests.compat.gaps import expected
 from tests.compat.homes import build, build_node
@@ -20,6 +19,7 @@ from tests.compat.jobs import JOBS
 from tests.compat.reporting import matrix, page
 from tests.compat.suites.pages import KEPT, PAGE, kept, with_suites
 from tests.compat.working import Ground, Outcome, conversation, fill, judged
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

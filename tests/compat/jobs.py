@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from meshwire import checksums as sums
+from meshwire.checksums import body_checksums as sums
 from tests.compat.talking import CannotError, ClientFailedError
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def checksums(work: Work) -> None:
     for algorithm in work.client.checksums:
         work.ask("put", key=f"sum/{algorithm}", path=work.file(data), checksum=algorithm)
         head = work.s3.head_object(Bucket=work.bucket, Key=f"sum/{algorithm}", ChecksumMode="ENABLED")
-        digest = sums.new(algorithm.lower())
+        digest = sums.new_hasher(algorithm.lower())
         digest.update(data)
         assert head[f"Checksum{algorithm}"] == digest.base64()
         assert head["ChecksumType"] == "FULL_OBJECT"

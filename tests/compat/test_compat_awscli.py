@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 Aws = "Callable[..., str]"
 MIB = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 

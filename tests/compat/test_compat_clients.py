@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.compat.clients import CLIENTS, DEV
 from tests.compat.gaps import GAPS, QUIRKS, expected
 from tests.compat.jobs import JOBS
 from tests.compat.working import Ground, conversation, fill, judged
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path

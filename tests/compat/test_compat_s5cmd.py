@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 

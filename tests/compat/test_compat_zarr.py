@@ -15,7 +15,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 

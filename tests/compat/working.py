@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
     from tests.compat.clients import Client
+    from tests.support.daemons import Daemon
 
 REGION = "us-east-1"
 

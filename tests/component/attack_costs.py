@@ -14,7 +14,7 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 BYSTANDER = "bystander"
 _EVERY = 0.02  # seconds between two looks at the memory

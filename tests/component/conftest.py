@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.component.origin_places import Faults, place
 from tests.component.origin_working import write_credentials
 from tests.component.s3_raw import Wire
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

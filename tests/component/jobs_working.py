@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 
 def start(daemon: Daemon, **document: Any) -> dict[str, Any]:

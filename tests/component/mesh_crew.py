@@ -15,39 +15,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshd.assembly.assembler import Assembler
-from meshd.cluster.mesh import Mesh
-from meshd.cluster.replicating import replicated
+from meshd.batches.assembly.assembler import Assembler
+from meshd.cluster.cluster_view import ClusterView
+from meshd.cluster.replication.replicated_store import replicated_store
 from meshd.config import NodeSettings, StoreSettings, TransformSettings
+from meshd.control.access_keys import KeyLastUsed
 from meshd.control.buckets import BucketTable
-from meshd.control.clustermaps import ClusterMaps
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.identities import Account, IdentityTable, Key, User
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.control.nodesecret import NodeSecret
-from meshd.control.removals import RemovalTable
-from meshd.kit.clock import SystemClock
-from meshd.net.peers import Peers
-from meshd.runtime.data import data_services, node_catalog
-from meshd.runtime.node import Node, admin_routes, meshing, native_routes, node_access, web_deps
-from meshd.service.archives.reading import Archives
-from meshd.service.documents.uses import UseFile
-from meshd.service.remote.objects import RemoteObjects
+from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.documents.inventory import UsageFile
+from meshd.peer_reads.remote_objects import RemoteObjects
+from meshd.process.wiring.data_services import data_services, node_catalog
+from meshd.process.wiring.node import (
+    NodeContext,
+    admin_routes,
+    native_routes,
+    node_access,
+    peer_services,
+    web_deps,
+)
+from meshd.rpc.peer_client import PeerClient
+from meshd.server.http_server import build_server
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.testing.listening import end_listening
-from meshd.testing.waiting import await_end
 from meshd.transform.pool import TransformPool
-from meshd.web.server import build_server
+from meshd.util.clock import SystemClock
 from meshwire.cluster import ClusterMap, routes
 from meshwire.cluster import Node as Member
 from tests.component.transform_crew import Crew
+from tests.support.bounded_wait import await_end
+from tests.support.reference_control import MemoryControl
+from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from meshd.control.interface import ControlStore
-    from meshd.web.connections import MeshServer
+    from meshd.control.control_api import ControlStore
+    from meshd.server.connection import MeshServer
 
 ROOT = ("root-key", "root-secret-key")
 
@@ -56,7 +63,7 @@ ROOT = ("root-key", "root-secret-key")
 class Running:
     """One node that listens."""
 
-    node: Node
+    node: NodeContext
     server: MeshServer
     listener: asyncio.Server
     assembler: Assembler
@@ -96,7 +103,7 @@ class MeshCrew:
     async def _open(self, number: int) -> list[Running]:
         clock = SystemClock()
         self.control = MemoryControl(clock)
-        await NodeSecret(self.control).ensure()
+        await ClusterSecret(self.control).ensure()
         account = Account(
             User(user_id="root", display_name="root", root=True, origin="root"),
             Key(access_key=ROOT[0], user_id="root", secret_key=ROOT[1], origin="root"),
@@ -108,23 +115,24 @@ class MeshCrew:
         nodes = [await self._start(f"n{i + 1}", self.control) for i in range(number)]
         members = tuple(Member(one.node.settings.node_id, one.endpoint) for one in nodes)
         cluster = ClusterMap(1, members, copies=self.copies)
-        await ClusterMaps(self.control).change(lambda _: cluster)
+        await ClusterMapStore(self.control).change(lambda _: cluster)
         return nodes
 
     async def _start(self, name: str, control: ControlStore) -> Running:
         clock = SystemClock()
         settings = NodeSettings(name, StoreSettings.at(self._place / name, durability="relaxed"))
         store = Store.open(settings.store, writer="w0", clock=clock)
-        uses = UseFile(settings.uses_path, clock)
+        uses = UsageFile(settings.uses_path, clock)
         buckets = BucketTable(control)
-        mesh = Mesh(name, control, buckets.copies)
-        peers = Peers(name, NodeSecret(control).derive, clock, lambda: mesh.map().version)
+        mesh = ClusterView(name, control, buckets.copies)
+        peers = PeerClient(name, ClusterSecret(control).derive, clock, lambda: mesh.map().version)
         objects = RemoteObjects(store, mesh, peers)
-        archives = Archives(store, uses.note, objects=objects)
+        archives = ArchiveService(store, uses.note, objects=objects)
         identities = IdentityTable(control)
-        node = Node(
-            settings, clock, store, control, buckets, identities, KeyUse(control), uses,
-            RemovalTable(control), archives, mesh, peers, objects, replicated(store, mesh, peers, clock),
+        node = NodeContext(
+            settings, clock, store, control, buckets, identities, KeyLastUsed(control), uses,
+            DeletedDocumentTable(control), archives, mesh, peers, objects,
+            replicated_store(store, mesh, peers, clock),
         )  # fmt: skip
         assembler = Assembler(
             store,
@@ -141,7 +149,7 @@ class MeshCrew:
         also = [
             *admin_routes(node, deps.sessions),
             *native_routes(node, access, data),
-            *meshing(node).routes(),
+            *peer_services(node).routes(),
         ]
         server = build_server(deps, also)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
@@ -159,7 +167,7 @@ class MeshCrew:
     async def _end(self, one: Running) -> None:
         if not one.listener.is_serving():
             return
-        await end_listening(one.listener)
+        await stop_listening(one.listener)
         transports = [connection.transport for connection in one.server.connections]
         await one.server.shutdown(0.2)
         for transport in transports:

@@ -15,39 +15,39 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
-from meshd.assembly.remote import RemoteAssembler
-from meshd.cluster.mesh import Mesh
-from meshd.cluster.replicating import ReplicatedStore, replicated
+from meshd.batches.assembly.assembler_rpc import AssemblerClient
+from meshd.cluster.cluster_view import ClusterView
+from meshd.cluster.replication.replicated_store import ReplicatedStore, replicated_store
 from meshd.config import NodeSettings, StoreSettings
+from meshd.control.access_keys import KeyLastUsed
 from meshd.control.buckets import BucketTable
-from meshd.control.clustermaps import ClusterMaps
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.identities import Account, IdentityTable, Key, User
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.control.nodesecret import NodeSecret
-from meshd.control.removals import RemovalTable
-from meshd.kit.clock import SystemClock
-from meshd.net.peers import Peers
-from meshd.runtime.data import data_services
-from meshd.runtime.node import Node, meshing, node_access, web_deps
-from meshd.service.archives.reading import Archives
-from meshd.service.documents.uses import UseFile
-from meshd.service.remote.objects import RemoteObjects
+from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.documents.inventory import UsageFile
+from meshd.peer_reads.remote_objects import RemoteObjects
+from meshd.process.wiring.data_services import data_services
+from meshd.process.wiring.node import NodeContext, node_access, peer_services, web_deps
+from meshd.rpc.peer_client import PeerClient
+from meshd.server.http_server import build_server
 from meshd.store.store import Store
-from meshd.testing.listening import end_listening
-from meshd.testing.local_objects import local_objects
-from meshd.testing.sessions import boto_session
-from meshd.testing.waiting import await_end
-from meshd.web.server import build_server
+from meshd.util.clock import SystemClock
 from meshwire.cluster import Node as Member
-from meshwire.cluster.transitions import founded, joined, settled
+from meshwire.cluster.transitions import bootstrap_map, join_node, mark_complete
+from tests.support.boto_sessions import boto_session
+from tests.support.bounded_wait import await_end
+from tests.support.reference_control import MemoryControl
+from tests.support.server_shutdown import stop_listening
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from meshd.control.interface import ControlStore
-    from meshd.web.connections import MeshServer
-    from meshd.web.server import NativeRoute
+    from meshd.control.control_api import ControlStore
+    from meshd.server.connection import MeshServer
+    from meshd.server.http_server import HttpRoute
     from meshwire.cluster import ClusterMap
 
 T = TypeVar("T")
@@ -61,13 +61,13 @@ as many as asyncio makes on a machine of few cores there are not."""
 class Running:
     """One node that listens."""
 
-    node: Node
+    node: NodeContext
     server: MeshServer
     listener: asyncio.Server
     loop: asyncio.AbstractEventLoop
 
     @property
-    def peers(self) -> Peers:
+    def peers(self) -> PeerClient:
         return self.node.peers
 
     def client(self, **changes: Any) -> Any:
@@ -98,7 +98,7 @@ class Running:
 
 @asynccontextmanager
 async def running_nodes(
-    loop: asyncio.AbstractEventLoop, number: int, routes: Sequence[NativeRoute] = (), *, copies: int = 1
+    loop: asyncio.AbstractEventLoop, number: int, routes: Sequence[HttpRoute] = (), *, copies: int = 1
 ) -> AsyncIterator[list[Running]]:
     """`number` nodes, n1, n2, …, with `routes` beside S3, all up in one map; they have one root user, with
     the keys ROOT."""
@@ -106,14 +106,14 @@ async def running_nodes(
     place = Path(tempfile.mkdtemp(prefix="nodes-"))
     clock = SystemClock()
     control = MemoryControl(clock)
-    await NodeSecret(control).ensure()
+    await ClusterSecret(control).ensure()
     account = Account(
         User(user_id="root", display_name="root", root=True, origin="root"),
         Key(access_key=ROOT[0], user_id="root", secret_key=ROOT[1], origin="root"),
     )
     await IdentityTable(control).replace(frozenset({"root"}), [account], clock.now_ms())
     nodes = [await _run(loop, place / f"n{i + 1}", control, routes) for i in range(number)]
-    await ClusterMaps(control).change(lambda _: everybody([node.member for node in nodes], copies))
+    await ClusterMapStore(control).change(lambda _: everybody([node.member for node in nodes], copies))
     try:
         yield nodes
     finally:
@@ -124,11 +124,11 @@ async def running_nodes(
 
 def everybody(members: list[Member], copies: int) -> ClusterMap:
     """A map in which all of these are up and have what they should."""
-    cluster = founded(members[0], copies=copies)
+    cluster = bootstrap_map(members[0], copies=copies)
     for member in members[1:]:
-        cluster = joined(cluster, member)
+        cluster = join_node(cluster, member)
     for member in members:
-        cluster = settled(cluster, member.node_id)
+        cluster = mark_complete(cluster, member.node_id)
     return cluster
 
 
@@ -162,7 +162,7 @@ async def change_map(nodes: Sequence[Running], change: Callable[[ClusterMap], Cl
         assert cluster is not None
         return change(cluster)
 
-    return (await ClusterMaps(nodes[0].node.control).change(changed)).version
+    return (await ClusterMapStore(nodes[0].node.control).change(changed)).version
 
 
 def among(
@@ -204,40 +204,40 @@ def owners_alike(nodes: list[Running], key: str, body: bytes | None) -> None:
 
 
 async def _run(
-    loop: asyncio.AbstractEventLoop, place: Path, control: ControlStore, routes: Sequence[NativeRoute]
+    loop: asyncio.AbstractEventLoop, place: Path, control: ControlStore, routes: Sequence[HttpRoute]
 ) -> Running:
     clock = SystemClock()
     settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed", tombstone_seconds=3600))
     store = Store.open(settings.store, writer="w0", clock=clock)
-    uses = UseFile(settings.uses_path, clock)
-    buckets, secret = BucketTable(control), NodeSecret(control)
-    mesh = Mesh(settings.node_id, control, buckets.copies)
-    peers = Peers(place.name, secret.derive, clock, lambda: mesh.map().version)
-    node = Node(
+    uses = UsageFile(settings.uses_path, clock)
+    buckets, secret = BucketTable(control), ClusterSecret(control)
+    mesh = ClusterView(settings.node_id, control, buckets.copies)
+    peers = PeerClient(place.name, secret.derive, clock, lambda: mesh.map().version)
+    node = NodeContext(
         settings,
         clock,
         store,
         control,
         buckets,
         IdentityTable(control),
-        KeyUse(control),
+        KeyLastUsed(control),
         uses,
-        RemovalTable(control),
-        Archives(store, uses.note, local_objects(store)),
+        DeletedDocumentTable(control),
+        ArchiveService(store, uses.note, single_node_objects(store)),
         mesh,
         peers,
         RemoteObjects(store, mesh, peers),
-        replicated(store, mesh, peers, clock),
+        replicated_store(store, mesh, peers, clock),
     )
     access = node_access(node)
-    data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything
-    server = build_server(web_deps(node, access, data), [*routes, *meshing(node).routes()])
+    data = data_services(node, access, AssemblerClient(settings.steward_socket))  # nobody asks it anything
+    server = build_server(web_deps(node, access, data), [*routes, *peer_services(node).routes()])
     listener = await loop.create_server(server, "127.0.0.1", 0)
     return Running(node, server, listener, loop)
 
 
 async def _end(one: Running) -> None:
-    await end_listening(one.listener)
+    await stop_listening(one.listener)
     one.server.pre_shutdown()
     await one.server.shutdown(1)
     await one.node.peers.aclose()

@@ -17,14 +17,14 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-from meshd.testing.waiting import await_end
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from meshd.testing.daemons import Answer
-    from meshd.testing.meshes import Mesh
+    from tests.support.daemon_cluster import DaemonCluster
+    from tests.support.daemons import Answer
 
 Value = bytes | None
 _KEY = re.compile(rb"<Key>([^<]*)</Key>")
@@ -36,7 +36,7 @@ class Traffic:
     """`keys` under a prefix of a bucket. `asked`: the nodes that clients ask, which a test changes.
     `refused`: of every request without an answer, or with 5xx, what it was and what came."""
 
-    def __init__(self, mesh: Mesh, bucket: str, keys: int = 40, seed: int = 1) -> None:
+    def __init__(self, mesh: DaemonCluster, bucket: str, keys: int = 40, seed: int = 1) -> None:
         self._mesh, self._bucket, self._random = mesh, bucket, random.Random(seed)
         self.asked = list(mesh.nodes)
         self.keys = [f"traffic/{number}" for number in range(keys)]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from meshd.kit.clock import SystemClock
-from meshd.testing.waiting import PATIENCE
-from meshwire import frames
+from meshd.util.clock import SystemClock
+from meshwire.frame import tensor_frame
 from tests.component.s3_raw import Wire
+from tests.support.bounded_wait import WAIT_TIMEOUT
 
 if TYPE_CHECKING:
     from tests.component.s3_raw import Answer
@@ -34,7 +34,7 @@ class Mesh(Wire):
 
     def post(self, target: str, document: Any) -> Answer:
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        deadline = _clock.monotonic() + PATIENCE
+        deadline = _clock.monotonic() + WAIT_TIMEOUT
         while _goes_on(answer := self.call("POST", target, body)) and _clock.monotonic() < deadline:
             pass  # each is waited for by the node, for as long as a request may
         return answer
@@ -57,8 +57,8 @@ class Mesh(Wire):
         answer = self.raw(plan, epoch, step, **query)
         assert answer.status == 200, answer.body
         assert int(answer.headers["content-length"]) == len(answer.body)
-        frames.verify(answer.body)
-        return frames.views(answer.body)
+        tensor_frame.verify_frame(answer.body)
+        return tensor_frame.tensor_views(answer.body)
 
     def raw(self, plan: str, epoch: int = 0, step: int = 0, **query: Any) -> Answer:
         text = "&".join(f"{name}={value}" for name, value in query.items())

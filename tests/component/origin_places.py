@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.config import Config
 
-from meshd.kit.clock import SystemClock
-from meshd.runtime.ports import own_port
-from meshd.testing.daemons import Daemon
-from meshd.testing.listening import end_listening
+from meshd.process.local_etcd import reserve_port
+from meshd.util.clock import SystemClock
+from tests.support.daemons import Daemon
+from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +84,7 @@ class Proxy:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
-        await end_listening(server)
+        await stop_listening(server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.faults.refuse:
@@ -242,7 +242,7 @@ def place(scratch: Path) -> Iterator[Place]:
     data = scratch / "weed"
     data.mkdir()
     parts = [f"{part}.port{grpc}" for part in ("master", "volume", "filer", "s3") for grpc in ("", ".grpc")]
-    ports = {part: own_port() for part in parts}
+    ports = {part: reserve_port() for part in parts}
     flags = [f"-{part}={port}" for part, port in ports.items()]
     argv = [program, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *flags]
     argv += [f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50"]

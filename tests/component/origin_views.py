@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshsdk import views
+from meshsdk.admin import views
 from tests.component.origin_working import sdk
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 SMALL = [{"op": "decode", "args": {}}, {"op": "resize", "args": {"size": 8}}, {"op": "to_npy", "args": {}}]
 ROWS = [

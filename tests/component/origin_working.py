@@ -12,8 +12,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 import meshsdk
-from meshd.testing.daemons import Daemon
-from meshsdk import buckets
+from meshsdk.admin import cluster_admin
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def bucket(daemon: Daemon, origin: Place, name: str, **options: Any) -> Any:
         again = client.has_bucket(name)
         if again:
             eventually(lambda: _deleted(s3, name))
-        buckets.create_bucket(client.transport, name, document)
+        cluster_admin.create_bucket(client.transport, name, document)
     if again:  # a worker may still think that its origin is down
         eventually(lambda: all(_lists(daemon.client(), name) for _ in range(4)))
     return s3

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
-from meshwire.s3.parsing import RequestHead
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:

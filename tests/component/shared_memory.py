@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from meshd.kit.clock import SystemClock
+from meshd.util.clock import SystemClock
 
 _SHARED = Path("/dev/shm")
 _clock = SystemClock()

@@ -17,7 +17,6 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter, Sending
 from meshsdk.adapters.ranges import Ranges, merged
 from meshsdk.errors import ConfigurationError, NotFoundError, PreconditionError
@@ -25,6 +24,7 @@ from meshsdk.transfers import Tuning
 from tests.component.origin_places import Faults
 from tests.component.origin_working import bucket as backed_bucket
 from tests.component.origin_working import eventually, sdk, write_credentials
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

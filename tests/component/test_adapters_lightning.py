@@ -10,13 +10,13 @@ import torch
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.batches import Ragged
+from meshsdk.datasets.batch import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 # Lightning's own, on a torch that is newer than it.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,7 +116,7 @@ def test_a_loader_that_is_given_as_it_is(dataset: mesh.Dataset) -> None:
 
 
 def test_a_ragged_field_is_plain_in_its_parts(dataset: mesh.Dataset) -> None:
-    from meshsdk.adapters.plain import as_dict
+    from meshsdk.loader.plain_batches import as_dict
 
     with mesh.Loader(dataset, 20, shuffle=False, output="numpy") as loader:
         batch = loader.at(0)

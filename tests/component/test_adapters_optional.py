@@ -17,15 +17,15 @@ import pytest
 import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.adapters.dali import ExternalSource
-from meshsdk.adapters.plain import plain_types
 from meshsdk.adapters.rays import FetchSamples
+from meshsdk.loader.plain_batches import plain_types
 from tests.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 libraries = pytest.mark.filterwarnings("ignore")  # theirs, on a torch that is newer than they are
 

@@ -16,8 +16,8 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from meshd.cli import meshd
-from meshd.testing.daemons import Daemon
 from tests.component.s3_raw import Wire
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -316,7 +316,7 @@ def test_over_https_it_believes_the_authority_it_is_told(tmp_path: Path) -> None
 
 
 def test_keys_from_the_data_directory(tmp_path: Path) -> None:
-    from meshd.testing.daemons import Daemon as Node
+    from tests.support.daemons import Daemon as Node
 
     class Own(Node):
         """A node that makes its own root keys."""

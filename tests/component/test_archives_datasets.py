@@ -24,7 +24,7 @@ from tests.archive_making import KINDS, archive_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 Item = mesh.Item
 

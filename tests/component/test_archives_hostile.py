@@ -12,8 +12,8 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
 from tests.archive_making import archive_of, tar_of, zstd
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

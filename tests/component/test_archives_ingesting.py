@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.archive_making import archive_of
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
 from tests.archive_making import KINDS, archive_of, tar_of
+from tests.support.daemons import Daemon
 
 _source = random.Random(5)
 FILES = {

@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import save
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, InvalidPlanError, PreflightError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 COUNT = 12
 

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.assembly.addressing import FrameAddress, RowsAddress
-from meshd.assembly.errors import BatchError
-from meshd.assembly.memory import Memory, MemoryFrame
-from meshd.assembly.remote import RemoteAssembler
-from meshd.assembly.serving import serve_assembler
-from meshd.net.unixmessages import listen
+from meshd.batches.assembly.assembler_rpc import AssemblerClient, serve_assembler
+from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import FrameAddress, RowsAddress
+from meshd.core.shared_memory import MemoryAccount, MemoryFrame
+from meshd.rpc.unix_messages import listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from meshd.assembly.addressing import Asked, Frame
+    from meshd.core.frame_address import AnyFrameAddress, Frame
 
 PLAN = "ab" * 32
 
@@ -30,11 +29,11 @@ class Source:
 
     def __init__(self) -> None:
         self.gate: asyncio.Event | None = None
-        self.asked: list[Asked] = []
+        self.asked: list[AnyFrameAddress] = []
         self.cancelled = 0
-        self.memory = Memory()
+        self.memory = MemoryAccount()
 
-    async def frame(self, address: Asked) -> Frame:
+    async def frame(self, address: AnyFrameAddress) -> Frame:
         self.asked.append(address)
         try:
             if self.gate is not None:
@@ -53,10 +52,10 @@ class Source:
 
 
 @asynccontextmanager
-async def door(path: Path) -> AsyncIterator[tuple[Source, RemoteAssembler]]:
+async def door(path: Path) -> AsyncIterator[tuple[Source, AssemblerClient]]:
     source, listener = Source(), listen(path)
     serving = asyncio.create_task(serve_assembler(source, listener))
-    remote = RemoteAssembler(path)
+    remote = AssemblerClient(path)
     try:
         yield source, remote
     finally:
@@ -118,7 +117,7 @@ def test_a_cancelled_request_is_forgotten_on_the_other_side(tmp_path: Path) -> N
 def test_a_steward_that_goes_away_means_come_back(tmp_path: Path) -> None:
     async def run() -> None:
         path = tmp_path / "s.sock"
-        remote = RemoteAssembler(path)
+        remote = AssemblerClient(path)
         with pytest.raises(BatchError) as caught:
             await remote.frame(FrameAddress(PLAN, 0, 0))
         assert (caught.value.code, caught.value.retry_after) == ("Busy", 1)

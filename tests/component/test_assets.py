@@ -12,16 +12,16 @@ import pytest
 from tokenizers import Tokenizer
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import AccessError, InvalidPlanError, NotFoundError, ServerError
+from tests.support.daemons import Daemon
 from tests.unit.test_transform_texts import small_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
 
 TEXTS = ["the cat sat", "on the mat", "", "déjà vu 猫 " * 40, "the the the cat"]
 FILE = small_tokenizer()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.telemetry import metrics
-from meshd.telemetry.audit import AuditEntry, AuditLog, Rotation
+from meshd.telemetry.audit_log import AuditEntry, AuditLog, Rotation
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ from zipfile import ZIP_STORED
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
 from tests.archive_making import zip_of
 from tests.component.s3_raw import Wire, read_answer
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -278,7 +278,7 @@ def test_nothing_secret_is_in_it(audited: Daemon, log: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
-    from meshd.testing.daemons import DaemonFailedError
+    from tests.support.daemons import DaemonFailedError
 
     with pytest.raises(DaemonFailedError, match=r"exit code 2(.|\n)*audit-log: cannot append to"):
         Daemon.start(args=("--audit-log", str(tmp_path / "none" / "audit.jsonl")))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing import meshes
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
 from tests.component.native_working import Mesh, error, fill
+from tests.support import daemon_cluster
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +190,7 @@ def test_births_are_known_after_a_restart(main: User, node: Daemon) -> None:
 
 
 def test_every_node_of_a_mesh_says_the_same() -> None:
-    with meshes.Mesh.start(3) as nodes:
+    with daemon_cluster.DaemonCluster.start(3) as nodes:
         first = nodes["n1"]
         with contextlib.closing(User(first, "main")) as main, contextlib.closing(User(first, "alt")) as alt:
             snapshot, plan, frame = made(main, "reuse")

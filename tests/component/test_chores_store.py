@@ -7,11 +7,11 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import ManualClock
-from meshd.kit.tasks import Tasks
-from meshd.runtime.chores import Chore, compact, start_chores
+from meshd.process.periodic_tasks import PeriodicTask, compact, start_periodic_tasks
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +59,8 @@ def test_a_failing_chore_is_logged_and_tried_again(caplog: pytest.LogCaptureFixt
                 again.set()
             raise ValueError("broken")
 
-        tasks = Tasks("test")
-        start_chores([Chore("broken", 0.0, fail)], tasks)
+        tasks = BackgroundTasks("test")
+        start_periodic_tasks([PeriodicTask("broken", 0.0, fail)], tasks)
         async with asyncio.timeout(10):
             await again.wait()
         await tasks.aclose()

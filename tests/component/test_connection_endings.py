@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from meshd.config import HttpSettings
-from meshd.kit.clock import SystemClock
-from meshd.testing.certificates import Authority
-from meshd.testing.listening import end_listening
-from meshd.testing.waiting import PATIENCE
-from meshd.web.accepting import Porter, Tally
-from meshd.web.connections import Connection
-from meshd.web.draining import drain
-from meshd.web.replies import Reply
-from meshd.web.server import make_server
-from meshd.web.tls import Tls, TlsFiles, listening_options
+from meshd.server.accept_balancer import Acceptor, ConnectionCounts
+from meshd.server.connection import Connection
+from meshd.server.http_server import drain_server, make_server
+from meshd.server.response import Reply
+from meshd.server.tls import ServerTls, TlsFiles, tls_listen_options
+from meshd.util.clock import SystemClock
+from tests.support.bounded_wait import WAIT_TIMEOUT
+from tests.support.certificates import Authority
+from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.web.connections import MeshServer
-    from meshd.web.incoming import MeshRequest
+    from meshd.server.connection import MeshServer
+    from meshd.server.request import MeshRequest
 
 ANSWER = 10_000
 ASK = b"GET /-/x HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -53,13 +52,13 @@ async def serving(
     try:
         yield server, door.getsockname()[1]
     finally:
-        await end_listening(listener)
+        await stop_listening(listener)
         server.pre_shutdown()
         await server.shutdown(0.1)
 
 
 async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while not found():  # noqa: ASYNC110  nothing tells of it
             await asyncio.sleep(0.01)
 
@@ -130,14 +129,14 @@ def test_handshakes_that_do_not_end_make_room_for_new_ones(tmp_path: Path) -> No
         clock, door = SystemClock(), socket.create_server(("127.0.0.1", 0), backlog=64)
         server, port = make_server(_answer, clock, HttpSettings()), door.getsockname()[1]
         server.guard.limit = 100
-        tls = Tls(TlsFiles(pair.cert, pair.key), clock)
-        porter = Porter(door, server, Tally(1), 0, listening_options(tls, 60.0))
+        tls = ServerTls(TlsFiles(pair.cert, pair.key), clock)
+        porter = Acceptor(door, server, ConnectionCounts(1), 0, tls_listen_options(tls, 60.0))
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         trust = ssl.create_default_context(cafile=authority.cert)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
         writer.write(ASK)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             for oldest, _ in silent[:5]:
                 assert await oldest.read() == b""
         assert not any(late.at_eof() for late, _ in silent[5:])
@@ -156,11 +155,11 @@ def test_who_is_connected_when_a_node_stops_is_answered() -> None:
     async def scene() -> None:
         clock, door = SystemClock(), socket.create_server(("127.0.0.1", 0), backlog=64)
         server = make_server(_answer, clock, HttpSettings())
-        porter = Porter(door, server, Tally(1), 0, {})
+        porter = Acceptor(door, server, ConnectionCounts(1), 0, {})
         clients = [socket.create_connection(door.getsockname()) for _ in range(20)]
         porter.close()  # in the same turn of the loop: it has accepted none
         await porter.settled()
-        ending = asyncio.create_task(drain(server, clock, 30.0))
+        ending = asyncio.create_task(drain_server(server, clock, 30.0))
         for client in clients:
             client.setblocking(False)
             await asyncio.get_running_loop().sock_sendall(client, ASK)
@@ -168,7 +167,7 @@ def test_who_is_connected_when_a_node_stops_is_answered() -> None:
             said = await asyncio.get_running_loop().sock_recv(client, 100)
             assert said.startswith(b"HTTP/1.1 200")
             client.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await ending
 
     run(scene)
@@ -208,8 +207,8 @@ def test_who_says_nothing_does_not_keep_a_node() -> None:
         async with serving(HttpSettings()) as (server, port):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             await until(lambda: bool(server.connections))
-            async with asyncio.timeout(PATIENCE):
-                await drain(server, SystemClock(), 3600)
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                await drain_server(server, SystemClock(), 3600)
             writer.close()
 
     run(scene)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.component.s3_raw import Wire, read_answer
 from tests.component.test_daemon_life import wait_until
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

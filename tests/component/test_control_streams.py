@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.control.etcd import gateway
-from meshd.control.etcd.gateway import Gateway, Member
-from meshd.control.kubernetes import api
-from meshd.control.kubernetes.access import ApiServer
-from meshd.control.kubernetes.api import Api
-from meshd.kit.clock import SystemClock
+from meshd.control.etcd.gateway import EtcdMember, Gateway
+from meshd.control.kubernetes import api_client
+from meshd.control.kubernetes.api_client import ApiClient, ApiServer
+from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +26,14 @@ def test_a_stream_that_connects_while_its_client_is_closed_ends(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # answers nothing
         host, port = listener.getsockname()
-        client: Gateway | Api
+        client: Gateway | ApiClient
         module: ModuleType
         stream: Iterator[dict[str, Any]]
         if kind == "etcd":
-            module, client = gateway, Gateway((Member(host, port),), SystemClock())
+            module, client = gateway, Gateway((EtcdMember(host, port),), SystemClock())
             stream = client.stream("watch", {}, IDLE)
         else:
-            module, client = api, Api(ApiServer(host, port), SystemClock())
+            module, client = api_client, ApiClient(ApiServer(host, port), SystemClock())
             stream = client.watch("/api/v1/configmaps", IDLE)
         connect = module._connect
 

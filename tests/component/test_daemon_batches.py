@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Answer
+    from tests.support.daemons import Answer
 
 STEPS, BATCH = 12, 8
 

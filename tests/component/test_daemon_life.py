@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from meshd.testing.daemons import Daemon, DaemonFailedError
-from meshd.testing.forkserver import forked_from
+from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.fork_server import forked_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

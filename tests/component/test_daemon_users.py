@@ -17,8 +17,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from meshd.control.embedded import EmbeddedControl
-from meshd.kit.clock import ManualClock
-from meshd.testing.daemons import Daemon, DaemonFailedError
+from meshd.util.clock import ManualClock
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,12 +20,12 @@ import psutil
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.waiting import await_end
 from meshsdk import ops
-from meshsdk.connections import Connection
+from meshsdk.client.http_connection import Connection
 from tests.component import test_sdk_scripted
 from tests.component.shared_memory import await_no_more, segments
 from tests.component.test_sdk_scripted import labels, loader, sockets, threads
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,7 +162,7 @@ def test_nothing_copies_a_batch_after_the_socket(
     server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, output: Any
 ) -> None:
     """The tensors handed over lie where the body was received."""
-    monkeypatch.setattr("meshsdk.connections.Connection", Received)
+    monkeypatch.setattr("meshsdk.client.http_connection.Connection", Received)
     server.side = 64
     Received.places.clear()
     Received.copied = 0

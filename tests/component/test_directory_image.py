@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.daemons import Daemon, DaemonFailedError
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 import meshsdk as mesh
-from meshsdk import modules, ops, views
+from meshsdk import ops
+from meshsdk.admin import op_catalog, views
 from meshsdk.cli import run
-from meshsdk.doctor.checkups import Checkup
-from meshsdk.doctor.enrolling import Desk
-from meshsdk.doctor.pacing import pace_of
-from meshsdk.doctor.scripts import examine_script
-from meshsdk.doctor.subjects import plan_subject, view_subject
+from meshsdk.doctor.examine import plan_subject, view_subject
+from meshsdk.doctor.script_hook import ScriptHook, examine_script
 from meshsdk.errors import ConfigurationError, MeshError
+from meshsdk.loader.measurement_runs import MeasurementRuns
+from meshsdk.loader.stage_times import measure_pace
 from tests.component.origin_places import Proxy
 from tests.component.origin_working import bucket, put, sdk, small_daemon
 from tests.component.test_sdk_training import picture
@@ -34,9 +34,9 @@ from tests.component.test_sdk_training import picture
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshd.testing.daemons import Daemon
     from meshsdk.meters import LoaderStats
     from tests.component.origin_places import Place
+    from tests.support.daemons import Daemon
 
 COMPUTE, NETWORK, PREPROCESSING, FETCH = 0.06, 0.22, 0.2, 0.3
 """Seconds a step, each well above what the stages take by themselves here."""
@@ -79,7 +79,7 @@ def signed(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", node.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", node.secret_key)
     with sdk(node) as client:
-        modules.push_module(client.transport, "slow", SLOW)
+        op_catalog.push_module(client.transport, "slow", SLOW)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def plain(node: Daemon) -> str:
         client.create_bucket("plain")
         for number in range(PHOTOS):
             client.put("plain", f"train/{number:03}.jpg", picture(number))
-        modules.push_module(client.transport, "slow", SLOW)
+        op_catalog.push_module(client.transport, "slow", SLOW)
         ds = mesh.open("s3://plain/train", fields={"image": "jpg"}, client=client)
         ds = ds.map(ops.user("slow/wait", "image", seconds=0.03), ops.decode("image"))
         ds = ds.map(ops.resize("image", [8, 8]))
@@ -181,7 +181,7 @@ def slept(seconds: float) -> float:
     for _ in range(24):
         time.sleep(seconds)
         marks.append(time.monotonic())
-    return pace_of(marks, 1).step
+    return measure_pace(marks, 1).step
 
 
 def test_a_dataset_without_a_script(plain: str, signed: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +218,7 @@ def test_what_can_be_looked_into(plain: str, node: Daemon) -> None:
         with pytest.raises(ConfigurationError, match="view of shards"):
             view_subject(client.transport, "plain--packed", None, None)
         with pytest.raises(ConfigurationError, match="not two batches"):
-            Checkup(plan_subject(client.transport, plain, PHOTOS), 2)
+            MeasurementRuns(plan_subject(client.transport, plain, PHOTOS), 2)
 
 
 def test_a_script_that_ends_too_early(plain: str, signed: None, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_rank_that_has_measured_does_not_outlive_the_doctor(tmp_path: Path) ->
     gone.wait(60)
     (tmp_path / "directive.json").write_text(json.dumps({"steps": 2, "loader": 1, "pid": gone.pid}))
     with pytest.raises(SystemExit, match="has measured"):
-        Desk(tmp_path).stay()
+        ScriptHook(tmp_path).stay()
 
 
 def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:

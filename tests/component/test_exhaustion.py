@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.control.interface import ControlError
-from meshd.kit.clock import SystemClock
-from meshd.testing.daemons import Daemon, DaemonFailedError
-from meshd.testing.meshes import Mesh
+from meshd.control.control_api import ControlError
+from meshd.util.clock import SystemClock
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,13 +175,13 @@ def test_no_process_can_be_started(as_nobody: Daemon) -> None:
 
 
 @pytest.fixture
-def mesh() -> Iterator[Mesh]:
+def mesh() -> Iterator[DaemonCluster]:
     require_etcd()
-    with Mesh.start(3, etcd_flags=("--quota-backend-bytes=4000000",)) as found:
+    with DaemonCluster.start(3, etcd_flags=("--quota-backend-bytes=4000000",)) as found:
         yield found
 
 
-def test_a_full_etcd(mesh: Mesh) -> None:
+def test_a_full_etcd(mesh: DaemonCluster) -> None:
     client = mesh["n1"].client()
     client.create_bucket(Bucket=_BUCKET)
     _fill_etcd(mesh)
@@ -202,7 +202,7 @@ def test_a_full_etcd(mesh: Mesh) -> None:
             assert mesh["n1"].client().get_object(Bucket=_BUCKET, Key=key)["Body"].read() == b"kept"
 
 
-def _fill_etcd(mesh: Mesh) -> None:
+def _fill_etcd(mesh: DaemonCluster) -> None:
     """Until it refuses writes."""
     value = b64encode(bytes(100_000)).decode()
     with closing(mesh.etcd.gateway()) as gateway:
@@ -215,7 +215,7 @@ def _fill_etcd(mesh: Mesh) -> None:
                 said = str(error)
 
 
-def _make_room(mesh: Mesh) -> None:
+def _make_room(mesh: DaemonCluster) -> None:
     """As etcd's own page on maintenance says: compact, defragment, disarm."""
     first, last = (b64encode(name).decode() for name in (b"filler/", b"filler0"))
     with closing(mesh.etcd.gateway()) as gateway:
@@ -231,7 +231,7 @@ def _says(node: Daemon, words: str) -> bool:
     return words in node.request("GET", "/-/cluster").body.decode()
 
 
-def _makes_bucket(mesh: Mesh, name: str) -> bool:
+def _makes_bucket(mesh: DaemonCluster, name: str) -> bool:
     with suppress(ClientError):
         mesh["n1"].client().create_bucket(Bucket=name)
         return True

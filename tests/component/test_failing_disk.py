@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit import failpoints
-from meshd.kit.clock import ManualClock
-from meshd.store import losing, probing
-from meshd.store.changes import bare
-from meshd.store.checking import check
+from meshd.store.disks import health_monitor, replacement
 from meshd.store.errors import DiskFailedError, FormatError, QuarantinedError
-from meshd.store.rebuilding import rebuild
+from meshd.store.replica.changes import without_local_fields
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put, refused
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util import failpoints
+from meshd.util.clock import ManualClock
+from tests.support.store_calls import LARGE, error_of, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ async def _fill(place: Path) -> tuple[dict[str, Record], set[str], int]:
         (place / disk).mkdir(parents=True, exist_ok=True)
     with closing(_open(place, "one", "two")) as store:
         for key, body in BODIES.items():
-            await put(store, key, body, size=len(body))
+            await put_object(store, key, body, size=len(body))
         every = _all(store)
         number = next(disk for disk, root in store._disks.roots.items() if root.name == "two")
         gone = {key for key, record in every.items() if record.extents[0].disk == number}
@@ -75,7 +75,7 @@ async def _restore(store: Store, every: dict[str, Record], gone: set[str]) -> No
     for key in gone:
         writer = store.replica_writer("b", key, size=len(BODIES[key]))
         await writer.write(BODIES[key])
-        await writer.commit_as(bare(every[key]))
+        await writer.commit_as(without_local_fields(every[key]))
 
 
 def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: P
                         store.read(record, 0, 1)
                 else:
                     assert store.read(record, 0, record.size) == BODIES[key]
-            await put(store, "new", b"n" * LARGE, size=LARGE)
+            await put_object(store, "new", b"n" * LARGE, size=LARGE)
             await _restore(store, every, gone)
             assert all(record.extents[0].disk != number for record in _all(store).values())
             assert store.quarantined() == ()
@@ -98,7 +98,7 @@ def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: P
             with closing(_open(tmp_path, *disks)) as store:
                 found = {key: store.read(record, 0, record.size) for key, record in _all(store).items()}
                 assert found == BODIES | {"new": b"n" * LARGE}
-        assert check(_settings(tmp_path, "one", "two")).problems == []
+        assert check_store(_settings(tmp_path, "one", "two")).problems == []
 
     asyncio.run(run())
 
@@ -109,8 +109,8 @@ def test_a_start_without_it_and_a_rebuild_know_of_it(tmp_path: Path) -> None:
         with closing(_open(tmp_path, "one")) as store:
             assert list(store._disks.lost) == [number]
             await _restore(store, every, gone)
-        rebuild(_settings(tmp_path, "one"))
-        assert check(_settings(tmp_path, "one")).problems == []
+        rebuild_index(_settings(tmp_path, "one"))
+        assert check_store(_settings(tmp_path, "one")).problems == []
         with closing(_open(tmp_path, "one")) as store:
             assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
 
@@ -122,7 +122,7 @@ def test_an_empty_directory_takes_its_place_at_a_start(tmp_path: Path) -> None:
         settings = _settings(tmp_path, "one", "two")
         with closing(_open(tmp_path, "one", "two")) as store:
             for key, body in BODIES.items():
-                await put(store, key, body, size=len(body))
+                await put_object(store, key, body, size=len(body))
             every = _all(store)
         (tmp_path / "two" / "extents").rename(tmp_path / "gone")
         with pytest.raises(FormatError, match="two is missing; mount it"):
@@ -139,8 +139,8 @@ def test_an_empty_directory_takes_its_place_at_a_start(tmp_path: Path) -> None:
             await _restore(store, every, gone)
             assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
             assert {record.extents[0].disk for record in _all(store).values()} == {0, 2}
-        assert check(settings).problems == []
-        rebuild(settings)
+        assert check_store(settings).problems == []
+        rebuild_index(settings)
         with closing(_open(tmp_path, "one", "two")) as store:
             assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
 
@@ -151,7 +151,7 @@ def test_an_empty_directory_takes_its_place_under_a_running_store(tmp_path: Path
     async def run() -> None:
         with closing(_open(tmp_path, "one", "two")) as store:
             for key, body in BODIES.items():
-                await put(store, key, body, size=len(body))
+                await put_object(store, key, body, size=len(body))
             every = _all(store)
             gone = {key for key, record in every.items() if record.extents[0].disk == 1}
             (tmp_path / "two" / "extents").rename(tmp_path / "gone")
@@ -173,15 +173,17 @@ def test_what_another_process_finds_out_is_heeded(tmp_path: Path) -> None:
     async def run() -> None:
         with closing(_open(tmp_path, "one", "two")) as store:
             key = next(key for key in BODIES if store._disks.order("b", key)[0] == 1)
-            await store._committer.submit(losing.TakeOut(1))
-            error = await refused(DiskFailedError, put(store, key, b"late"))  # this one does not know yet
+            await store._committer.submit(replacement.RetireDisk(1))
+            error = await error_of(
+                DiskFailedError, put_object(store, key, b"late")
+            )  # this one does not know yet
             assert "write it again" in str(error)
-            await store._committer.submit(losing.PutIn(tmp_path / "three"))
+            await store._committer.submit(replacement.AddDisk(tmp_path / "three"))
             assert store._disks.path(2, 7).startswith(
                 str(tmp_path / "three")
             )  # asked for before it is heeded
             assert sorted(store._disks.roots) == [0, 2]
-            record = await put(store, key, b"late")
+            record = await put_object(store, key, b"late")
             assert record.extents[0].disk != 1
 
     asyncio.run(run())
@@ -189,7 +191,7 @@ def test_what_another_process_finds_out_is_heeded(tmp_path: Path) -> None:
 
 def test_a_mount_that_failed_is_no_empty_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = {"two"}
-    for module in (losing, probing):
+    for module in (replacement, health_monitor):
         monkeypatch.setattr(module, "is_mounted", lambda root: root.name in mounted)
     settings = _settings(tmp_path, "one", "two")
     with closing(_open(tmp_path, "one", "two")):
@@ -213,13 +215,13 @@ def test_a_mount_that_failed_is_no_empty_disk(tmp_path: Path, monkeypatch: pytes
 def test_the_last_disk_is_told_clearly(tmp_path: Path) -> None:
     async def run() -> None:
         with closing(_open(tmp_path, "one")) as store:
-            await put(store, "k", b"k" * 3000)
+            await put_object(store, "k", b"k" * 3000)
             number = next(iter(store._disks.roots))
             failpoints.configure(f"store.probe.{number}=error")
             for _ in range(3):
                 await store.disks.look()
             for size in (10, LARGE):
-                error = await refused(DiskFailedError, put(store, "new", b"n" * size, size=size))
+                error = await error_of(DiskFailedError, put_object(store, "new", b"n" * size, size=size))
                 assert "every disk" in str(error)
             record = store.get("b", "k")
             assert record is not None

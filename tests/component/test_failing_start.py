@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import ConfigError, NodeSettings, StoreSettings
-from meshd.kit.clock import ManualClock
-from meshd.runtime.caching import recover_cache
-from meshd.runtime.directory import prepare_directory
+from meshd.process.bootstrap import prepare_data_dir
+from meshd.process.wiring.origins import recover_cache
 from meshd.store.errors import FormatError
 from meshd.store.store import Store
-from meshd.testing.store_writing import put
+from meshd.util.clock import ManualClock
+from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshd.store.preparing import Spare
+    from meshd.store.disks.startup_recovery import MissingDiskPolicy
 
 BODIES = {f"k{number}": b"%d" % number * 3000 for number in range(12)}
 
@@ -52,7 +52,7 @@ def _fill(place: Path) -> set[str]:
     async def fill() -> set[str]:
         with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
             for key, body in BODIES.items():
-                await put(store, key, body)
+                await put_object(store, key, body)
             second = {key for key, record in store.list("b").entries if record.extents[0].disk == 1}
             assert 0 < len(second) < len(BODIES)
             return second
@@ -60,7 +60,7 @@ def _fill(place: Path) -> set[str]:
     return asyncio.run(fill())
 
 
-def _given_up(asked: list[tuple[str, str]]) -> Spare:
+def _given_up(asked: list[tuple[str, str]]) -> MissingDiskPolicy:
     return lambda path, how: asked.append((path.name, how))
 
 
@@ -126,7 +126,7 @@ def test_a_cache_begins_without_it_and_takes_an_empty_one(tmp_path: Path) -> Non
         with closing(Store.open(settings, writer="s", clock=ManualClock())) as cache:
             await cache.disks.look()
             assert [state.serves for state in cache.disks.states()] == serves
-            await put(cache, "k", b"k")
+            await put_object(cache, "k", b"k")
 
     asyncio.run(look([True, False]))
     recover_cache(settings)
@@ -157,7 +157,7 @@ def test_the_directories_of_a_node(tmp_path: Path) -> None:
     store = _settings(tmp_path / "n")
     (tmp_path / "n").mkdir()
     _fail(tmp_path / "n" / "two")
-    prepare_directory(NodeSettings("n", store)).release()
+    prepare_data_dir(NodeSettings("n", store)).release()
     assert not (tmp_path / "n" / "two").exists()
 
 
@@ -167,8 +167,8 @@ def test_a_node_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigError, match=r"is on a full disk: a node needs 2 MiB there to start; remove"):
-        prepare_directory(NodeSettings("n", StoreSettings.at(tmp_path)))
+        prepare_data_dir(NodeSettings("n", StoreSettings.at(tmp_path)))
     assert not list(tmp_path.glob("room.*"))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot make the directory .*file: it is a file"):
-        prepare_directory(NodeSettings("n", StoreSettings.at(tmp_path / "file")))
+        prepare_data_dir(NodeSettings("n", StoreSettings.at(tmp_path / "file")))

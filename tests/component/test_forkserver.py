@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.forkserver import SERVERS, ForkServers, forked_from, launch
-from meshd.testing.waiting import await_true
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
+from tests.support.fork_server import SERVERS, ForkServers, forked_from, launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 READERS = {
-    "meshd/kit/failpoints.py",
-    "meshd/transform/builtin/tokens.py",
-    "meshd/telemetry/metricfiles.py",  # its clock is asked for times that never jump only
+    "meshd/util/failpoints.py",
+    "meshd/transform/builtin/token_sequences.py",
+    "meshd/telemetry/mmap_metrics.py",  # its clock is asked for times that never jump only
 }
 """`forking.become` sees to the first two."""
 

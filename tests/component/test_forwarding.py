@@ -17,16 +17,16 @@ import pytest
 import uvloop
 from botocore.exceptions import ClientError
 
-from meshd.control.clustermaps import ClusterMaps
-from meshd.net.peers import Peers
-from meshd.service.objects.sources import FIND, READ
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.reads.copy_source import FIND_SOURCE_PATH, READ_SOURCE_PATH
+from meshd.rpc.peer_client import PeerClient
 from meshwire.cluster import routes
 from tests.component.mesh_nodes import NodesBeside, everybody, running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.store.interface import ObjectStore
+    from meshd.store.api import ObjectStore
     from meshwire.cluster import Node as Member
     from tests.component.mesh_nodes import Running
 
@@ -184,7 +184,13 @@ def test_copies_of_what_other_nodes_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("door", "now", "part"), [(FIND, 0, False), (FIND, 2, True), (READ, 0, True), (READ, 2, False)]
+    ("door", "now", "part"),
+    [
+        (FIND_SOURCE_PATH, 0, False),
+        (FIND_SOURCE_PATH, 2, True),
+        (READ_SOURCE_PATH, 0, True),
+        (READ_SOURCE_PATH, 2, False),
+    ],
 )
 def test_a_source_that_moves_while_it_is_asked_for_is_copied(
     door: str, now: int, part: bool, monkeypatch: pytest.MonkeyPatch
@@ -204,17 +210,17 @@ def test_a_source_that_moves_while_it_is_asked_for_is_copied(
         target = beside.key_of(0, "target")
         client.put_object(Bucket="bench", Key=source, Body=body)
         beside.run(_carried(nodes[1].node.store, nodes[now].node.store, source))
-        asked, call = list[str](), Peers.call
+        asked, call = list[str](), PeerClient.call
 
         @asynccontextmanager
-        async def called(peers: Peers, node: Member, method: str, path: str, **more: Any) -> Any:
+        async def called(peers: PeerClient, node: Member, method: str, path: str, **more: Any) -> Any:
             if path == door:
                 asked.append(node.node_id)
-                await ClusterMaps(nodes[0].node.control).change(lambda _: after)
+                await ClusterMapStore(nodes[0].node.control).change(lambda _: after)
             async with call(peers, node, method, path, **more) as answer:
                 yield answer
 
-        monkeypatch.setattr(Peers, "call", called)
+        monkeypatch.setattr(PeerClient, "call", called)
         copied = {"Bucket": "bench", "Key": target, "CopySource": {"Bucket": "bench", "Key": source}}
         if part:
             upload = client.create_multipart_upload(Bucket="bench", Key=target)["UploadId"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from meshd.testing.meshes import Mesh
 from tests.component.s3_raw import Wire, read_answer
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,8 @@ HIGHER_UP = 90_000  # too little to be spliced
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3, args=("--drain-timeout", "1")) as mesh:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, args=("--drain-timeout", "1")) as mesh:
         client = mesh["n1"].client()
         client.create_bucket(Bucket="bench")
         client.close()
@@ -34,11 +34,11 @@ def started() -> Iterator[Mesh]:
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
-def _elsewhere(mesh: Mesh, prefix: str) -> str:
+def _elsewhere(mesh: DaemonCluster, prefix: str) -> str:
     """A key that n2 decides and n3 has, too."""
     number = 0
     while True:
@@ -48,12 +48,12 @@ def _elsewhere(mesh: Mesh, prefix: str) -> str:
         number += 1
 
 
-def _wire(mesh: Mesh) -> Wire:
+def _wire(mesh: DaemonCluster) -> Wire:
     return Wire(mesh["n1"].endpoint, mesh.access_key, mesh.secret_key)
 
 
 @pytest.mark.parametrize("size", [OBJECT, HIGHER_UP])
-def test_slow_readers_and_writers_cost_little_memory(mesh: Mesh, size: int) -> None:
+def test_slow_readers_and_writers_cost_little_memory(mesh: DaemonCluster, size: int) -> None:
     wire, key, client = _wire(mesh), _elsewhere(mesh, f"big-{size}"), mesh["n1"].client()
     client.put_object(Bucket="bench", Key=key, Body=os.urandom(size))
     worker = psutil.Process(mesh["n1"].children()["worker-0"])
@@ -77,7 +77,7 @@ def test_slow_readers_and_writers_cost_little_memory(mesh: Mesh, size: int) -> N
     client.close()
 
 
-def test_a_node_that_hangs_is_not_waited_for(mesh: Mesh) -> None:
+def test_a_node_that_hangs_is_not_waited_for(mesh: DaemonCluster) -> None:
     key, client, body = _elsewhere(mesh, "hangs"), mesh["n1"].client(), os.urandom(10_000)
     client.put_object(Bucket="bench", Key=key, Body=body)
     assert client.get_object(Bucket="bench", Key=key)["Body"].read() == body
@@ -94,7 +94,7 @@ def test_a_node_that_hangs_is_not_waited_for(mesh: Mesh) -> None:
     client.close()
 
 
-def test_a_node_that_dies_in_the_middle_of_an_answer(mesh: Mesh) -> None:
+def test_a_node_that_dies_in_the_middle_of_an_answer(mesh: DaemonCluster) -> None:
     wire, key, client, body = _wire(mesh), _elsewhere(mesh, "dies"), mesh["n1"].client(), os.urandom(OBJECT)
     client.put_object(Bucket="bench", Key=key, Body=body)
     sock = wire.connect(receive_buffer=8192)

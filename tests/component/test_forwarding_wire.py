@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.kit.clock import ManualClock
-from meshd.web.hops import HOP_HEADER, Hop, Hops
+from meshd.server.proxy.hop_headers import HOP_HEADER, Hop, HopSigner
+from meshd.util.clock import ManualClock
 from tests.component.mesh_nodes import ROOT, NodesBeside
 from tests.component.s3_raw import Wire, chunked_body, read_answer
 
@@ -46,8 +46,8 @@ class Trio:
         return self._hops(self.asked).write(hop, method, target, authorization)
 
     @staticmethod
-    def _hops(node: Running) -> Hops:
-        return Hops(node.peers._derive, node.node.clock)
+    def _hops(node: Running) -> HopSigner:
+        return HopSigner(node.peers._derive, node.node.clock)
 
     def until(self, found: Callable[[], bool]) -> None:
         pause = threading.Event()
@@ -218,7 +218,7 @@ def test_hops_hold_for_one_request(trio: Trio) -> None:
 def test_hops_of_another_time(trio: Trio, minutes: int) -> None:
     hop = Hop("n1", 1, 0, "10.0.0.9", secure=True)
     then = ManualClock(trio.asked.node.clock.now_ms() + minutes * 60_000)
-    hops = Hops(trio.asked.peers._derive, then)
+    hops = HopSigner(trio.asked.peers._derive, then)
     answer = _ask(trio, trio.owner, lambda real: hops.write(hop, "GET", trio.target, real))
     assert answer.status == 503
     assert b"clocks" in answer.body

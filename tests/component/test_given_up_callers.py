@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.cluster.callers import asked_by
-from meshd.cluster.replicawriting import ReplicatedWriter
+from meshd.cluster.replication.replicated_writer import ReplicatedWriter
+from meshd.cluster.replication.write_forwarding import accepted_by
 from meshd.store.errors import (
     NotReplicatedError,
 )
 from meshd.store.records import Meta
-from meshd.testing.store_writing import put, refused
-from meshwire.cluster.transitions import drained, joined, lost, missed, settled, stayed
+from meshwire.cluster.transitions import (
+    cancel_drain,
+    drain_node,
+    join_node,
+    mark_complete,
+    mark_node_away,
+    mark_node_down,
+)
 from tests.component.mesh_nodes import (
     among,
     change_map,
@@ -23,6 +29,7 @@ from tests.component.mesh_nodes import (
     owners_alike,
     with_clients,
 )
+from tests.support.store_calls import error_of, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,29 +47,31 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
         store, name = decider.node.shared, decider.node.settings.node_id
         other = next(node for node in nodes if node is not decider).node.settings.node_id
         upload = await store.create_upload("b", "k")
-        await put(store, "k", b"kept")
+        await put_object(store, "k", b"kept")
         version = decider.node.mesh.map().version
-        await change_map(nodes, lambda cluster: missed(cluster, name if gone == "who decided" else other))
+        await change_map(
+            nodes, lambda cluster: mark_node_away(cluster, name if gone == "who decided" else other)
+        )
 
         async def nothing_is_done() -> None:
-            with asked_by(other, version):
+            with accepted_by(other, version):
                 for size in (10, LARGE):
-                    await refused(NotReplicatedError, put(store, "k", b"x" * size, size=size))
-                await refused(NotReplicatedError, store.delete("b", "k"))
-                await refused(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}))
-                await refused(NotReplicatedError, store.create_upload("b", "k"))
-                await refused(NotReplicatedError, store.abort_upload(upload))
+                    await error_of(NotReplicatedError, put_object(store, "k", b"x" * size, size=size))
+                await error_of(NotReplicatedError, store.delete("b", "k"))
+                await error_of(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}))
+                await error_of(NotReplicatedError, store.create_upload("b", "k"))
+                await error_of(NotReplicatedError, store.abort_upload(upload))
             owners_alike(nodes, "k", b"kept")
 
         await nothing_is_done()
         if gone == "who decided":
-            await change_map(nodes, lambda cluster: joined(cluster, decider.member))
+            await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
             await nothing_is_done()
-            await change_map(nodes, lambda cluster: settled(cluster, name))
+            await change_map(nodes, lambda cluster: mark_complete(cluster, name))
             assert decider_of(nodes, "b", "k") is decider
             await nothing_is_done()
-        with asked_by(other, decider.node.mesh.map().version):
-            await put(store, "k", b"done")
+        with accepted_by(other, decider.node.mesh.map().version):
+            await put_object(store, "k", b"done")
         owners_alike(nodes, "k", b"done")
 
     among(3, test, copies=3)
@@ -74,14 +83,14 @@ def test_nothing_is_done_for_a_caller_that_was_given_up_and_came_back(gone: str)
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         back, names = decider if gone == "who decided" else other, [n.node.settings.node_id for n in nodes]
-        await put(decider.node.shared, "k", b"kept")
+        await put_object(decider.node.shared, "k", b"kept")
         version, name = decider.node.mesh.map().version, back.node.settings.node_id
-        await change_map(nodes, lambda cluster: lost(cluster, name))
-        for change in (None, lambda cluster: joined(cluster, back.member), *map(_settles, names)):
+        await change_map(nodes, lambda cluster: mark_node_down(cluster, name))
+        for change in (None, lambda cluster: join_node(cluster, back.member), *map(_settles, names)):
             if change is not None:
                 await change_map(nodes, change)
-            with asked_by(other.node.settings.node_id, version):
-                await refused(NotReplicatedError, put(decider.node.shared, "k", b"old"))
+            with accepted_by(other.node.settings.node_id, version):
+                await error_of(NotReplicatedError, put_object(decider.node.shared, "k", b"old"))
         assert all(node.state == "up" for node in decider.node.mesh.map().nodes)
         assert decider_of(nodes, "b", "k") is decider
         owners_alike(nodes, "k", b"kept")
@@ -96,16 +105,16 @@ def test_what_a_node_passed_on_between_two_absences_is_refused_once_it_is_up() -
         store = decider_of(nodes, "b", "k").node.shared
         passing = next(node for node in nodes if node.node.shared is not store)
         name = passing.node.settings.node_id
-        await change_map(nodes, partial(missed, node_id=name))
+        await change_map(nodes, partial(mark_node_away, node_id=name))
         asked = await change_map(nodes, _joins(passing))
-        await change_map(nodes, partial(missed, node_id=name))
+        await change_map(nodes, partial(mark_node_away, node_id=name))
         returned = await change_map(nodes, _joins(passing))
         await change_map(nodes, _settles(name))
-        await put(store, "k", b"new")
-        with asked_by(name, asked):
-            await refused(NotReplicatedError, put(store, "k", b"old"))
-        with asked_by(name, returned):
-            await put(store, "k", b"newer")
+        await put_object(store, "k", b"new")
+        with accepted_by(name, asked):
+            await error_of(NotReplicatedError, put_object(store, "k", b"old"))
+        with accepted_by(name, returned):
+            await put_object(store, "k", b"newer")
 
     among(3, test)
 
@@ -117,7 +126,7 @@ def _state(node: Running) -> str:
 
 
 def _settles(name: str) -> Callable[[ClusterMap], ClusterMap]:
-    return lambda cluster: settled(cluster, name)
+    return lambda cluster: mark_complete(cluster, name)
 
 
 def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -> None:
@@ -126,13 +135,13 @@ def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -
         states: list[str] = []
         name = changing.node.settings.node_id
         settling = [_settles(node.node.settings.node_id) for node in (*others, changing)]
-        drains, stays = partial(drained, node_id=name), partial(stayed, node_id=name)
+        drains, stays = partial(drain_node, node_id=name), partial(cancel_drain, node_id=name)
         changes: list[Callable[[ClusterMap], ClusterMap]] = [drains, *settling, stays, *settling]
         for number, change in enumerate(changes):
             version = changing.node.mesh.map().version
             await change_map(nodes, change)
-            with asked_by(name, version):
-                await put(decider_of(nodes, "b", f"k{number}").node.shared, f"k{number}", b"x")
+            with accepted_by(name, version):
+                await put_object(decider_of(nodes, "b", f"k{number}").node.shared, f"k{number}", b"x")
             states.append(_state(changing))
         assert states == ["draining"] * 4 + ["joining"] * 3 + ["up"]
 
@@ -155,7 +164,7 @@ def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_mor
         async def stands_still(*args: Any, **more: Any) -> Any:
             if not stood:
                 stood.append(name)
-                for change in (partial(missed, node_id=name), _joins(asked), _settles(name)):
+                for change in (partial(mark_node_away, node_id=name), _joins(asked), _settles(name)):
                     await change_map(nodes, change)
             return await wire(*args, **more)
 
@@ -173,7 +182,7 @@ def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_mor
 
 
 def _joins(node: Running) -> Callable[[ClusterMap], ClusterMap]:
-    return lambda cluster: joined(cluster, node.member)
+    return lambda cluster: join_node(cluster, node.member)
 
 
 def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_it_no_more(
@@ -183,7 +192,7 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
         former = decider_of(nodes, "b", "k")
         others = [node.node.settings.node_id for node in nodes if node is not former]
         name = former.node.settings.node_id
-        await change_map(nodes, partial(drained, node_id=name))
+        await change_map(nodes, partial(drain_node, node_id=name))
         for settles in map(_settles, others):
             await change_map(nodes, settles)
         writer = former.node.shared.writer("b", "k", size=1)
@@ -194,13 +203,13 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
         async def stands_still() -> None:
             if not stood:
                 stood.append(name)
-                await change_map(nodes, partial(missed, node_id=name))
+                await change_map(nodes, partial(mark_node_away, node_id=name))
                 await change_map(nodes, _joins(former))
             await drop()
 
         monkeypatch.setattr(writer, "_drop", stands_still)
-        with asked_by(name, former.node.mesh.map().version):
-            await refused(NotReplicatedError, writer.commit(Meta("x")))
+        with accepted_by(name, former.node.mesh.map().version):
+            await error_of(NotReplicatedError, writer.commit(Meta("x")))
         assert stood
         owners_alike(nodes, "k", None)
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from meshd.cluster import handover
-from meshd.cluster.handover import Handover
-from meshd.cluster.replicating import ReplicatedStore
-from meshd.store.epochs import decided_by
+from meshd.cluster.replication import primary_handover
+from meshd.cluster.replication.primary_handover import PrimaryHandover
+from meshd.cluster.replication.replicated_store import ReplicatedStore
+from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.testing.listening import end_listening
-from meshd.testing.store_writing import etag_of, put, refused
-from meshwire.cluster.transitions import joined, missed, settled
-from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import accept_map, change_map, decider_of, shared_store, running_nodes
+from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
+from meshwire.http_values.conditional_requests import Conditions
+from tests.component.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store
+from tests.support.server_shutdown import stop_listening
+from tests.support.store_calls import error_of, fake_etag, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,8 +42,8 @@ def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
             accept_map(nodes)
             for node in nodes:
                 shared_store(node).delivery.patience = 1.0
-            await change_map(nodes, lambda cluster: missed(cluster, name))
-            await change_map(nodes, lambda cluster: joined(cluster, back.member))
+            await change_map(nodes, lambda cluster: mark_node_away(cluster, name))
+            await change_map(nodes, lambda cluster: join_node(cluster, back.member))
             for node in nodes:
                 shared_store(node).handover.note()
             await test(back, other)
@@ -52,13 +52,13 @@ def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
 
 
 async def _up(back: Running, other: Running) -> None:
-    await change_map([back, other], lambda cluster: settled(cluster, back.node.settings.node_id))
+    await change_map([back, other], lambda cluster: mark_complete(cluster, back.node.settings.node_id))
 
 
 async def _commit(node: Running, data: bytes) -> None:
     """A write that is committed at this node by its map, and told to nobody yet."""
-    with decided_by(node.node.mesh.map().version):
-        await put(node.node.store, "k", data)
+    with epoch_scope(node.node.mesh.map().version):
+        await put_object(node.node.store, "k", data)
 
 
 def _read(node: Running) -> bytes | None:
@@ -68,16 +68,18 @@ def _read(node: Running) -> bytes | None:
 
 def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(shared_store(other), "k", b"first")
+        await put_object(shared_store(other), "k", b"first")
         await _commit(other, b"second")  # reads of that node show it
         await _up(back, other)
-        await refused(
+        await error_of(
             ConditionFailedError,
-            put(shared_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"first"),))),
+            put_object(
+                shared_store(back), "k", b"third", conditions=Conditions(if_match=(fake_etag(b"first"),))
+            ),
         )
         assert _read(back) == _read(other) == b"second"
-        await put(
-            shared_store(back), "k", b"third", conditions=Conditions(if_match=(etag_of(b"second"),))
+        await put_object(
+            shared_store(back), "k", b"third", conditions=Conditions(if_match=(fake_etag(b"second"),))
         )
         assert _read(back) == _read(other) == b"third"
 
@@ -86,22 +88,22 @@ def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
 
 def test_a_removal_of_the_former_decider_is_known() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(shared_store(other), "k", b"first")
-        with decided_by(other.node.mesh.map().version):
+        await put_object(shared_store(other), "k", b"first")
+        with epoch_scope(other.node.mesh.map().version):
             await other.node.store.delete("b", "k")
         await _up(back, other)
-        conditions = Conditions(if_match=(etag_of(b"first"),))
-        await refused(ConditionMissingError, shared_store(back).delete("b", "k", conditions=conditions))
+        conditions = Conditions(if_match=(fake_etag(b"first"),))
+        await error_of(ConditionMissingError, shared_store(back).delete("b", "k", conditions=conditions))
 
     _among(test)
 
 
 def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
     async def test(back: Running, other: Running) -> None:
-        with decided_by(other.node.mesh.map().version):
-            await put(other.node.store, "k", b"first")
+        with epoch_scope(other.node.mesh.map().version):
+            await put_object(other.node.store, "k", b"first")
         await _up(back, other)
-        conditions = Conditions(if_match=(etag_of(b"first"),))
+        conditions = Conditions(if_match=(fake_etag(b"first"),))
         await shared_store(back).check_conditions("b", "k", conditions)  # which raises nothing
         assert _read(back) == b"first"
 
@@ -112,13 +114,13 @@ def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
     async def test(back: Running, other: Running) -> None:
         older = other.node.mesh.map().version
         await _up(back, other)
-        await put(shared_store(back), "k", b"new")
+        await put_object(shared_store(back), "k", b"new")
 
         async def late() -> None:
-            with decided_by(older):
-                await put(other.node.store, "k", b"late")
+            with epoch_scope(older):
+                await put_object(other.node.store, "k", b"late")
 
-        await refused(StaleEpochError, late())
+        await error_of(StaleEpochError, late())
         assert _read(back) == _read(other) == b"new"
 
     _among(test)
@@ -136,12 +138,12 @@ def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.Monke
         monkeypatch.setattr(ReplicatedStore, "hand_over", counted)
         await _up(back, other)
         for data in (b"1", b"2", b"3"):
-            await put(shared_store(back), "k", data)
+            await put_object(shared_store(back), "k", data)
         assert asked == [("b", "k")]
         shared_store(back).handover.window = 0.0
         for until in range(2):
-            await change_map([back, other], lambda cluster: joined(cluster, other.member))
-            await put(shared_store(back), "k", b"%d" % until)
+            await change_map([back, other], lambda cluster: join_node(cluster, other.member))
+            await put_object(shared_store(back), "k", b"%d" % until)
         assert asked == [("b", "k")]
 
     _among(test)
@@ -149,15 +151,15 @@ def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.Monke
 
 def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(shared_store(other), "k", b"first")
+        await put_object(shared_store(other), "k", b"first")
         await _up(back, other)
-        await end_listening(other.listener)
+        await stop_listening(other.listener)
         await back.node.peers.aclose()
-        error = await refused(NotReplicatedError, put(shared_store(back), "k", b"second"))
+        error = await error_of(NotReplicatedError, put_object(shared_store(back), "k", b"second"))
         assert f"{other.node.settings.node_id} decided about this name until a moment ago" in str(error)
         assert _read(back) == b"first"  # nothing was changed
-        await change_map([back, other], lambda cluster: missed(cluster, other.node.settings.node_id))
-        await put(shared_store(back), "k", b"second")  # a map without it needs no answer
+        await change_map([back, other], lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
+        await put_object(shared_store(back), "k", b"second")  # a map without it needs no answer
         assert _read(back) == b"second"
 
     _among(test)
@@ -165,11 +167,11 @@ def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> Non
 
 def test_who_saw_no_former_map_asks_all_other_owners() -> None:
     async def test(back: Running, other: Running) -> None:
-        await put(shared_store(other), "k", b"first")
+        await put_object(shared_store(other), "k", b"first")
         await _commit(other, b"second")
         await _up(back, other)
         store, node = shared_store(back), back.node
-        store.handover = Handover(node.mesh, node.peers, node.clock)  # a process that has just begun
+        store.handover = PrimaryHandover(node.mesh, node.peers, node.clock)  # a process that has just begun
         version = node.mesh.map().version
         assert not store.handover.is_done("b", "k", version)
         await store.handover.receive("b", "k", 1.0)
@@ -182,9 +184,9 @@ def test_who_saw_no_former_map_asks_all_other_owners() -> None:
 
 def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(back: Running, other: Running) -> None:
-        monkeypatch.setattr(handover, "HANDOVER", "/-/peer/replica/what-it-does-not-know")
+        monkeypatch.setattr(primary_handover, "HANDOVER_PATH", "/-/peer/replica/what-it-does-not-know")
         await _up(back, other)
-        await put(shared_store(back), "k", b"data")
+        await put_object(shared_store(back), "k", b"data")
         assert _read(back) == _read(other) == b"data"
 
     _among(test)

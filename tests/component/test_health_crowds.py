@@ -23,11 +23,11 @@ import yaml
 from PIL import Image
 
 import meshsdk
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
-from meshsdk import modules
-from meshwire import frames
+from meshsdk.admin import op_catalog
+from meshwire.frame import tensor_frame
 from tests.component.native_working import Mesh, error
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
         traps = eve.snapshot("s3://traps/t/", FIELDS)["snapshot"]
         trap = eve.plan(traps, HEAVY, on_bad="mask", max_bad=1.0)["plan"]
         with connected(node) as client:
-            modules.push_module(client.transport, "eves", TRAPS)
+            op_catalog.push_module(client.transport, "eves", TRAPS)
         springs = {
             how: eve.plan(
                 eve.snapshot("s3://eves/p/", FIELDS)["snapshot"],
@@ -350,7 +350,7 @@ def test_corrupt_archives_are_named_and_cost_nobody_anything(node: Daemon) -> No
         plan = eve.plan(eve.snapshot("s3://shards/good.tar", {"image": {"ext": "jpg"}})["snapshot"], HEAVY)[
             "plan"
         ]
-        frames.verify(rows(eve, plan, 0, [0, 1, 2]).body)
+        tensor_frame.verify_frame(rows(eve, plan, 0, [0, 1, 2]).body)
 
 
 def test_a_damaged_object_is_named_and_nothing_stands_in_for_it(tmp_path: Path) -> None:

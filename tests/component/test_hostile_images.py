@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
-from meshsdk.connecting import connect
+from meshsdk.client.native_api import bad_samples
+from meshsdk.client.s3_client import connect
 from meshsdk.errors import BadSampleError
-from meshsdk.native import bad_samples
 from tests.hostile_images import encoded, hostile_images
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +106,7 @@ def test_whoever_asks_is_told_which_and_why(node: Daemon, name: str) -> None:
 
 
 def test_a_view_refuses_them_by_name_and_lists_the_rest(node: Daemon) -> None:
-    from meshsdk import views
+    from meshsdk.admin import views
 
     chain: list[dict[str, Any]] = [
         {"op": "decode"},

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.origin import remote
-from meshd.origin.errors import OriginDownError
-from meshd.origin.opening import open_origin
-from meshd.testing.daemons import Daemon
-from meshwire.origins import ANONYMOUS, parse_origin
+from meshd.origins.client import obstore_origin
+from meshd.origins.client.factory import open_origin
+from meshd.origins.client.origin_api import OriginDownError
+from meshwire.origin import ANONYMOUS, parse_origin
 from tests.component.attack_costs import costs
 from tests.component.hostile_origin import DATE, HostileOrigin, head, honest, listing, whole
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,7 +134,7 @@ def test_listings_without_end_are_given_up(
     origin: HostileOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delimiter: str
 ) -> None:
     """Every page says that there is another one, with the same token, and has no key that was asked for."""
-    monkeypatch.setattr(remote, "LISTING_SECONDS", 1.0)
+    monkeypatch.setattr(obstore_origin, "LISTING_SECONDS", 1.0)
     origin.answer = lambda _: iter((listing("a/k", token="same"),))
     described = parse_origin(
         {"url": "s3://far/endless", "endpoint": origin.endpoint, "credentials": ANONYMOUS}

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.assembly.errors import BatchError
-from meshd.service.datasets.capacity import FIELD_BYTES, SAMPLE_BYTES, SnapshotCapacity
-from meshd.testing.daemons import Daemon
-from meshd.testing.mds import mds_files
-from meshwire.crcs import crc32c
-from meshwire.tfrecords import masked
+from meshd.core.api_errors import BatchError
+from meshd.datasets.snapshot_capacity import FIELD_BYTES, SAMPLE_BYTES, SnapshotCapacity
+from meshwire.checksums.crc import crc32c
+from meshwire.formats.shard_bytes import masked_crc
 from tests.archive_making import zstd
 from tests.component.attack_costs import costs
+from tests.support.daemons import Daemon
+from tests.support.mds_writer import mds_files
 from tests.unit.test_zarr_sources import document, grid, sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshd.testing.daemons import Answer
+    from tests.support.daemons import Answer
 
 MIB = 1 << 20
 NO_CHECKSUM: dict[str, Any] = {"index_codecs": [{"name": "bytes"}]}
@@ -155,12 +155,12 @@ def packed(megabytes: int, piece: bytes) -> bytes:
 
 def record(data: bytes) -> bytes:
     size = struct.pack("<Q", len(data))
-    return size + masked(crc32c(size)) + data + masked(crc32c(data))
+    return size + masked_crc(crc32c(size)) + data + masked_crc(crc32c(data))
 
 
 def size_of(length: int) -> bytes:
     size = struct.pack("<Q", length)
-    return size + masked(crc32c(size))
+    return size + masked_crc(crc32c(size))
 
 
 FILES: dict[str, tuple[str, Callable[[], Files], str, int]] = {

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, objects, start
 from tests.component.native_working import Mesh
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
+from tests.support.daemons import Daemon
 
 if sys.version_info >= (3, 14):
     from compression import zstd

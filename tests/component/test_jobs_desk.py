@@ -12,13 +12,13 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from meshd.service.jobs.desk import MAX_WAITING_EACH
-from meshd.testing.daemons import Daemon
-from meshsdk import jobs as sdk_jobs
+from meshd.jobs.job_service import MAX_WAITING_EACH
+from meshsdk.admin import jobs as sdk_jobs
 from meshsdk.cli import run
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 from tests.component.jobs_working import done, ended, objects, start
 from tests.component.native_working import Mesh, error
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

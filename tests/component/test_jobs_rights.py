@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
 from tests.archive_making import archive_of
 from tests.component.jobs_working import ended
 from tests.component.s3_raw import Wire
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

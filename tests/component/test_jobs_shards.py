@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,22 +10,22 @@ import pytest
 from click.testing import CliRunner
 
 import meshsdk
-from meshd.testing.daemons import Daemon
+from meshsdk.admin.documents import list_documents, remove_document, show_document
+from meshsdk.admin.views import batches_view, create_view
+from meshsdk.cli.bad_samples import bad as bad_group
 from meshsdk.cli.cluster import cluster
-from meshsdk.cli.keeping import plan as plan_group
-from meshsdk.cli.keeping import snapshot as snapshot_group
-from meshsdk.cli.replaying import bad as bad_group
+from meshsdk.cli.documents import plan as plan_group
+from meshsdk.cli.documents import snapshot as snapshot_group
 from meshsdk.errors import AccessError, NotFoundError, ServerError
-from meshsdk.keeping import list_kept, remove_kept, show_kept
-from meshsdk.views import batches_view, create_view
 from tests.component.plans_working import fill, make
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from click.testing import Result
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +99,12 @@ def test_where_nothing_is_kept_that_is_told(daemon: Daemon) -> None:
 def test_what_a_view_names_stays(daemon: Daemon, root: Client) -> None:
     _, plan = make(daemon, seed=12)
     create_view(root.transport, "texts", "b", batches_view(plan, 2))
-    kept = show_kept(root.transport, "plans", plan)
+    kept = show_document(root.transport, "plans", plan)
     assert (kept.kept_by, kept.expires_ms) == (("view texts--b",), None)
     with pytest.raises(ServerError, match=r"is named by view texts--b.*remove that first"):
-        remove_kept(root.transport, "plans", plan, force=True)
+        remove_document(root.transport, "plans", plan, force=True)
     daemon.client().delete_bucket(Bucket="texts--b")
-    assert remove_kept(root.transport, "plans", plan, force=True) == ()
+    assert remove_document(root.transport, "plans", plan, force=True) == ()
 
 
 def test_others_see_and_remove_nothing(daemon: Daemon, root: Client) -> None:
@@ -112,11 +112,11 @@ def test_others_see_and_remove_nothing(daemon: Daemon, root: Client) -> None:
     daemon.request("POST", "/-/admin/users", json.dumps({"user_id": "ann"}).encode())
     key = json.loads(daemon.request("POST", "/-/admin/keys", json.dumps({"user_id": "ann"}).encode()).body)
     with meshsdk.connect(daemon.endpoint, access_key=key["access_key"], secret_key=key["secret_key"]) as ann:
-        assert list(list_kept(ann.transport, "plans")) == []
+        assert list(list_documents(ann.transport, "plans")) == []
         with pytest.raises(AccessError):
-            show_kept(ann.transport, "plans", plan)
+            show_document(ann.transport, "plans", plan)
         with pytest.raises(AccessError):
-            remove_kept(ann.transport, "plans", plan, force=True)
-    assert show_kept(root.transport, "plans", plan).nodes == 1
+            remove_document(ann.transport, "plans", plan, force=True)
+    assert show_document(root.transport, "plans", plan).nodes == 1
     with pytest.raises(NotFoundError, match="never made here"):
-        show_kept(root.transport, "plans", "0" * 64)
+        show_document(root.transport, "plans", "0" * 64)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshd.kit.clock import SHIFT, write_shift
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
+from meshd.util.clock import CLOCK_SHIFT_ENV, write_clock_shift
 from meshsdk import ops
 from meshsdk.errors import AccessError, DeadlineError
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,14 +62,14 @@ class World:
         self.revoke(f"?before={between:%Y-%m-%dT%H:%M:%SZ}")
 
     def set_clock(self, seconds: int) -> None:
-        write_shift(self._clock, seconds)
+        write_clock_shift(self._clock, seconds)
 
 
 @pytest.fixture(scope="module", name="node")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
     clock = tmp_path_factory.mktemp("clock") / "shift"
-    write_shift(clock, 0)
-    with Daemon.start(env={SHIFT: str(clock)}) as daemon:
+    write_clock_shift(clock, 0)
+    with Daemon.start(env={CLOCK_SHIFT_ENV: str(clock)}) as daemon:
         with mesh.connect(
             daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key
         ) as root:

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.config import StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.service.buckets import lifecycle
-from meshd.service.buckets.lifecycle import Lifecycle
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.objects.buckets import lifecycle_runner
+from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.store.errors import DiskFullError
-from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshwire.s3.settings import LifecycleRule
+from meshd.util.clock import ManualClock
+from meshwire.s3.bucket_settings import LifecycleRule
+from tests.support.reference_control import MemoryControl
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
     from meshd.store.records import Record, Removed
-    from meshwire.s3.settings import Versioning
+    from meshwire.s3.bucket_settings import Versioning
 
 DAY = 86_400.0
 NAME = "photos"
@@ -42,9 +42,11 @@ class World:
         self.buckets = BucketTable(self.control)
         self.lifecycle = self.restarted()
 
-    def restarted(self, stale_upload_days: int = 0) -> Lifecycle:
+    def restarted(self, stale_upload_days: int = 0) -> LifecycleRunner:
         """The chore of a new process."""
-        self.lifecycle = Lifecycle(self.store, self.buckets, self.control, self.clock, stale_upload_days)
+        self.lifecycle = LifecycleRunner(
+            self.store, self.buckets, self.control, self.clock, stale_upload_days
+        )
         return self.lifecycle
 
     async def bucket(self, *rules: LifecycleRule, versioning: Versioning = "") -> None:
@@ -174,7 +176,7 @@ def test_the_reserved_bucket_is_left_alone_even_if_it_were_listed(world: World) 
 
 
 def test_many_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "PAGE", 7)
+    monkeypatch.setattr(lifecycle_runner, "PAGE_ENTRIES", 7)
 
     async def check() -> None:
         await world.bucket(LifecycleRule("a", True, expire_days=1), versioning="Enabled")
@@ -227,7 +229,7 @@ def test_a_sweep_that_was_broken_off_goes_on_where_it_was(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control store is told now and then; the next process begins there, and misses nothing."""
-    monkeypatch.setattr(lifecycle, "PAGE", 5)
+    monkeypatch.setattr(lifecycle_runner, "PAGE_ENTRIES", 5)
 
     async def check() -> None:
         rules = LifecycleRule("a", True, "a/", expire_days=1), LifecycleRule("b", True, "b/", expire_days=1)
@@ -308,7 +310,7 @@ def test_a_version_that_came_back_stays(world: World) -> None:
 
 
 def test_rules_taken_away_stop_a_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "PAGE", 5)
+    monkeypatch.setattr(lifecycle_runner, "PAGE_ENTRIES", 5)
 
     async def check() -> None:
         await world.bucket(LifecycleRule("a", True, expire_days=1))

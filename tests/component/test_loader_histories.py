@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.testing.loader_suite import PAD, Row, forever, rows
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
 
 COUNT = 23
 EMPTY, LONG, TORN = (3, 11), 7, (5, 16)  # samples with a text of nothing, of 70 KB, with no picture

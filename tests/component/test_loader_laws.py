@@ -12,16 +12,16 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import InvalidPlanError
 from meshsdk.testing.loader_suite import LoaderSuite, rows
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
 
 COUNT = 90
 SEED = 20261121  # of which samples are spoilt, and how

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from meshsdk.batches import Batch
+from meshsdk.datasets.batch import Batch
 from meshsdk.errors import ConfigurationError
 from tests.component import test_sdk_scripted
 from tests.component.shared_memory import await_no_more, segments

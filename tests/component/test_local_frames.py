@@ -23,20 +23,25 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.assembly.memory import Memory, MemoryFrame
-from meshd.kit.sealing import is_sealed
-from meshd.testing.daemons import Daemon
-from meshd.web.handing import Desk
-from meshsdk import neighbours as neighbours_module
+from meshd.core.shared_memory import MemoryAccount, MemoryFrame
+from meshd.server.local_handover import LocalFrameService
+from meshd.util.sealed_memfd import is_sealed
 from meshsdk import ops
-from meshsdk.arenas import Arena
+from meshsdk.client import local_handover as neighbours_module
+from meshsdk.client.arena import Arena
+from meshsdk.client.local_handover import HandoverError, LocalHandover
+from meshsdk.client.settings import Endpoint
 from meshsdk.errors import ConfigurationError
-from meshsdk.neighbours import HandoverError, Neighbours
-from meshsdk.settings import Endpoint
-from meshwire import frames
-from meshwire.handovers import HANDED, HEADER, parse_handed, parse_place
-from meshwire.s3.requestheads import RequestHead
+from meshwire.frame import tensor_frame
+from meshwire.http_values.mesh_headers import (
+    HANDOVER_TICKET_HEADER,
+    LOCAL_HANDOVER_HEADER,
+    parse_handover_directory,
+    parse_handover_ticket,
+)
+from meshwire.s3.request_head import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,13 +82,13 @@ def taken(one: mesh.Loader) -> list[np.ndarray]:
 def test_checksums_are_of_what_was_sent_unless_all_are_wanted(
     pair: Daemon, monkeypatch: pytest.MonkeyPatch, verify: Any, here: int, sent: int
 ) -> None:
-    looked, real = [], frames.verify
+    looked, real = [], tensor_frame.verify_frame
 
     def verified(*args: Any) -> None:
         looked.append(args)
         real(*args)
 
-    monkeypatch.setattr(frames, "verify", verified)
+    monkeypatch.setattr(tensor_frame, "verify_frame", verified)
     with loader(pair, verify=verify) as near:
         assert len(taken(near)) == PICTURES // BATCH == near.stats().local
     assert len(looked) == here
@@ -115,7 +120,7 @@ def ask(
             payload_hash=hashlib.sha256(b"").hexdigest(),
         )
     with contextlib.closing(daemon.connect()) as connection:
-        connection.request("GET", target, headers=headers | ({HEADER: said} if said else {}))
+        connection.request("GET", target, headers=headers | ({LOCAL_HANDOVER_HEADER: said} if said else {}))
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
@@ -208,7 +213,7 @@ def test_where_it_does_not_work_tcp_does(
 ) -> None:
     if setting != "elsewhere":
         _, headers, _ = ask(pair, f"/-/plans/{'0' * 64}")
-        place = parse_place(headers[HEADER])
+        place = parse_handover_directory(headers[LOCAL_HANDOVER_HEADER])
         assert place is not None
         (tmp_path / "id").write_text("0" * 32 if setting == "another id" else place.id)
     monkeypatch.setenv("MESH_LOCAL", str(tmp_path))
@@ -223,11 +228,11 @@ def answered(daemon: Daemon) -> tuple[str, str]:
     """(directory, what an answer handed over), by hand."""
     with loader(daemon) as one:
         digest = one.plan.hash
-    place = parse_place(ask(daemon, f"/-/plans/{digest}")[1][HEADER])
+    place = parse_handover_directory(ask(daemon, f"/-/plans/{digest}")[1][LOCAL_HANDOVER_HEADER])
     assert place is not None
     status, headers, body = ask(daemon, f"/-/plans/{digest}/0/0?batch={BATCH}", place.id)
     assert (status, body) == (200, b"")
-    return place.directory, headers[HANDED]
+    return place.directory, headers[HANDOVER_TICKET_HEADER]
 
 
 def fetched(directory: str, name: str, ticket: bytes) -> tuple[int | None, socket.socket]:
@@ -239,7 +244,7 @@ def fetched(directory: str, name: str, ticket: bytes) -> tuple[int | None, socke
 
 def test_a_ticket_is_good_once_and_what_it_brings_can_only_be_read(pair: Daemon) -> None:
     directory, said = answered(pair)
-    handed = parse_handed(said)
+    handed = parse_handover_ticket(said)
     assert handed is not None
     nothing, line = fetched(directory, handed.socket, b"0" * 32)
     assert nothing is None
@@ -271,7 +276,7 @@ def test_the_request_is_judged_as_ever(pair: Daemon) -> None:
     own = neighbours_module._read_id(directory)
     assert ask(pair, path, own, signed=False)[0] == 403
     _, headers, body = ask(pair, path, "1" * 32)
-    assert HANDED not in headers
+    assert HANDOVER_TICKET_HEADER not in headers
     assert len(body) > BATCH * SIDE * SIDE * 3
 
 
@@ -279,7 +284,7 @@ def test_the_request_is_judged_as_ever(pair: Daemon) -> None:
 
 
 def finished(size: int = 1 << 20) -> MemoryFrame:
-    frame = MemoryFrame(size, Memory())
+    frame = MemoryFrame(size, MemoryAccount())
     os.pwrite(frame.fd, os.urandom(size), 0)
     return frame
 
@@ -287,10 +292,10 @@ def finished(size: int = 1 << 20) -> MemoryFrame:
 def test_what_is_out_has_a_bound_and_unused_tickets_expire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.web.handing.PATIENCE", 0.05)
+    monkeypatch.setattr("meshd.server.local_handover.TICKET_SECONDS", 0.05)
 
     async def scenario() -> None:
-        desk = Desk(tmp_path / "local", "w0", 3 << 20)
+        desk = LocalFrameService(tmp_path / "local", "w0", 3 << 20)
         serving = asyncio.create_task(desk.run())
         frames = [finished() for _ in range(4)]
         handles, expired = [frame.hand_out("miss") for frame in frames], asyncio.Event()
@@ -357,7 +362,7 @@ def test_frames_for_a_device_are_read_into_its_slots(
 
     serving = threading.Thread(target=serve)
     serving.start()
-    near, arena = Neighbours({}), Arena(4 << 20, _Pinned())
+    near, arena = LocalHandover({}), Arena(4 << 20, _Pinned())
     near.heard(HERE, f"{'a' * 32} {tmp_path}")
     assert near.word(HERE) == "a" * 32
     answer = f"x.sock {'b' * 32} {frame.size}"
@@ -387,6 +392,6 @@ def test_frames_for_a_device_are_read_into_its_slots(
     ["", "no", f"{'a' * 32} relative", f"{'g' * 32} /tmp", f"{'a' * 32} /tmp\x00x", f"{'a' * 32} /dev"],
 )
 def test_what_a_server_says_of_its_place_is_not_believed_unseen(said: str) -> None:
-    near = Neighbours({})
+    near = LocalHandover({})
     near.heard(HERE, said)
     assert near.word(HERE) == ""

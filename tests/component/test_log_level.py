@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from meshd.testing.daemons import Daemon
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import BadSampleError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 BATCH, STEPS = 16, 4
 BAD = (18, 19, 26, 34, 35, 42, 47)  # three in step 1 of stored order, four in step 2

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshd.testing.mds import mds_files
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, InvalidPlanError, NotFoundError
+from tests.support.daemons import Daemon
+from tests.support.mds_writer import mds_files
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -25,7 +25,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
     Packing = Callable[[bytes], bytes]
 

@@ -10,8 +10,8 @@ import pytest
 import uvloop
 from botocore.exceptions import ClientError
 
-from meshd.testing.listening import end_listening
 from tests.component.mesh_nodes import running_nodes
+from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,14 +126,14 @@ def test_versions_and_uploads() -> None:
 
 
 def test_a_node_that_does_not_answer_makes_no_list_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.service.remote.merged._PATIENCE", 1.0)
+    monkeypatch.setattr("meshd.peer_reads.listing._LISTING_TIMEOUT_S", 1.0)
 
     def test(clients: list[Any], nodes: list[Running]) -> None:
         for number in range(20):
             clients[0].put_object(Bucket="bench", Key=f"k{number}", Body=b"x")
 
         async def cut() -> None:
-            await end_listening(nodes[2].listener)
+            await stop_listening(nodes[2].listener)
             await nodes[2].server.shutdown(0.1)
 
         asyncio.run_coroutine_threadsafe(cut(), nodes[0].loop).result(60)

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from meshd.assembly.catalog import RESERVED_BUCKET
-from meshd.kit.clock import ManualClock
-from meshd.runtime.chores import document_keeper
-from meshd.service.buckets.lifecycle import Lifecycle
-from meshd.service.documents.uses import UseFile
-from meshd.testing.examples import BytesList, example, record
-from meshd.testing.mds import mds_files
-from meshwire.s3.settings import LifecycleRule
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.documents.inventory import UsageFile
+from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
+from meshd.process.periodic_tasks import document_collector
+from meshd.util.clock import ManualClock
+from meshwire.s3.bucket_settings import LifecycleRule
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import CROP, Mesh, error, png
+from tests.support.mds_writer import mds_files
+from tests.support.tf_example_writer import BytesList, example, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,7 +247,7 @@ def test_each_name_expires_once(crew: MeshCrew) -> None:
 
     async def sweep() -> list[Counter[str]]:
         await nodes[0].buckets.update("expiring", lambda bucket: replace(bucket, lifecycle=rules))
-        sweeps = [Lifecycle(n.shared, n.buckets, n.control, n.clock, 0, n.mesh) for n in nodes]
+        sweeps = [LifecycleRunner(n.shared, n.buckets, n.control, n.clock, 0, n.mesh) for n in nodes]
         found = await asyncio.gather(*[each.sweep() for each in sweeps])
         again = await asyncio.gather(*[each.sweep() for each in sweeps])
         assert not any(again)
@@ -267,9 +267,9 @@ def test_what_no_node_has_used_for_long_goes_from_all(crew: MeshCrew) -> None:
     later = ManualClock()
     later.advance(crew.nodes[0].node.clock.now_ms() / 1000 - later.now_ms() / 1000 + 100 * 86_400)
     last = crew.nodes[2].node.settings.uses_path
-    with closing(UseFile(last, later)) as uses:  # in a hundred days, at the last node alone
+    with closing(UsageFile(last, later)) as uses:  # in a hundred days, at the last node alone
         uses.note(f"plans/{used}")
-    keepers = [document_keeper(replaced(one.node, clock=later)) for one in crew.nodes]
+    keepers = [document_collector(replaced(one.node, clock=later)) for one in crew.nodes]
     assert crew.run(keepers[1].sweep()) == 0  # another one says what goes
     assert crew.run(keepers[0].sweep()) > 0
     for one, keeper in zip(crew.nodes, keepers, strict=True):

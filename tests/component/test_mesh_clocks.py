@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from meshd.kit.clock import SHIFT, write_shift
-from meshd.testing.meshes import Mesh
+from meshd.util.clock import CLOCK_SHIFT_ENV, write_clock_shift
 from meshsdk.cli.cluster import cluster
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,15 +27,15 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mesh(clock: Path) -> Iterator[Mesh]:
-    write_shift(clock, 0.0)
-    with Mesh.start(2) as found:
-        found.add("n3", env={SHIFT: str(clock)})
+def mesh(clock: Path) -> Iterator[DaemonCluster]:
+    write_clock_shift(clock, 0.0)
+    with DaemonCluster.start(2) as found:
+        found.add("n3", env={CLOCK_SHIFT_ENV: str(clock)})
         found.await_state("n3", "up")
         yield found
 
 
-def _status(mesh: Mesh, asked: str, *words: str) -> str:
+def _status(mesh: DaemonCluster, asked: str, *words: str) -> str:
     env = {
         "MESH_ENDPOINT": mesh[asked].endpoint,
         "AWS_ACCESS_KEY_ID": mesh.access_key,
@@ -46,16 +46,16 @@ def _status(mesh: Mesh, asked: str, *words: str) -> str:
     return done.output
 
 
-def _ahead(mesh: Mesh, asked: str) -> dict[str, int | None]:
+def _ahead(mesh: DaemonCluster, asked: str) -> dict[str, int | None]:
     found: dict[str, Any] = json.loads(_status(mesh, asked, "--json"))
     assert found["clocks_agree"]
     return {node["id"]: node["clock_ahead"] for node in found["nodes"]}
 
 
 @pytest.mark.parametrize("asked", ["n1", "n3"])
-def test_the_wrong_one_is_named_whoever_is_asked(mesh: Mesh, clock: Path, asked: str) -> None:
+def test_the_wrong_one_is_named_whoever_is_asked(mesh: DaemonCluster, clock: Path, asked: str) -> None:
     assert "clock" not in _status(mesh, asked)
-    write_shift(clock, _AHEAD)
+    write_clock_shift(clock, _AHEAD)
     try:
         lines = _status(mesh, asked).splitlines()
         assert lines[0].endswith(": n3's clock is 7 min ahead")
@@ -65,14 +65,14 @@ def test_the_wrong_one_is_named_whoever_is_asked(mesh: Mesh, clock: Path, asked:
         assert ahead == {"n1": pytest.approx(0, abs=2), "n2": pytest.approx(0, abs=2), "n3": ahead["n3"]}
         assert ahead["n3"] == pytest.approx(_AHEAD, abs=2)
     finally:
-        write_shift(clock, 0.0)
+        write_clock_shift(clock, 0.0)
     assert "clock" not in _status(mesh, asked)
 
 
-def test_its_own_metric_tells_so(mesh: Mesh, clock: Path) -> None:
-    write_shift(clock, _AHEAD)
+def test_its_own_metric_tells_so(mesh: DaemonCluster, clock: Path) -> None:
+    write_clock_shift(clock, _AHEAD)
     try:
         mesh.await_metric("n3", "meshd_cluster_clock_ahead_seconds", _AHEAD - 2)
         assert abs(mesh.metric("n1", "meshd_cluster_clock_ahead_seconds")) <= 2
     finally:
-        write_shift(clock, 0.0)
+        write_clock_shift(clock, 0.0)

@@ -16,11 +16,11 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from meshd.testing.meshes import Mesh
-from meshd.testing.relays import Relay
-from meshd.testing.waiting import await_true
 from meshsdk.cli.cluster import cluster
 from tests.required import require_etcd
+from tests.support.bounded_wait import await_true
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ LARGE = os.urandom(5 << 20)
 class Parted:
     """n1 and n2, and n3 whose ways to etcd (`control`) and from the others (`front`) can be cut."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: DaemonCluster) -> None:
         self.mesh = mesh
         self.control, self.front = Relay(mesh.etcd.members[0].port), Relay()
 
@@ -68,7 +68,7 @@ class Parted:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Parted]:
-    with Mesh.start(2) as mesh:
+    with DaemonCluster.start(2) as mesh:
         found = Parted(mesh)
         try:
             found.start()
@@ -83,7 +83,7 @@ def parted(started: Parted) -> Parted:
     return started.whole()
 
 
-def works(mesh: Mesh, prefix: str) -> dict[str, bytes]:
+def works(mesh: DaemonCluster, prefix: str) -> dict[str, bytes]:
     """All kinds of reads and writes, of names that each node decides, asked of each node. What is there
     now, below the prefix and a word that no try has had."""
     prefix = f"{prefix}-{secrets.token_hex(4)}"
@@ -111,7 +111,7 @@ def works(mesh: Mesh, prefix: str) -> dict[str, bytes]:
     return kept
 
 
-def reads(mesh: Mesh, kept: dict[str, bytes]) -> None:
+def reads(mesh: DaemonCluster, kept: dict[str, bytes]) -> None:
     """Every node lists and gives all of it."""
     prefix = next(iter(kept)).partition("/")[0]
     for node in mesh.nodes.values():
@@ -122,7 +122,7 @@ def reads(mesh: Mesh, kept: dict[str, bytes]) -> None:
             assert client.get_object(Bucket=BUCKET, Key=key)["Body"].read() == body
 
 
-def documents(mesh: Mesh) -> dict[str, ClusterMap]:
+def documents(mesh: DaemonCluster) -> dict[str, ClusterMap]:
     return {node_id: mesh.map(node_id) for node_id in mesh.nodes}
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_dies_meanwhile_is_told_though_the_map_has_it_as_up(parted: 
     assert "writes of what n3 should have wait until either is back" in second
 
 
-def _env(mesh: Mesh) -> dict[str, str]:
+def _env(mesh: DaemonCluster) -> dict[str, str]:
     return {
         "MESH_ENDPOINT": mesh["n1"].endpoint,
         "AWS_ACCESS_KEY_ID": mesh.access_key,
@@ -177,7 +177,7 @@ def _env(mesh: Mesh) -> dict[str, str]:
     }
 
 
-def _back_from(mesh: Mesh, backup: Path) -> None:
+def _back_from(mesh: DaemonCluster, backup: Path) -> None:
     """Put the control store back while the nodes run."""
     mesh.etcd.kill(0)
     mesh.etcd.restore(backup)
@@ -185,7 +185,7 @@ def _back_from(mesh: Mesh, backup: Path) -> None:
     mesh.etcd.await_reads()
 
 
-def _buckets(mesh: Mesh) -> list[set[str]]:
+def _buckets(mesh: DaemonCluster) -> list[set[str]]:
     """As each node knows them."""
     every = [node.client().list_buckets()["Buckets"] for node in mesh.nodes.values()]
     return [{bucket["Name"] for bucket in buckets} for buckets in every]
@@ -242,7 +242,7 @@ def test_users_that_could_not_be_stored_are_not_called_reloaded(tmp_path: Path) 
     """A user who was taken out of the file is one still: whoever looks is told, and what to do."""
     users = tmp_path / "users.yaml"
     users.write_text("- {user_id: ann, access_key: ann-access-key, secret_key: ann-secret-key}\n")
-    with Mesh.start(1, args=["--users", str(users)]) as mesh:
+    with DaemonCluster.start(1, args=["--users", str(users)]) as mesh:
         node = mesh["n1"]
         mesh.etcd.kill(0)
         users.write_text("[]\n")
@@ -307,7 +307,7 @@ def test_of_two_sides_one_changes_the_map_and_acknowledges(parted: Parted) -> No
     reads(mesh, {key: b"ours"})
 
 
-def _leases(mesh: Mesh) -> list[bool]:
+def _leases(mesh: DaemonCluster) -> list[bool]:
     """Who has one, as n1 knows."""
     return [node["lease"] for node in json.loads(mesh["n1"].request("GET", "/-/cluster").body)["nodes"]]
 

@@ -15,10 +15,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.index import Index
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_end
+from meshd.store.index.index import Index
+from meshd.util.clock import SystemClock
+from tests.support.bounded_wait import await_end
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,8 @@ _clock = SystemClock()
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    with Mesh.start(3, workers=2) as found:
+def mesh() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, workers=2) as found:
         yield found
 
 
@@ -39,7 +39,7 @@ def name() -> str:
     return f"copies-{secrets.token_hex(4)}"
 
 
-def _command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
+def _command(mesh: DaemonCluster, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {
         "MESH_ENDPOINT": mesh["n2"].endpoint,
         "AWS_ACCESS_KEY_ID": mesh.access_key,
@@ -49,7 +49,7 @@ def _command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=110)
 
 
-def _held(mesh: Mesh, bucket: str) -> dict[str, list[str]]:
+def _held(mesh: DaemonCluster, bucket: str) -> dict[str, list[str]]:
     """By key, the nodes that have it."""
     found: dict[str, list[str]] = {}
     for name in NODES:
@@ -63,7 +63,7 @@ def _held(mesh: Mesh, bucket: str) -> dict[str, list[str]]:
     return found
 
 
-def _await_copies(mesh: Mesh, bucket: str, copies: int, keys: set[str]) -> None:
+def _await_copies(mesh: DaemonCluster, bucket: str, copies: int, keys: set[str]) -> None:
     deadline = _clock.monotonic() + 60
     while True:
         held = _held(mesh, bucket)
@@ -73,12 +73,14 @@ def _await_copies(mesh: Mesh, bucket: str, copies: int, keys: set[str]) -> None:
         threading.Event().wait(0.2)
 
 
-def _counts(mesh: Mesh) -> list[object]:
+def _counts(mesh: DaemonCluster) -> list[object]:
     found: list[object] = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["counts"]
     return found
 
 
-def test_a_number_is_said_when_a_bucket_is_made_and_bound_by_the_nodes(mesh: Mesh, name: str) -> None:
+def test_a_number_is_said_when_a_bucket_is_made_and_bound_by_the_nodes(
+    mesh: DaemonCluster, name: str
+) -> None:
     refused = _command(mesh, "bucket", "create", name, "--copies", "5")
     assert refused.returncode != 0
     assert "5 copies need 5 nodes that store, and this mesh has 3" in refused.stderr
@@ -94,7 +96,7 @@ def test_a_number_is_said_when_a_bucket_is_made_and_bound_by_the_nodes(mesh: Mes
     )
 
 
-def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh, name: str) -> None:
+def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: DaemonCluster, name: str) -> None:
     patient = {"config": Config(retries={"mode": "standard", "total_max_attempts": 8})}
     writer = mesh["n1"].client(**patient)
     writer.create_bucket(Bucket=name)
@@ -146,7 +148,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh, 
     _await_copies(mesh, calm, 3, {"k"})  # nobody touched that
 
 
-def test_a_bucket_made_anew_has_the_mesh_s_number(mesh: Mesh, name: str) -> None:
+def test_a_bucket_made_anew_has_the_mesh_s_number(mesh: DaemonCluster, name: str) -> None:
     client = mesh["n2"].client()
     for copies in ("3", "1"):
         verb = "create" if copies == "3" else "change"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon, DaemonFailedError
-from meshd.testing.meshes import Mesh
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,38 +25,38 @@ NODE = "n2"
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3) as three:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3) as three:
         three["n1"].client().create_bucket(Bucket=BUCKET)
         yield three
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
-def image(mesh: Mesh, place: Path) -> Path:
+def image(mesh: DaemonCluster, place: Path) -> Path:
     """A copy of what n2, which does not run, has now."""
     shutil.copytree(mesh[NODE].data_dir, place, ignore=lambda _, names: {"run"} & set(names))
     return place
 
 
-def put(mesh: Mesh, prefix: str, body: bytes) -> list[str]:
+def put(mesh: DaemonCluster, prefix: str, body: bytes) -> list[str]:
     keys = [mesh.key_decided_by(NODE, BUCKET, f"{prefix}{number}") for number in range(5)]
     for key in keys:
         mesh["n1"].client().put_object(Bucket=BUCKET, Key=key, Body=body)
     return keys
 
 
-def agree(mesh: Mesh, keys: list[str], body: bytes) -> None:
+def agree(mesh: DaemonCluster, keys: list[str], body: bytes) -> None:
     for node in mesh.nodes.values():
         if node.running:
             said = [node.client().get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys]
             assert said == [body] * len(keys)
 
 
-def test_a_directory_whose_name_another_has_by_now(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_directory_whose_name_another_has_by_now(mesh: DaemonCluster, tmp_path: Path) -> None:
     """Its machine was repaired, and tries to start as long as the one in its place runs: that stops, and has
     its turn."""
     keys = put(mesh, "named", b"old")
@@ -90,7 +90,9 @@ def test_a_directory_whose_name_another_has_by_now(mesh: Mesh, tmp_path: Path) -
         again.close()
 
 
-def test_an_older_image_is_compared_where_others_have_what_it_lacks(mesh: Mesh, tmp_path: Path) -> None:
+def test_an_older_image_is_compared_where_others_have_what_it_lacks(
+    mesh: DaemonCluster, tmp_path: Path
+) -> None:
     mesh.stop(NODE)
     older = image(mesh, tmp_path / "older")
     mesh.up(NODE)
@@ -115,7 +117,7 @@ def test_an_older_image_is_compared_where_others_have_what_it_lacks(mesh: Mesh, 
     assert mesh[NODE].output().count("is an older image of what it was: it is compared") == 1
 
 
-def test_an_older_image_is_all_there_is(mesh: Mesh, tmp_path: Path) -> None:
+def test_an_older_image_is_all_there_is(mesh: DaemonCluster, tmp_path: Path) -> None:
     keys = put(mesh, "last", b"kept")
     mesh.stop(NODE)
     older = image(mesh, tmp_path / "older")

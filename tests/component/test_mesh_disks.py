@@ -17,19 +17,19 @@ from botocore.config import Config
 from click.testing import CliRunner
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
-from meshd.testing.daemons import DaemonFailedError
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_end
+from meshd.store.tools.fsck import check_store
+from meshd.util.clock import SystemClock
 from meshsdk.cli.cluster import cluster
-from meshwire.cluster import place as place_by
+from meshwire.cluster import compute_placement as place_by
+from tests.support.bounded_wait import await_end
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 NODES = ("n1", "n2", "n3")
 _clock = SystemClock()
@@ -41,15 +41,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def started(place: Path) -> Iterator[Mesh]:
+def started(place: Path) -> Iterator[DaemonCluster]:
     disks = [word for name in ("one", "two") for word in ("--disk", str(place / "n2-disks" / name))]
-    with Mesh.start(3, place, workers=2, own={"n2": disks, "n3": ["--domain", "s3.odd"]}) as found:
+    with DaemonCluster.start(3, place, workers=2, own={"n2": disks, "n3": ["--domain", "s3.odd"]}) as found:
         found["n1"].client().create_bucket(Bucket="disks")
         yield found
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
@@ -61,7 +61,7 @@ def _patient(daemon: Daemon) -> Any:
     return daemon.client(config=Config(retries={"mode": "standard", "total_max_attempts": 8}))
 
 
-def _fill(mesh: Mesh, count: int, prefix: str) -> dict[str, bytes]:
+def _fill(mesh: DaemonCluster, count: int, prefix: str) -> dict[str, bytes]:
     client, bodies = _patient(mesh["n1"]), {}
     for number in range(count):
         key = f"{prefix}-{number}"
@@ -77,7 +77,7 @@ def _downloaded(client: Any, key: str) -> bytes:
     return found.getvalue()
 
 
-def _read_everywhere(mesh: Mesh, bodies: dict[str, bytes]) -> None:
+def _read_everywhere(mesh: DaemonCluster, bodies: dict[str, bytes]) -> None:
     for name in NODES:
         client = mesh[name].client()
         for key, body in bodies.items():
@@ -86,18 +86,18 @@ def _read_everywhere(mesh: Mesh, bodies: dict[str, bytes]) -> None:
             assert part == body[100:300], (name, key)
 
 
-def _status(mesh: Mesh) -> dict[str, Any]:
+def _status(mesh: DaemonCluster) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
     return found
 
 
-def _scrub(mesh: Mesh) -> dict[str, Any]:
+def _scrub(mesh: DaemonCluster) -> dict[str, Any]:
     """What n2 says of its disks and its quarantine."""
     found: dict[str, Any] = next(node["scrub"] for node in _status(mesh)["nodes"] if node["id"] == "n2")
     return found
 
 
-def _env(mesh: Mesh) -> dict[str, str]:
+def _env(mesh: DaemonCluster) -> dict[str, str]:
     return {
         "MESH_ENDPOINT": mesh["n1"].endpoint,
         "AWS_ACCESS_KEY_ID": mesh.access_key,
@@ -105,14 +105,14 @@ def _env(mesh: Mesh) -> dict[str, str]:
     }
 
 
-def _await(mesh: Mesh, wanted: Callable[[], bool]) -> None:
+def _await(mesh: DaemonCluster, wanted: Callable[[], bool]) -> None:
     deadline = _clock.monotonic() + 60
     while not wanted():
         assert _clock.monotonic() < deadline, mesh.output()
         threading.Event().wait(0.1)
 
 
-def _is_whole(mesh: Mesh) -> bool:
+def _is_whole(mesh: DaemonCluster) -> bool:
     """Both disks of n2 are in service, and it lacks nothing."""
     told = _scrub(mesh)
     return (
@@ -127,7 +127,7 @@ def _data_files(root: Path) -> int:
     return sum(1 for _ in root.glob("extents/*/*.tar"))
 
 
-def test_a_node_starts_without_a_disk_and_gets_back_what_was_on_it(mesh: Mesh, place: Path) -> None:
+def test_a_node_starts_without_a_disk_and_gets_back_what_was_on_it(mesh: DaemonCluster, place: Path) -> None:
     bodies = _fill(mesh, 24, "killed")
     mesh.kill("n2")
     kept = _data_files(_disk(place, "one"))
@@ -143,7 +143,7 @@ def test_a_node_starts_without_a_disk_and_gets_back_what_was_on_it(mesh: Mesh, p
     assert _data_files(_disk(place, "one")) >= kept
 
 
-def test_a_node_starts_while_a_disk_gives_errors(mesh: Mesh, place: Path) -> None:
+def test_a_node_starts_while_a_disk_gives_errors(mesh: DaemonCluster, place: Path) -> None:
     """After the machine went down: nothing is known of the cache's disks any more."""
     bodies, two = _fill(mesh, 8, "errors"), _disk(place, "two")
     mesh.kill("n2")
@@ -163,7 +163,7 @@ def test_a_node_starts_while_a_disk_gives_errors(mesh: Mesh, place: Path) -> Non
     _read_everywhere(mesh, bodies)
 
 
-def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
+def test_a_disk_emptied_under_a_running_node(mesh: DaemonCluster, place: Path) -> None:
     bodies = _fill(mesh, 12, "emptied")
     over, wrong = threading.Event(), list[str]()
     lost_before = mesh.metric("n2", "meshd_quarantined_total")
@@ -189,7 +189,7 @@ def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
     _read_everywhere(mesh, bodies | written)
 
 
-def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: Mesh, place: Path) -> None:
+def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: DaemonCluster, place: Path) -> None:
     _fill(mesh, 8, "asked")
     mesh.kill("n2")
     mesh.await_state("n2", "away")
@@ -214,8 +214,8 @@ def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: Mesh, place
         moved.rename(_disk(place, "two"))
 
 
-def test_fsck_agrees_when_all_is_over(mesh: Mesh, place: Path) -> None:
+def test_fsck_agrees_when_all_is_over(mesh: DaemonCluster, place: Path) -> None:
     for name in NODES:
         mesh.stop(name)
     disks = (_disk(place, "one"), _disk(place, "two"))
-    assert check(StoreSettings.at(mesh["n2"].data_dir, disks=disks)).problems == []
+    assert check_store(StoreSettings.at(mesh["n2"].data_dir, disks=disks)).problems == []

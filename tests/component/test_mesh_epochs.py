@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.meshes import Mesh
 from tests.faults.epochs import BATCH, References, Trainer, connect, epoch, fill
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,31 +21,31 @@ STEPS = -(-SAMPLES // BATCH)
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3, args=("--frame-cache", "1MiB")) as three:  # room for one: they are made anew
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, args=("--frame-cache", "1MiB")) as three:  # room for one: they are made anew
         with connect(list(three.endpoints.values()), (three.access_key, three.secret_key)) as client:
             fill(client, SAMPLES)
         yield three
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
 @pytest.fixture(scope="module")
-def expected(started: Mesh) -> list[str]:
+def expected(started: DaemonCluster) -> list[str]:
     """Of a mesh nothing happens to."""
     found = list(epoch([started["n1"].endpoint], keys(started), 5))
     assert len(set(found)) == STEPS
     return found
 
 
-def keys(mesh: Mesh) -> tuple[str, str]:
+def keys(mesh: DaemonCluster) -> tuple[str, str]:
     return mesh.access_key, mesh.secret_key
 
 
-def run(mesh: Mesh, events: Mapping[int, Callable[[], object]], *endpoints: str) -> list[str]:
+def run(mesh: DaemonCluster, events: Mapping[int, Callable[[], object]], *endpoints: str) -> list[str]:
     """An epoch through these nodes; before a step something happens."""
     found = []
     for step, digest in enumerate(epoch(endpoints, keys(mesh), 5)):
@@ -55,7 +55,7 @@ def run(mesh: Mesh, events: Mapping[int, Callable[[], object]], *endpoints: str)
     return found
 
 
-def test_the_control_store_lost_in_mid_epoch(mesh: Mesh, expected: list[str]) -> None:
+def test_the_control_store_lost_in_mid_epoch(mesh: DaemonCluster, expected: list[str]) -> None:
     events: dict[int, Callable[[], object]] = {
         3: lambda: mesh.etcd.signal(0, signal.SIGSTOP),
         12: lambda: mesh.etcd.signal(0, signal.SIGCONT),
@@ -67,7 +67,7 @@ def test_the_control_store_lost_in_mid_epoch(mesh: Mesh, expected: list[str]) ->
 
 
 def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
-    mesh: Mesh, expected: list[str]
+    mesh: DaemonCluster, expected: list[str]
 ) -> None:
     def back() -> None:
         mesh.await_state("n1", "away")
@@ -90,7 +90,7 @@ def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
     assert list(epoch([mesh[new].endpoint], keys(mesh), 5)) == expected
 
 
-def test_a_node_is_drained_in_mid_epoch(mesh: Mesh, expected: list[str]) -> None:
+def test_a_node_is_drained_in_mid_epoch(mesh: DaemonCluster, expected: list[str]) -> None:
     def drain() -> None:
         answer = mesh["n3"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
         assert answer.status == 200, answer.body

@@ -6,9 +6,9 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from meshd.testing.meshes import Mesh
 from tests.component.s3_raw import Wire, read_answer
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,7 @@ def begin(wire: Wire, target: str) -> socket.socket:
 
 def test_an_upload_outlasts_the_time_when_its_node_was_alone() -> None:
     """What was acknowledged is where the map says it is, and on as many nodes."""
-    with Mesh.start(1) as mesh:
+    with DaemonCluster.start(1) as mesh:
         s3 = mesh["n1"].client()
         s3.create_bucket(Bucket="bkt")
         upload = s3.create_multipart_upload(Bucket="bkt", Key="parts")["UploadId"]

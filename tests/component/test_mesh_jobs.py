@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_true
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
 from tests.component.plans_working import await_status, fill, frame, make
 from tests.required import require_etcd
+from tests.support.bounded_wait import await_true
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 require_etcd()
 
@@ -38,8 +38,8 @@ SLOW = {"MESHD_FAILPOINTS": "jobs.output.done=sleep(1500):after 8"}
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3, lease=LEASE) as three:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, lease=LEASE) as three:
         three.add("n4", env=SLOW)
         s3 = three["n1"].client()
         for bucket in ("samples", "made"):
@@ -54,7 +54,7 @@ def started() -> Iterator[Mesh]:
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
@@ -64,7 +64,7 @@ def _shows(node: Daemon, wanted: tuple[str, str]) -> bool:
     return wanted in {(job["id"], job["node"]) for job in listed}
 
 
-def _made_at(mesh: Mesh, node_id: str, job: dict[str, Any]) -> dict[str, bytes]:
+def _made_at(mesh: DaemonCluster, node_id: str, job: dict[str, Any]) -> dict[str, bytes]:
     """What a job makes that this node ran to its end. On a machine that has other things to do a node may be
     silent for longer than its lease: then another takes its job over, and this one is asked anew."""
     while True:
@@ -81,7 +81,7 @@ def _made_at(mesh: Mesh, node_id: str, job: dict[str, Any]) -> dict[str, bytes]:
         mesh.whole()
 
 
-def test_every_node_makes_the_same(mesh: Mesh) -> None:
+def test_every_node_makes_the_same(mesh: DaemonCluster) -> None:
     jobs: list[dict[str, Any]] = [
         {"kind": "shard", "source": "s3://samples/plain", "count": 5},
         {"kind": "reshard", "source": "s3://samples/packed", "count": 5},
@@ -93,7 +93,7 @@ def test_every_node_makes_the_same(mesh: Mesh) -> None:
     assert members(*shards.values()) == members(*again.values()) == files == FILES
 
 
-def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
+def test_all_nodes_show_a_job_and_stop_it(mesh: DaemonCluster) -> None:
     target = f"s3://made/stopped-{secrets.token_hex(4)}"
     job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target=target)
     for node in mesh.nodes.values():
@@ -102,7 +102,7 @@ def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
     assert ended(mesh["n2"], job)["state"] == "cancelled"
 
 
-def test_a_job_is_known_everywhere_when_its_start_is_answered(mesh: Mesh) -> None:
+def test_a_job_is_known_everywhere_when_its_start_is_answered(mesh: DaemonCluster) -> None:
     for number in range(20):
         target = f"s3://made/known-{number}-{secrets.token_hex(4)}"
         job = start(mesh["n1"], kind="extract", source="s3://samples/packed", target=target)
@@ -112,7 +112,7 @@ def test_a_job_is_known_everywhere_when_its_start_is_answered(mesh: Mesh) -> Non
         ended(mesh["n2"], job)
 
 
-def test_outputs_that_are_none_any_more_go(mesh: Mesh) -> None:
+def test_outputs_that_are_none_any_more_go(mesh: DaemonCluster) -> None:
     fewer, s3 = f"fewer-{secrets.token_hex(4)}", mesh["n3"].client()
     job: dict[str, Any] = {
         "kind": "extract",
@@ -130,7 +130,7 @@ def test_outputs_that_are_none_any_more_go(mesh: Mesh) -> None:
     assert objects(s3, "made", f"{fewer}/") == FILES
 
 
-def test_a_job_whose_node_is_killed_is_taken_over(mesh: Mesh) -> None:
+def test_a_job_whose_node_is_killed_is_taken_over(mesh: DaemonCluster) -> None:
     taken, s3 = f"taken-{secrets.token_hex(4)}", mesh["n3"].client()
     job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target=f"s3://made/{taken}")
     while s3.list_objects_v2(Bucket="made", Prefix=f"{taken}/")["KeyCount"] < 5:
@@ -142,7 +142,9 @@ def test_a_job_whose_node_is_killed_is_taken_over(mesh: Mesh) -> None:
     assert objects(s3, "made", f"{taken}/") == FILES
 
 
-def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_again(mesh: Mesh) -> None:
+def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_again(
+    mesh: DaemonCluster,
+) -> None:
     names = ("n1", "n2", "n3")
     fill(mesh["n1"])
     snapshot, plan = make(mesh["n2"])

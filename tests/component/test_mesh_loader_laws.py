@@ -10,28 +10,28 @@ import pytest
 from PIL import Image
 
 import meshsdk
-from meshd.testing.meshes import Mesh
 from meshsdk import ops
 from meshsdk.testing.loader_suite import LoaderSuite
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 require_etcd()
 COUNT = 90
 
 
-def connect(mesh: Mesh) -> Client:
+def connect(mesh: DaemonCluster) -> Client:
     endpoints = ",".join(mesh.endpoints.values())
     return meshsdk.connect(endpoints, access_key=mesh.access_key, secret_key=mesh.secret_key, deadline=60.0)
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    with Mesh.start(3, args=("--frame-cache", "1MiB")) as three:
+def mesh() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, args=("--frame-cache", "1MiB")) as three:
         with connect(three) as client:
             client.create_bucket("photos")
             for number in range(COUNT):
@@ -44,11 +44,11 @@ def mesh() -> Iterator[Mesh]:
 @pytest.mark.usefixtures("with_mesh")
 class TestMesh(LoaderSuite):
     ranks: ClassVar[Sequence[int]] = (3,)
-    mesh: Mesh
+    mesh: DaemonCluster
     client: Client
 
     @pytest.fixture
-    def with_mesh(self, mesh: Mesh) -> Iterator[None]:
+    def with_mesh(self, mesh: DaemonCluster) -> Iterator[None]:
         self.mesh = mesh
         with connect(mesh) as self.client:
             yield

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon, DaemonFailedError
-from meshd.testing.meshes import Mesh
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +23,13 @@ require_etcd()
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3) as three:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3) as three:
         yield three
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
@@ -38,21 +38,21 @@ def _state(cluster: ClusterMap, node_id: str) -> str:
     return "" if node is None else node.state
 
 
-def test_nodes_that_start_together_are_one_mesh(mesh: Mesh) -> None:
+def test_nodes_that_start_together_are_one_mesh(mesh: DaemonCluster) -> None:
     cluster = mesh.await_map(lambda found: not found.moving)
     assert [node.node_id for node in cluster.nodes] == ["n1", "n2", "n3"]
     assert {node.endpoint for node in cluster.nodes} == set(mesh.endpoints.values())
     assert len({node.request("GET", "/-/whoami").body for node in mesh.nodes.values()}) == 1
 
 
-def test_users_and_buckets_are_everywhere(mesh: Mesh) -> None:
+def test_users_and_buckets_are_everywhere(mesh: DaemonCluster) -> None:
     mesh["n1"].client().create_bucket(Bucket="everywhere")
     for node in mesh.nodes.values():
         assert [b["Name"] for b in node.client().list_buckets()["Buckets"]] == ["everywhere"]
     mesh["n3"].client().delete_bucket(Bucket="everywhere")
 
 
-def test_sessions_revoked_at_one_node_are_refused_at_all(mesh: Mesh) -> None:
+def test_sessions_revoked_at_one_node_are_refused_at_all(mesh: DaemonCluster) -> None:
     def session(node_id: str) -> dict[str, str]:
         made = json.loads(mesh[node_id].request("POST", "/-/sts", b"{}").body)
         return {
@@ -81,7 +81,7 @@ def test_sessions_revoked_at_one_node_are_refused_at_all(mesh: Mesh) -> None:
     assert [refused(name, fresh) for name in mesh.nodes] == [""] * 3
 
 
-def test_a_killed_node_is_away_and_comes_back(mesh: Mesh) -> None:
+def test_a_killed_node_is_away_and_comes_back(mesh: DaemonCluster) -> None:
     mesh.kill("n2")
     since = mesh.await_state("n2", "away").node("n2")
     mesh.up("n2")
@@ -92,7 +92,7 @@ def test_a_killed_node_is_away_and_comes_back(mesh: Mesh) -> None:
     assert back.complete >= back.since
 
 
-def test_a_node_that_stood_still_is_away_and_comes_back(mesh: Mesh) -> None:
+def test_a_node_that_stood_still_is_away_and_comes_back(mesh: DaemonCluster) -> None:
     mesh.pause("n3")
     try:
         mesh.await_state("n3", "away")
@@ -101,7 +101,7 @@ def test_a_node_that_stood_still_is_away_and_comes_back(mesh: Mesh) -> None:
     mesh.await_state("n3", "up")
 
 
-def test_a_quick_restart_is_no_absence(mesh: Mesh) -> None:
+def test_a_quick_restart_is_no_absence(mesh: DaemonCluster) -> None:
     before = mesh.await_state("n1", "up").version
     mesh["n1"].kill()
     mesh.up("n1")
@@ -111,7 +111,7 @@ def test_a_quick_restart_is_no_absence(mesh: Mesh) -> None:
     mesh.await_state("n1", "up")
 
 
-def test_two_daemons_of_one_name_are_refused(mesh: Mesh, tmp_path: Path) -> None:
+def test_two_daemons_of_one_name_are_refused(mesh: DaemonCluster, tmp_path: Path) -> None:
     before = mesh.map()
     args = ["--control", mesh.control, "--node-id", "n1", "--lease", "1"]
     with pytest.raises(DaemonFailedError, match="another daemon runs as n1"):
@@ -119,7 +119,7 @@ def test_two_daemons_of_one_name_are_refused(mesh: Mesh, tmp_path: Path) -> None
     assert mesh.map() == before, "what the other one has is not taken for lost"
 
 
-def test_a_directory_belongs_to_one_node_of_one_mesh(mesh: Mesh) -> None:
+def test_a_directory_belongs_to_one_node_of_one_mesh(mesh: DaemonCluster) -> None:
     mesh.stop("n2")
     place = mesh["n2"].data_dir
     args = ["--control", mesh.control, "--node-id", "n9"]
@@ -131,12 +131,12 @@ def test_a_directory_belongs_to_one_node_of_one_mesh(mesh: Mesh) -> None:
     mesh.await_state("n2", "up")
 
 
-def test_a_node_that_had_objects_of_its_own_is_refused(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_node_that_had_objects_of_its_own_is_refused(mesh: DaemonCluster, tmp_path: Path) -> None:
     Daemon.start(tmp_path / "own").close()
     args = ["--control", mesh.control, "--node-id", "n8"]
     with pytest.raises(DaemonFailedError, match="holds objects of a node without a mesh"):
         Daemon.start(tmp_path / "own", args=args, env=_root(mesh))
 
 
-def _root(mesh: Mesh) -> dict[str, str]:
+def _root(mesh: DaemonCluster) -> dict[str, str]:
     return {"MESHD_ROOT_ACCESS_KEY": mesh.access_key, "MESHD_ROOT_SECRET_KEY": mesh.secret_key}

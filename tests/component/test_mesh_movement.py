@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from meshd.kit.yielding import GIVING_WAY
-from meshd.testing.daemons import FAILPOINTS
-from meshd.testing.meshes import Mesh
+from meshd.util.shared_counters import NICE_FAILPOINT
 from tests.component.mesh_traffic import Traffic
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import FAILPOINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +37,11 @@ DOWN_AFTER = 6
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
+def started() -> Iterator[DaemonCluster]:
     memory = Path("/dev/shm")  # movement is what is tested, not the disk
     place = Path(tempfile.mkdtemp(prefix="moved-", dir=memory if memory.is_dir() else None))
     try:
-        with Mesh.start(3, place, args=("--down-after", str(DOWN_AFTER)), lease=4.0) as three:
+        with DaemonCluster.start(3, place, args=("--down-after", str(DOWN_AFTER)), lease=4.0) as three:
             for bucket in (BUCKET, VERSIONED):
                 three["n1"].client().create_bucket(Bucket=bucket)
             yield three
@@ -54,7 +54,7 @@ def settled(cluster: ClusterMap) -> bool:
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     """All nodes up, as heavy as each other, without failpoints, and settled."""
     for node_id, node in started.nodes.items():
         if node.env.pop(FAILPOINTS, None) and node.running:
@@ -70,29 +70,29 @@ def mesh(started: Mesh) -> Mesh:
     return started
 
 
-def others(mesh: Mesh, node_id: str) -> list[str]:
+def others(mesh: DaemonCluster, node_id: str) -> list[str]:
     return [name for name in mesh.nodes if name != node_id]
 
 
-def new_nodes(mesh: Mesh, count: int) -> list[str]:
+def new_nodes(mesh: DaemonCluster, count: int) -> list[str]:
     """Names that no node has had."""
     return [f"n{len(mesh.nodes) + number}" for number in range(1, count + 1)]
 
 
-def status(mesh: Mesh, asked: str = "n1") -> dict[str, Any]:
+def status(mesh: DaemonCluster, asked: str = "n1") -> dict[str, Any]:
     answer = mesh[asked].request("GET", "/-/cluster")
     assert answer.status == 200, answer.body
     found: dict[str, Any] = json.loads(answer.body)
     return found
 
 
-def change(mesh: Mesh, node_id: str, action: str, **more: Any) -> None:
+def change(mesh: DaemonCluster, node_id: str, action: str, **more: Any) -> None:
     body = json.dumps({"action": action, **more}).encode()
     answer = mesh["n1"].request("POST", f"/-/cluster/nodes/{node_id}", body)
     assert answer.status == 200, answer.body
 
 
-def await_drained(mesh: Mesh, node_id: str) -> dict[str, Any]:
+def await_drained(mesh: DaemonCluster, node_id: str) -> dict[str, Any]:
     """What is told of it when it is empty."""
     for _ in range(600):
         row = next(row for row in status(mesh)["nodes"] if row["id"] == node_id)
@@ -103,7 +103,7 @@ def await_drained(mesh: Mesh, node_id: str) -> dict[str, Any]:
     raise AssertionError(f"{node_id} is not empty: {row}\n{mesh.output()}")
 
 
-def await_mover(mesh: Mesh, node_id: str, *, there: bool) -> int:
+def await_mover(mesh: DaemonCluster, node_id: str, *, there: bool) -> int:
     """The process id of the node's mover; 0 when it is gone."""
     for _ in range(1200):
         found = mesh[node_id].children().get("mover-0", 0)
@@ -113,7 +113,7 @@ def await_mover(mesh: Mesh, node_id: str, *, there: bool) -> int:
     raise AssertionError(f"mover of {node_id}: {found}\n{mesh.output()}")
 
 
-def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: Mesh) -> None:
+def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: DaemonCluster) -> None:
     new = new_nodes(mesh, 2)
     count = len(mesh.nodes) + len(new)
     with Traffic(mesh, BUCKET) as traffic:
@@ -139,7 +139,7 @@ def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: Mesh) -> None:
         traffic.check()
 
 
-def test_a_node_that_was_killed_learns_what_it_missed(mesh: Mesh) -> None:
+def test_a_node_that_was_killed_learns_what_it_missed(mesh: DaemonCluster) -> None:
     client, run = mesh["n1"].client(), secrets.token_hex(4)
     v, gone, u = ([f"{run}/{kind}/{number}" for number in range(20)] for kind in ("v", "gone", "u"))
     client.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
@@ -176,7 +176,9 @@ def test_a_node_that_was_killed_learns_what_it_missed(mesh: Mesh) -> None:
     assert listed.isdisjoint(gone)
 
 
-def test_what_a_dead_node_had_is_copied_anew_and_it_returns_without_what_was_deleted(mesh: Mesh) -> None:
+def test_what_a_dead_node_had_is_copied_anew_and_it_returns_without_what_was_deleted(
+    mesh: DaemonCluster,
+) -> None:
     with Traffic(mesh, BUCKET, seed=3) as traffic:
         traffic.asked = others(mesh, "n2")
         mesh.kill("n2")
@@ -191,7 +193,7 @@ def test_what_a_dead_node_had_is_copied_anew_and_it_returns_without_what_was_del
 
 
 @pytest.mark.parametrize("what", ["all of it", "all but whose it is"])
-def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Mesh, what: str) -> None:
+def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: DaemonCluster, what: str) -> None:
     with Traffic(mesh, BUCKET, seed=4) as traffic:
         traffic.asked = others(mesh, "n2")
         mesh.kill("n2")
@@ -206,7 +208,7 @@ def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Mesh, 
         traffic.check()
 
 
-def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
+def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: DaemonCluster) -> None:
     [new] = new_nodes(mesh, 1)
     count = len(mesh.nodes) + 1
     with Traffic(mesh, BUCKET, keys=80, seed=5) as traffic:
@@ -218,10 +220,10 @@ def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
     assert "worker-0 ended" not in mesh[new].output()  # it waits behind its door, and the steward asks again
 
 
-def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh: Mesh) -> None:
+def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh: DaemonCluster) -> None:
     await_mover(mesh, "n1", there=False)
     mesh.stop("n1")
-    mesh["n1"].env[FAILPOINTS] = f"{GIVING_WAY}=sleep(0)"  # as where nobody tests
+    mesh["n1"].env[FAILPOINTS] = f"{NICE_FAILPOINT}=sleep(0)"  # as where nobody tests
     mesh.up("n1")
     client = mesh["n1"].client()
     for number in range(40):

@@ -14,9 +14,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.meshes import Mesh
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,17 +25,17 @@ require_etcd()
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3) as three:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3) as three:
         yield three
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
-def line_of(mesh: Mesh | Daemon, *words: str) -> tuple[list[str], dict[str, str]]:
+def line_of(mesh: DaemonCluster | Daemon, *words: str) -> tuple[list[str], dict[str, str]]:
     """A command line, and its environment."""
     endpoint = mesh.endpoint if isinstance(mesh, Daemon) else mesh["n1"].endpoint
     env = os.environ | {
@@ -46,17 +46,17 @@ def line_of(mesh: Mesh | Daemon, *words: str) -> tuple[list[str], dict[str, str]
     return [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words], env
 
 
-def command(mesh: Mesh | Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+def command(mesh: DaemonCluster | Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     line, env = line_of(mesh, *words)
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=60)
 
 
-def nodes(mesh: Mesh) -> dict[str, dict[str, Any]]:
+def nodes(mesh: DaemonCluster) -> dict[str, dict[str, Any]]:
     document = json.loads(command(mesh, "status", "--json").stdout)
     return {node["id"]: node for node in document["nodes"]}
 
 
-def test_status_shows_every_node_and_its_share(mesh: Mesh) -> None:
+def test_status_shows_every_node_and_its_share(mesh: DaemonCluster) -> None:
     text = command(mesh, "status").stdout
     assert "all data is where it belongs" in text
     for node_id, endpoint in mesh.endpoints.items():
@@ -65,7 +65,7 @@ def test_status_shows_every_node_and_its_share(mesh: Mesh) -> None:
     assert all(node["lease"] for node in nodes(mesh).values())
 
 
-def test_a_status_that_is_watched_goes_on(mesh: Mesh) -> None:
+def test_a_status_that_is_watched_goes_on(mesh: DaemonCluster) -> None:
     line, env = line_of(mesh, "status", "--watch", "--json", "--every", "0.2")
     with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
@@ -76,7 +76,7 @@ def test_a_status_that_is_watched_goes_on(mesh: Mesh) -> None:
     assert seen == sorted(seen)
 
 
-def control_keys(mesh: Mesh) -> list[str]:
+def control_keys(mesh: DaemonCluster) -> list[str]:
     """All there are in the control store."""
     everything = base64.b64encode(b"\0").decode()
     body = json.dumps({"key": everything, "range_end": everything, "keys_only": True}).encode()
@@ -84,7 +84,7 @@ def control_keys(mesh: Mesh) -> list[str]:
         return [base64.b64decode(found["key"]).decode() for found in json.load(answer)["kvs"]]
 
 
-def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
+def test_a_drained_node_is_empty_and_can_be_removed(mesh: DaemonCluster) -> None:
     assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
     mesh.await_map(lambda found: not found.moving)
     for _ in range(60):  # its mover tells a moment later that nothing is left
@@ -104,13 +104,13 @@ def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
     mesh.await_state("n2", "up")
 
 
-def test_a_drain_can_be_taken_back(mesh: Mesh) -> None:
+def test_a_drain_can_be_taken_back(mesh: DaemonCluster) -> None:
     assert command(mesh, "drain", "n3").returncode == 0
     assert command(mesh, "undrain", "n3").returncode == 0
     mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
 
 
-def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: Mesh) -> None:
+def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonCluster) -> None:
     mesh.kill("n3")
     mesh.await_state("n3", "away")
     text = command(mesh, "status").stdout
@@ -125,7 +125,7 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: Mesh) -> No
     mesh.await_state("n3", "up")
 
 
-def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mesh: Mesh) -> None:
+def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mesh: DaemonCluster) -> None:
     mesh.kill("n3")
     mesh.empty("n3")
     mesh.up("n3")
@@ -143,21 +143,21 @@ def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mes
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_do(
-    mesh: Mesh, words: tuple[str, ...], message: str
+    mesh: DaemonCluster, words: tuple[str, ...], message: str
 ) -> None:
     refused = command(mesh, *words)
     assert refused.returncode != 0
     assert message in refused.stderr
 
 
-def test_another_share_is_another_share(mesh: Mesh) -> None:
+def test_another_share_is_another_share(mesh: DaemonCluster) -> None:
     assert command(mesh, "reweigh", "n1", "3").returncode == 0
     mesh.await_map(lambda found: not found.moving)
     assert nodes(mesh)["n1"]["slots"] > nodes(mesh)["n2"]["slots"]
     assert command(mesh, "reweigh", "n1", "1").returncode == 0
 
 
-def test_others_than_root_learn_the_map_and_change_nothing(mesh: Mesh) -> None:
+def test_others_than_root_learn_the_map_and_change_nothing(mesh: DaemonCluster) -> None:
     user = json.dumps({"user_id": f"ann-{secrets.token_hex(4)}"}).encode()
     assert mesh["n1"].request("POST", "/-/admin/users", user).status == 201
     key = json.loads(mesh["n1"].request("POST", "/-/admin/keys", user).body)

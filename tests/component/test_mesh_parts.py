@@ -17,7 +17,7 @@ from tests.component.test_mesh_sdk import connect
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
     from meshsdk.meters import LoaderStats
 
 BATCH = 16

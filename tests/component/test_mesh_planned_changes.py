@@ -19,19 +19,19 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from meshd.kit.clock import SystemClock
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_end
-from meshwire.s3.parsing import RequestHead
+from meshd.util.clock import SystemClock
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.component.origin_working import eventually
 from tests.required import require_etcd
+from tests.support.bounded_wait import await_end
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 require_etcd()
 
@@ -47,8 +47,8 @@ _clock = SystemClock()
 
 
 @pytest.fixture
-def mesh() -> Iterator[Mesh]:
-    with Mesh.start(3, args=("--down-after", "60"), lease=4.0) as three:
+def mesh() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, args=("--down-after", "60"), lease=4.0) as three:
         client = three["n1"].client()
         for bucket in (PLAIN, VERSIONED):
             client.create_bucket(Bucket=bucket)
@@ -90,7 +90,7 @@ class Held:
 class Busy:
     """A client that does all kinds of writes, each of which must succeed."""
 
-    def __init__(self, mesh: Mesh, round_of: Callable[[Any, str], None] | None = None) -> None:
+    def __init__(self, mesh: DaemonCluster, round_of: Callable[[Any, str], None] | None = None) -> None:
         self._mesh, self._stop = mesh, threading.Event()
         self._round = round_of or plain_round
         self._thread = threading.Thread(target=self._run)
@@ -155,7 +155,7 @@ def backed_round(client: Any, key: str) -> None:
 
 
 @contextmanager
-def held(mesh: Mesh) -> Iterator[None]:
+def held(mesh: DaemonCluster) -> Iterator[None]:
     """Writes that are begun before and end after it: all of them take place, each once."""
     run, client = secrets.token_hex(4), mesh["n1"].client()
     nodes = [node for node in mesh.nodes.values() if node.running]
@@ -191,20 +191,22 @@ def held(mesh: Mesh) -> Iterator[None]:
         assert [each["VersionId"] for each in versions if each["Key"] == key] == [made]
 
 
-def change(mesh: Mesh, node_id: str, action: str, **more: Any) -> None:
+def change(mesh: DaemonCluster, node_id: str, action: str, **more: Any) -> None:
     body = json.dumps({"action": action, **more}).encode()
     answer = mesh["n1"].request("POST", f"/-/cluster/nodes/{node_id}", body)
     assert answer.status == 200, answer.body
 
 
-def await_settled(mesh: Mesh, share: str, *, has: bool) -> None:
+def await_settled(mesh: DaemonCluster, share: str, *, has: bool) -> None:
     """Until nothing moves, and a node has a share or has none."""
     mesh.await_map(
         lambda found: not found.moving and any(each.node_id == share for each in found.present) == has
     )
 
 
-def test_writes_under_way_take_place_once_while_nodes_join_leave_and_weigh_otherwise(mesh: Mesh) -> None:
+def test_writes_under_way_take_place_once_while_nodes_join_leave_and_weigh_otherwise(
+    mesh: DaemonCluster,
+) -> None:
     with Busy(mesh) as busy:
         with held(mesh):
             mesh.add("n4")
@@ -223,7 +225,7 @@ def test_writes_under_way_take_place_once_while_nodes_join_leave_and_weigh_other
 
 
 @contextmanager
-def held_before_origins(mesh: Mesh, places: dict[str, Path]) -> Iterator[None]:
+def held_before_origins(mesh: DaemonCluster, places: dict[str, Path]) -> Iterator[None]:
     """As `held`, of buckets with origins: what was answered is at the origin, or comes there (`back`)."""
     run, client = secrets.token_hex(4), mesh["n1"].client()
     nodes = [node for node in mesh.nodes.values() if node.running]
@@ -257,7 +259,9 @@ def _holds(file: Path, body: bytes) -> bool:
     return file.exists() and file.read_bytes() == body
 
 
-def test_writes_to_buckets_with_origins_under_way_take_place_once(mesh: Mesh, tmp_path: Path) -> None:
+def test_writes_to_buckets_with_origins_under_way_take_place_once(
+    mesh: DaemonCluster, tmp_path: Path
+) -> None:
     places = {THROUGH: tmp_path / "through", BACK: tmp_path / "back"}
     for bucket, place in places.items():
         place.mkdir()

@@ -16,11 +16,12 @@ from botocore.exceptions import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 
 import meshsdk
-from meshd.testing.meshes import Mesh
-from meshsdk import modules, ops
-from meshwire.cluster.meeting import assemblers
+from meshsdk import ops
+from meshsdk.admin import op_catalog
+from meshwire.cluster.routes import batch_nodes
 from tests.faults.epochs import BATCH, connect, epoch, fill
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ epochs = itertools.count(10)  # frames that nobody has asked for
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
+def started() -> Iterator[DaemonCluster]:
     """n1 and n2 store, n3 computes, n4 caches."""
     own = {
         "n1": ("--role", "store"),
@@ -42,30 +43,30 @@ def started() -> Iterator[Mesh]:
         "n3": ("--role", "compute"),
         "n4": ("--role", "cache"),
     }
-    with Mesh.start(4, own=own, args=("--frame-cache", "1MiB")) as four:
+    with DaemonCluster.start(4, own=own, args=("--frame-cache", "1MiB")) as four:
         with connect([four["n1"].endpoint], keys(four)) as client:
             fill(client, SAMPLES)
         yield four
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
 @pytest.fixture
-def things(mesh: Mesh) -> str:
+def things(mesh: DaemonCluster) -> str:
     """A new bucket."""
     name = f"things-{secrets.token_hex(4)}"
     mesh["n1"].client().create_bucket(Bucket=name)
     return name
 
 
-def keys(mesh: Mesh) -> tuple[str, str]:
+def keys(mesh: DaemonCluster) -> tuple[str, str]:
     return mesh.access_key, mesh.secret_key
 
 
-def counted(mesh: Mesh, node_id: str, name: str, **labels: str) -> float:
+def counted(mesh: DaemonCluster, node_id: str, name: str, **labels: str) -> float:
     """A counter of a node, over those of its labels that are not given."""
     with urllib.request.urlopen(f"{mesh[node_id].endpoint}/metrics", timeout=60) as answer:
         text = answer.read().decode()
@@ -78,11 +79,11 @@ def counted(mesh: Mesh, node_id: str, name: str, **labels: str) -> float:
     return sum(found)
 
 
-def near_parts(mesh: Mesh, result: str) -> float:
+def near_parts(mesh: DaemonCluster, result: str) -> float:
     return counted(mesh, "n4", "meshd_near_reads_total", kind="part", result=result)
 
 
-def copied(s3: Any, mesh: Mesh, things: str, key: str) -> bytes:
+def copied(s3: Any, mesh: DaemonCluster, things: str, key: str) -> bytes:
     """An object through the cache node, read until every part of it comes from a copy."""
     while True:
         hits, misses = near_parts(mesh, "hit"), near_parts(mesh, "miss")
@@ -92,13 +93,13 @@ def copied(s3: Any, mesh: Mesh, things: str, key: str) -> bytes:
         threading.Event().wait(0.05)
 
 
-def test_only_those_that_store_own_something(mesh: Mesh) -> None:
+def test_only_those_that_store_own_something(mesh: DaemonCluster) -> None:
     cluster = mesh.map("n4")
     assert {node.node_id for node in cluster.nodes if node.stores} == {"n1", "n2"}
-    assert [node.node_id for node in assemblers(cluster)] == ["n3"]
+    assert [node.node_id for node in batch_nodes(cluster)] == ["n3"]
 
 
-def test_objects_are_read_from_copies_and_are_never_old(mesh: Mesh, things: str) -> None:
+def test_objects_are_read_from_copies_and_are_never_old(mesh: DaemonCluster, things: str) -> None:
     near, far = mesh["n4"].client(), mesh["n1"].client()
     for size in (10, 100_000, 9_000_000):
         body = chance.randbytes(size)
@@ -122,7 +123,7 @@ def test_objects_are_read_from_copies_and_are_never_old(mesh: Mesh, things: str)
         )
 
 
-def test_rights_are_those_of_the_object(mesh: Mesh, things: str) -> None:
+def test_rights_are_those_of_the_object(mesh: DaemonCluster, things: str) -> None:
     """An ACL lies with the object, which this node does not have."""
     far = mesh["n1"].client()
     far.put_bucket_ownership_controls(
@@ -140,7 +141,7 @@ def test_rights_are_those_of_the_object(mesh: Mesh, things: str) -> None:
     assert statuses == {"open": (200, True), "closed": (403, False)}
 
 
-def test_batches_are_made_where_it_is_computed_and_kept_beside_the_trainers(mesh: Mesh) -> None:
+def test_batches_are_made_where_it_is_computed_and_kept_beside_the_trainers(mesh: DaemonCluster) -> None:
     number = next(epochs)
     made = counted(mesh, "n3", "meshd_frames_total", result="miss")
     others = [counted(mesh, each, "meshd_frames_total") for each in ("n1", "n2", "n4")]
@@ -167,12 +168,12 @@ def darker(pixels, *, by: float = 2.0):
 '''
 
 
-def test_ops_of_users_are_on_every_node(mesh: Mesh) -> None:
+def test_ops_of_users_are_on_every_node(mesh: DaemonCluster) -> None:
     """Pushed on one that stores, planned on the one that caches, run on the one that computes."""
     for number, (node_id, by) in enumerate((("n1", 2.0), ("n4", 4.0), ("n3", 8.0))):
         with connect([mesh[node_id].endpoint], keys(mesh)) as client:
             if not number:
-                modules.push_module(client.transport, "mine", MODULE)
+                op_catalog.push_module(client.transport, "mine", MODULE)
             dataset = meshsdk.open("s3://training/train", fields={"image": "png"}, client=client)
             dataset = dataset.map(ops.decode("image"), ops.user("mine/darker", "image", by=by))
             loader = meshsdk.Loader(dataset, BATCH, shuffle=False, output="numpy")
@@ -182,7 +183,7 @@ def test_ops_of_users_are_on_every_node(mesh: Mesh) -> None:
             assert np.asarray(images.data).max() == 255 // by
 
 
-def test_nobody_misses_a_cache_or_a_computer_that_dies(mesh: Mesh) -> None:
+def test_nobody_misses_a_cache_or_a_computer_that_dies(mesh: DaemonCluster) -> None:
     number = next(epochs)
     expected = list(epoch([mesh["n1"].endpoint], keys(mesh), number))
     found = []

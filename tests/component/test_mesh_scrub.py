@@ -14,14 +14,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
-from meshd.store.index import Index
-from meshd.store.layout import Disks, read_marker
-from meshd.testing.daemons import Daemon, DaemonFailedError
-from meshd.testing.meshes import Mesh
+from meshd.store.disks.layout import Disks, read_marker
+from meshd.store.index.index import Index
+from meshd.store.tools.fsck import check_store
+from meshd.util.clock import SystemClock
 from tests.component import native_working as native
 from tests.component.jobs_working import done, members, objects
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,15 +66,15 @@ class Disk:
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3, workers=2) as found:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, workers=2) as found:
         for bucket in ("rot", "made"):
             found["n1"].client().create_bucket(Bucket=bucket)
         yield found
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
@@ -88,7 +88,7 @@ def _command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=110)
 
 
-def _fill(mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, bytes]:
+def _fill(mesh: DaemonCluster, sizes: Mapping[str, int]) -> dict[str, bytes]:
     client, bodies = mesh["n1"].client(), {}
     for key, size in sizes.items():
         bodies[key] = os.urandom(size)
@@ -96,7 +96,7 @@ def _fill(mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, bytes]:
     return bodies
 
 
-def _damage(mesh: Mesh, bodies: Mapping[str, bytes]) -> None:
+def _damage(mesh: DaemonCluster, bodies: Mapping[str, bytes]) -> None:
     """One copy of each, now of this node, now of that one."""
     mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
     for number, (key, body) in enumerate(bodies.items()):
@@ -104,7 +104,7 @@ def _damage(mesh: Mesh, bodies: Mapping[str, bytes]) -> None:
         holders[number % 2].flip(key, number * 997 % len(body))
 
 
-def _await_two(mesh: Mesh, key: str) -> list[Disk]:
+def _await_two(mesh: DaemonCluster, key: str) -> list[Disk]:
     """Who has it. A third one, from when a node was slow to answer and taken for gone, is let go of."""
     deadline = _clock.monotonic() + 60
     while True:
@@ -115,7 +115,7 @@ def _await_two(mesh: Mesh, key: str) -> list[Disk]:
         threading.Event().wait(0.2)
 
 
-def _sound(mesh: Mesh, bodies: Mapping[str, bytes]) -> list[str]:
+def _sound(mesh: DaemonCluster, bodies: Mapping[str, bytes]) -> list[str]:
     """Copies that are not as they were written."""
     bad = []
     for name in NODES:
@@ -127,21 +127,21 @@ def _sound(mesh: Mesh, bodies: Mapping[str, bytes]) -> list[str]:
     return bad
 
 
-def _await_sound(mesh: Mesh, bodies: Mapping[str, bytes]) -> None:
+def _await_sound(mesh: DaemonCluster, bodies: Mapping[str, bytes]) -> None:
     deadline = _clock.monotonic() + 60
     while bad := _sound(mesh, bodies):
         assert _clock.monotonic() < deadline, (bad, mesh.output())
         threading.Event().wait(0.1)
 
 
-def _read_everywhere(mesh: Mesh, bodies: Mapping[str, bytes]) -> None:
+def _read_everywhere(mesh: DaemonCluster, bodies: Mapping[str, bytes]) -> None:
     for name in NODES:
         client = mesh[name].client()
         for key, body in bodies.items():
             assert client.get_object(Bucket="rot", Key=key)["Body"].read() == body, (name, key)
 
 
-def test_small_objects_are_right_from_every_node_at_once_and_restored(mesh: Mesh) -> None:
+def test_small_objects_are_right_from_every_node_at_once_and_restored(mesh: DaemonCluster) -> None:
     bodies = _fill(mesh, {f"small-{number}": 1000 + 700 * number for number in range(24)})
     _damage(mesh, bodies)
     assert _sound(mesh, bodies)
@@ -150,7 +150,7 @@ def test_small_objects_are_right_from_every_node_at_once_and_restored(mesh: Mesh
     _read_everywhere(mesh, bodies)
 
 
-def test_a_scrub_finds_what_nobody_read_and_restores_it(mesh: Mesh) -> None:
+def test_a_scrub_finds_what_nobody_read_and_restores_it(mesh: DaemonCluster) -> None:
     sizes = {"large": 5 << 20, "middle": 700_000, "tiny": 10, "range": 300_000}
     bodies = _fill(mesh, sizes)
     _damage(mesh, bodies)
@@ -165,7 +165,7 @@ def test_a_scrub_finds_what_nobody_read_and_restores_it(mesh: Mesh) -> None:
     _read_everywhere(mesh, bodies)
 
 
-def test_batches_and_samples_take_another_owners_bytes(mesh: Mesh) -> None:
+def test_batches_and_samples_take_another_owners_bytes(mesh: DaemonCluster) -> None:
     bodies = {f"samples/{number:02}.png": native.png(number) for number in range(16)}
     client = mesh["n1"].client()
     for key, body in bodies.items():
@@ -191,7 +191,7 @@ def test_batches_and_samples_take_another_owners_bytes(mesh: Mesh) -> None:
         wire.close()
 
 
-def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: Mesh) -> None:
+def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: DaemonCluster) -> None:
     """Of each pair the second one is damaged, somewhere: the first one's row is the first to miss it."""
     bodies = {f"pairs/{number:02}.png": native.png(number) for number in range(8)}
     client = mesh["n1"].client()
@@ -213,7 +213,7 @@ def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: Mesh) -
 
 
 @pytest.mark.parametrize("runner", NODES)
-def test_jobs_take_another_owners_bytes(mesh: Mesh, runner: str) -> None:
+def test_jobs_take_another_owners_bytes(mesh: DaemonCluster, runner: str) -> None:
     """One copy of each source is damaged, here that of the node that runs them, there another's: of small
     objects, of large ones, and of such as are read a piece at a time."""
     sizes = {f"jobs-{runner}/{number:02}": 1000 + 70_000 * (number % 4) for number in range(12)}
@@ -227,7 +227,7 @@ def test_jobs_take_another_owners_bytes(mesh: Mesh, runner: str) -> None:
     assert _sound(mesh, bodies) == []
 
 
-def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None:
+def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: DaemonCluster) -> None:
     bodies = _fill(mesh, {"both": 4000})
     for name in NODES:
         if Disk(mesh[name]).get("both") is not None:
@@ -240,7 +240,7 @@ def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None
     assert _sound(mesh, bodies) == []
 
 
-def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: Mesh) -> None:
+def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: DaemonCluster) -> None:
     bodies = _fill(mesh, {f"kept-{number}": 5000 for number in range(20)})
     try:
         mesh.add("n4", env={"MESHD_FAILPOINTS": "store.probe.0=error:after 1"})
@@ -260,11 +260,11 @@ def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: Mesh) -> N
         mesh.forget("n4")
 
 
-def test_fsck_agrees_when_all_is_over(mesh: Mesh) -> None:
+def test_fsck_agrees_when_all_is_over(mesh: DaemonCluster) -> None:
     for name in NODES:
         mesh.stop(name)
     for name in NODES:
-        assert check(Disk(mesh[name]).settings).problems == []
+        assert check_store(Disk(mesh[name]).settings).problems == []
 
 
 def test_the_only_copy_is_refused_until_it_is_put_again() -> None:

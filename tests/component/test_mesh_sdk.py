@@ -10,8 +10,8 @@ import pytest
 import meshsdk
 from meshd.telemetry import metrics
 from meshsdk import ops
-from meshsdk.gathers import Item
-from meshwire.cluster.meeting import assemblers, frame_name, meeting
+from meshsdk.client.gather import Item
+from meshwire.cluster.routes import batch_nodes, frame_address, rendezvous_order
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import Mesh, png
 from tests.component.test_mesh_batches import COUNT, fill
@@ -19,7 +19,7 @@ from tests.component.test_mesh_batches import COUNT, fill
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 BATCH = 8
 
@@ -70,7 +70,7 @@ def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew) -> None:
     assert len(taken) == 2 * -(-COUNT // BATCH)
     cluster = crew.nodes[0].node.mesh.map()
     met = [
-        meeting(assemblers(cluster), frame_name(plan, epoch, step, 0, 1, BATCH, 0))[0].node_id
+        rendezvous_order(batch_nodes(cluster), frame_address(plan, epoch, step, 0, 1, BATCH, 0))[0].node_id
         for epoch, step in taken
     ]
     assert set(met) == {"n1", "n2", "n3"}

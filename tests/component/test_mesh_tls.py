@@ -16,17 +16,17 @@ from click.testing import CliRunner
 from PIL import Image
 
 import meshsdk
-from meshd.kit.clock import SystemClock
-from meshd.testing.meshes import Mesh
+from meshd.util.clock import SystemClock
 from meshsdk import ops
 from meshsdk.cli.cluster import cluster
 from meshsdk.errors import ConfigurationError
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 _clock = SystemClock()
 _SIZES = (900, 40_000, 300_000, 3 << 20)
@@ -38,14 +38,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mesh(place: Path) -> Iterator[Mesh]:
-    with Mesh.start(2, place, tls=True) as found:
+def mesh(place: Path) -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(2, place, tls=True) as found:
         found["n1"].client().create_bucket(Bucket="secret")
         yield found
 
 
 @pytest.fixture(scope="module")
-def bodies(mesh: Mesh) -> dict[str, bytes]:
+def bodies(mesh: DaemonCluster) -> dict[str, bytes]:
     client = mesh["n1"].client()
     found = {f"k{number}": os.urandom(_SIZES[number % 4]) for number in range(16)}
     for key, body in found.items():
@@ -53,7 +53,7 @@ def bodies(mesh: Mesh) -> dict[str, bytes]:
     return found
 
 
-def _env(mesh: Mesh) -> dict[str, str]:
+def _env(mesh: DaemonCluster) -> dict[str, str]:
     return {
         "MESH_ENDPOINT": mesh["n1"].endpoint,
         "AWS_ACCESS_KEY_ID": mesh.access_key,
@@ -62,24 +62,24 @@ def _env(mesh: Mesh) -> dict[str, str]:
     }
 
 
-def _said(mesh: Mesh) -> str:
+def _said(mesh: DaemonCluster) -> str:
     return CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
 
 
-def _node(mesh: Mesh, node_id: str) -> dict[str, Any]:
+def _node(mesh: DaemonCluster, node_id: str) -> dict[str, Any]:
     nodes = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["nodes"]
     found: dict[str, Any] = next(node for node in nodes if node["id"] == node_id)
     return found
 
 
-def _await(mesh: Mesh, wanted: Callable[[], bool]) -> None:
+def _await(mesh: DaemonCluster, wanted: Callable[[], bool]) -> None:
     deadline = _clock.monotonic() + 60
     while not wanted():
         assert _clock.monotonic() < deadline, mesh.output()
         threading.Event().wait(0.1)
 
 
-def _await_refusal(mesh: Mesh, *words: str) -> None:
+def _await_refusal(mesh: DaemonCluster, *words: str) -> None:
     """Until n1 tells of n2's certificate, in these words. A look that a busy machine makes too long judges
     nobody, so one alone need not tell."""
 
@@ -100,14 +100,14 @@ def _is_believed(daemon: Daemon) -> bool:
         return False
 
 
-def _read_everywhere(mesh: Mesh, bodies: dict[str, bytes]) -> None:
+def _read_everywhere(mesh: DaemonCluster, bodies: dict[str, bytes]) -> None:
     for node in mesh.nodes.values():
         client = node.client()
         for key, body in bodies.items():
             assert client.get_object(Bucket="secret", Key=key)["Body"].read() == body, key
 
 
-def test_a_node_joins_and_one_is_drained(mesh: Mesh, place: Path, bodies: dict[str, bytes]) -> None:
+def test_a_node_joins_and_one_is_drained(mesh: DaemonCluster, place: Path, bodies: dict[str, bytes]) -> None:
     assert all(node.endpoint.startswith("https://") for node in mesh.map().nodes)
     disks = [word for name in ("one", "two") for word in ("--disk", str(place / name))]
     mesh.add("n3", *disks)
@@ -122,7 +122,9 @@ def test_a_node_joins_and_one_is_drained(mesh: Mesh, place: Path, bodies: dict[s
     mesh.await_state("n2", "up")
 
 
-def test_a_disk_is_lost_and_what_it_had_comes_back(mesh: Mesh, place: Path, bodies: dict[str, bytes]) -> None:
+def test_a_disk_is_lost_and_what_it_had_comes_back(
+    mesh: DaemonCluster, place: Path, bodies: dict[str, bytes]
+) -> None:
     _await(mesh, lambda: "all data is where it belongs" in _said(mesh))
     lost = mesh.metric("n3", "meshd_quarantined_total")
     shutil.rmtree((place / "two" / "extents").rename(place / "gone"))
@@ -131,7 +133,7 @@ def test_a_disk_is_lost_and_what_it_had_comes_back(mesh: Mesh, place: Path, bodi
     _read_everywhere(mesh, bodies)
 
 
-def test_a_loader_takes_rows_from_their_owners(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_takes_rows_from_their_owners(mesh: DaemonCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     picture, client = io.BytesIO(), mesh["n1"].client()
     Image.new("RGB", (16, 16), "red").save(picture, "PNG")
     for number in range(16):
@@ -147,7 +149,7 @@ def test_a_loader_takes_rows_from_their_owners(mesh: Mesh, monkeypatch: pytest.M
             assert loader.stats().parted == 2
 
 
-def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: Mesh) -> None:
+def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: DaemonCluster) -> None:
     """New connections to it are refused, and the status says why."""
     assert mesh.authority is not None
     mesh.authority.issue("n2", days=-1)
@@ -168,7 +170,7 @@ def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: Mesh) -> No
     _read_everywhere(mesh, {key: b"renewed"})
 
 
-def test_a_certificate_of_another_name_is_counted_before_connections_end(mesh: Mesh) -> None:
+def test_a_certificate_of_another_name_is_counted_before_connections_end(mesh: DaemonCluster) -> None:
     """The others look on purpose, over connections of their own."""
     assert mesh.authority is not None
     mesh.authority.issue("n2", ["elsewhere.example"])

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshd.assembly.catalog import RESERVED_BUCKET
-from meshd.kit import failpoints
-from meshd.store.noticing import take_noticed
-from meshsdk.views import batches_view, shards_view, transform_view, zarr_view
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.store.integrity.verification import drain_damage_reports
+from meshd.util import failpoints
+from meshsdk.admin.views import batches_view, shards_view, transform_view, zarr_view
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import CROP, Mesh, png
 from tests.component.test_mesh_batches import fill
@@ -166,13 +166,13 @@ def test_a_shard_goes_on_from_another_owner(crews: list[MeshCrew], how: str) -> 
             if next(hits) == 2:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        failpoints.call("web.send.before", fail)
+        failpoints.set_callback("web.send.before", fail)
     else:
         at = extent.offset + (1_500_077 if how == "ends" else 7)
         os.truncate(first.node.store._disks.path(extent.disk, extent.file), at)
     assert wire.call("GET", target).body == whole
     failpoints.configure("")
-    assert extent in take_noticed(lambda extent: True)
+    assert extent in drain_damage_reports(lambda extent: True)
     if how != "errors":
         ranged = wire.call("GET", target, headers={"range": "bytes=41000-5000000"})
         assert (ranged.status, ranged.body) == (206, whole[41_000:5_000_001])
@@ -223,7 +223,7 @@ def test_what_is_made_goes_on_from_one_that_is_made_again(
             if next(hits) == 1:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        failpoints.call("web.send.before", fail)
+        failpoints.set_callback("web.send.before", fail)
     elif how == "small":  # which lies beside others
         with open(path, "r+b") as file:
             os.pwrite(file.fileno(), b"?!", extent.offset + 7)
@@ -237,11 +237,11 @@ def test_what_is_made_goes_on_from_one_that_is_made_again(
         assert wire.call("GET", target).body == whole
         assert not _kept(crew, side * side).broken
     else:
-        assert extent in take_noticed(lambda extent: True)
+        assert extent in drain_damage_reports(lambda extent: True)
     if how in ("ends", "first"):
         ranged = wire.call("GET", target, headers={"range": "bytes=3-"})
         assert (ranged.status, ranged.body == whole[3:]) == (206, True)
-        take_noticed(lambda extent: True)
+        drain_damage_reports(lambda extent: True)
     wire.close()
     crew.run(first.node.store.delete_many(RESERVED_BUCKET, [_name(crew, record)]))
 

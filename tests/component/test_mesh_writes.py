@@ -11,8 +11,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_end
+from tests.support.bounded_wait import await_end
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +21,14 @@ _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3, workers=2) as found:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, workers=2) as found:
         found["n1"].client().create_bucket(Bucket="writes")
         yield found
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
@@ -36,7 +36,7 @@ def _get(client: Any, key: str) -> bytes:
     return bytes(client.get_object(Bucket="writes", Key=key)["Body"].read())
 
 
-def test_one_of_many_creators_wins_whoever_is_asked(mesh: Mesh) -> None:
+def test_one_of_many_creators_wins_whoever_is_asked(mesh: DaemonCluster) -> None:
     clients = [mesh[node].client() for node in ("n1", "n2", "n3") for _ in range(3)]
     run = secrets.token_hex(4)
 
@@ -61,7 +61,7 @@ def test_one_of_many_creators_wins_whoever_is_asked(mesh: Mesh) -> None:
                 assert _get(client, f"{run}-{turn}") == b"%d" % won[0]
 
 
-def test_counting_by_conditions_loses_nothing(mesh: Mesh) -> None:
+def test_counting_by_conditions_loses_nothing(mesh: DaemonCluster) -> None:
     """Read, add one, write if unchanged: as many as said they did."""
     mesh["n1"].client().put_object(Bucket="writes", Key="count", Body=b"0")
 
@@ -86,7 +86,7 @@ def test_counting_by_conditions_loses_nothing(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> None:
+def test_what_was_acknowledged_survives_the_decider(mesh: DaemonCluster, how: str) -> None:
     gone, run = "n3", secrets.token_hex(4)
     client = mesh["n2"].client()
     client.put_bucket_versioning(Bucket="writes", VersioningConfiguration={"Status": "Suspended"})
@@ -152,7 +152,7 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
         assert _get(back, key) == body, key
 
 
-def _asked_in_vain(mesh: Mesh, ask: Callable[[Any, Sequence[str]], object]) -> None:
+def _asked_in_vain(mesh: DaemonCluster, ask: Callable[[Any, Sequence[str]], object]) -> None:
     """`ask` has a request sent to a node that stands still, whose client gives up; what is written over it
     after that holds everywhere when the node is back."""
     gone, run = "n3", secrets.token_hex(4)
@@ -182,21 +182,25 @@ def _asked_in_vain(mesh: Mesh, ask: Callable[[Any, Sequence[str]], object]) -> N
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
-def test_a_write_that_a_stopped_node_had_not_read_yet_is_not_carried_out_later(mesh: Mesh, size: int) -> None:
+def test_a_write_that_a_stopped_node_had_not_read_yet_is_not_carried_out_later(
+    mesh: DaemonCluster, size: int
+) -> None:
     def put(client: Any, names: Sequence[str]) -> None:
         client.put_object(Bucket="writes", Key=names[0], Body=b"o" * size)
 
     _asked_in_vain(mesh, put)
 
 
-def test_a_deletion_of_many_that_a_stopped_node_had_not_read_yet_is_not_carried_out_later(mesh: Mesh) -> None:
+def test_a_deletion_of_many_that_a_stopped_node_had_not_read_yet_is_not_carried_out_later(
+    mesh: DaemonCluster,
+) -> None:
     def delete(client: Any, names: Sequence[str]) -> None:
         client.delete_objects(Bucket="writes", Delete={"Objects": [{"Key": name} for name in names]})
 
     _asked_in_vain(mesh, delete)
 
 
-def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: Mesh) -> None:
+def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: DaemonCluster) -> None:
     """Versions, markers, removals, tags, ACLs and parts that were written while it was away."""
     gone, kinds = "n2", f"kinds-{secrets.token_hex(4)}"
     client = mesh["n1"].client()

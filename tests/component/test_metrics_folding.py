@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,26 +82,26 @@ def test_a_clock_that_is_set_back_keeps_no_earlier_value(tmp_path: Path) -> None
 
 
 def test_a_scrape_is_waited_for_by_doing_it_the_next_time(tmp_path: Path) -> None:
-    from meshd.telemetry.folding import fold, reading
+    from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
 
     script = "import os; from meshd.telemetry import metrics; metrics.http_bytes.labels('in').inc(3)"
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
     (own,) = tmp_path.glob("counter_*.db")
-    with reading(tmp_path):
-        fold(tmp_path)
+    with scrape_lock(tmp_path):
+        merge_dead_processes(tmp_path)
         assert own.exists()
-    fold(tmp_path)
+    merge_dead_processes(tmp_path)
     assert not own.exists()
     assert (tmp_path / "counter_gone.db").exists()
 
 
 def test_what_cannot_be_written_stays(tmp_path: Path) -> None:
     """Here a file that is cut; a full disk is the same. Nothing is lost, and the supervisor goes on."""
-    from meshd.telemetry.folding import fold
+    from meshd.telemetry.mmap_metrics import merge_dead_processes
 
     (tmp_path / "counter_999999999.db").write_bytes(b"\x00\x10\x00\x00" + bytes(60))
-    fold(tmp_path)
+    merge_dead_processes(tmp_path)
     assert [path.name for path in tmp_path.glob("*.db")] == ["counter_999999999.db"]
 
 
@@ -159,7 +159,7 @@ def replaced(node: Daemon, name: str, victim: int) -> bool:
 def test_a_full_disk_ends_nobody_and_what_was_counted_is_told_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from meshd.telemetry.metricfiles import PromisedDict
+    from meshd.telemetry.mmap_metrics import PreallocatedMmapDict
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -167,7 +167,7 @@ def test_a_full_disk_ends_nobody_and_what_was_counted_is_told_when_there_is_room
     path = tmp_path / "counter_1.db"
     with monkeypatch.context() as disk:
         disk.setattr(os, "posix_fallocate", full)
-        values = PromisedDict(str(path))
+        values = PreallocatedMmapDict(str(path))
         assert values.read_value("early") == (0.0, 0.0)
         values.write_value("early", 3.0, 0.0)
         assert not list(tmp_path.iterdir())
@@ -179,7 +179,9 @@ def test_a_full_disk_ends_nobody_and_what_was_counted_is_told_when_there_is_room
             values.write_value(f"a longer name {number}", 1.0, 0.0)
     values.write_value("a longer name 1999", 2.0, 0.0)
     assert path.stat().st_blocks * 512 >= path.stat().st_size
-    told = {key.strip(): value for key, value, _, _ in PromisedDict.read_all_values_from_file(str(path))}
+    told = {
+        key.strip(): value for key, value, _, _ in PreallocatedMmapDict.read_all_values_from_file(str(path))
+    }
     assert (told["early"], told["a longer name 0"], told["a longer name 1999"]) == (4.0, 1.0, 2.0)
     assert "a longer name 1998" not in told  # it is told with its next change
     values.close()

@@ -51,4 +51,4 @@ def test_one_process_without_a_directory() -> None:
     from meshd.telemetry import metrics
 
     metrics.frames.labels("hit").inc()
-    assert b'meshd_frames_total{result="hit"}' in metrics.render()
+    assert b'meshd_frames_total{result="hit"}' in metrics.render_metrics()

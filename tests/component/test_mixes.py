@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
 
 PETS, BIRDS, BAD = 30, 11, 7  # a bird's number
 

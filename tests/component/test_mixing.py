@@ -13,15 +13,16 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshsdk import ops, views
+from meshsdk import ops
+from meshsdk.admin import views
 from meshsdk.cli import run
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 from meshsdk.errors import BadSampleError, MeshError
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec
 from tests.component.native_working import Mesh
 from tests.component.test_integrity_copies import damage
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

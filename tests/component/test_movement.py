@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 import uvloop
 
-from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
-from meshd.cluster.comparing import OWN_BUCKET, scope_of
-from meshd.cluster.offers import InventoryWanted, Offers
-from meshd.cluster.progress import Progress
-from meshd.cluster.pulling import HolderLostError
-from meshd.control.clustermaps import ClusterMaps
-from meshd.runtime.moving import mover
-from meshd.store.epochs import decided_by
+from meshd.cluster.rebalance.anti_entropy import SyncPeerLostError
+from meshd.cluster.rebalance.progress import Progress
+from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, scope_of
+from meshd.cluster.rebalance.sync_source import InventoryRequest, SyncSource
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
+from meshd.process.wiring.cluster import rebalancer
+from meshd.store.engine.mutations import PruneTombstones
+from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import StaleEpochError
 from meshd.store.records import Meta
-from meshd.store.versionintents import ForgetGraves
-from meshd.testing.store_writing import put, put_part
 from meshwire.cluster import routes, transitions
 from tests.component.mesh_nodes import running_nodes
+from tests.support.store_calls import put_object, put_part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from meshd.cluster.moving import Mover
-    from meshd.store.inventory import Held
+    from meshd.cluster.rebalance.rebalancer import Rebalancer
+    from meshd.store.replica.inventory import HeldName
     from meshwire.cluster import ClusterMap
     from tests.component.mesh_nodes import Running
 
@@ -43,8 +43,8 @@ class World:
 
     def __init__(self, nodes: list[Running]) -> None:
         self.nodes = {one.node.settings.node_id: one for one in nodes}
-        self.movers: dict[str, Mover] = {name: mover(one.node) for name, one in self.nodes.items()}
-        self.maps = ClusterMaps(nodes[0].node.control)
+        self.movers: dict[str, Rebalancer] = {name: rebalancer(one.node) for name, one in self.nodes.items()}
+        self.maps = ClusterMapStore(nodes[0].node.control)
 
     def store(self, node_id: str) -> Any:
         return self.nodes[node_id].node.store
@@ -65,7 +65,7 @@ class World:
         """As the decider does, and nobody else yet."""
         decider = routes(self.map(), 2).of("b", key).decider
         assert decider is not None
-        await put(self.store(decider.node_id), key, data, **about)
+        await put_object(self.store(decider.node_id), key, data, **about)
 
     async def move(self, rounds: int = 8, without: tuple[str, ...] = ()) -> None:
         """Every mover in turn, until nobody owes anything."""
@@ -74,11 +74,11 @@ class World:
                 if name not in without:
                     await one.turn()
 
-    async def held(self, node_id: str) -> dict[bytes, Held]:
+    async def held(self, node_id: str) -> dict[bytes, HeldName]:
         """What a node holds that is not only a memory of removals."""
-        cluster, own = self.map(), Offers(self.store(node_id), lambda bucket: 2)
+        cluster, own = self.map(), SyncSource(self.store(node_id), lambda bucket: 2)
         every = scope_of({2: np.ones(cluster.slots, np.bool_)}, cluster.slots)
-        page = await own.inventory(InventoryWanted(every, limit=100_000))
+        page = await own.inventory(InventoryRequest(every, limit=100_000))
         return {held.name: held for held in page.names if held.versions or held.uploads}
 
     async def check(self, names: int) -> None:
@@ -157,8 +157,8 @@ async def owners(found: World, key: str) -> list[str]:
 
 def test_a_dead_nodes_copies_are_made_again() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.missed, "n3")
-        await found.change(transitions.lost, "n3")
+        await found.change(transitions.mark_node_away, "n3")
+        await found.change(transitions.mark_node_down, "n3")
         assert found.map().moving
         await found.move(without=("n3",))
         one, other = await found.held("n1"), await found.held("n2")
@@ -171,18 +171,18 @@ def test_a_dead_nodes_copies_are_made_again() -> None:
 
 def test_a_drained_node_is_empty() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.drained, "n1")
+        await found.change(transitions.drain_node, "n1")
         await found.move()
         assert await found.held("n1") == {}
         await found.check(NAMES)
-        await found.change(transitions.left, "n1")
+        await found.change(transitions.remove_node, "n1")
 
     run(doing, 4)
 
 
 def test_a_node_that_returns_learns_what_it_missed() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.missed, "n2")
+        await found.change(transitions.mark_node_away, "n2")
         for each in range(0, NAMES, 2):
             await found.write(f"k{each}", b"newer")
         for each in range(1, NAMES, 3):
@@ -193,7 +193,7 @@ def test_a_node_that_returns_learns_what_it_missed() -> None:
         for name in ("n1", "n3"):
             await found.movers[name].repair()
         back = found.nodes["n2"].member
-        await found.change(transitions.joined, back)
+        await found.change(transitions.join_node, back)
         assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
         await found.movers["n2"].turn()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
@@ -204,11 +204,11 @@ def test_a_node_that_returns_learns_what_it_missed() -> None:
 
 def test_a_node_joins_empty_after_it_was_given_up() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.missed, "n2")
-        await found.change(transitions.lost, "n2")
+        await found.change(transitions.mark_node_away, "n2")
+        await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
         await found.store("n2").drop(list((await found.held("n2")).values()))
-        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.write("while joining", b"x")
         await found.move()
         await found.check(NAMES + 1)
@@ -228,11 +228,11 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
 
     async def doing(found: World) -> None:
         for gone in (("n2",), ("n2", "n3")):
-            await found.change(transitions.missed, gone[-1])
-            await found.change(transitions.lost, gone[-1])
+            await found.change(transitions.mark_node_away, gone[-1])
+            await found.change(transitions.mark_node_down, gone[-1])
             await found.move(without=gone)
         for node_id in ("n2", "n3"):
-            await found.change(transitions.joined, found.nodes[node_id].member)
+            await found.change(transitions.join_node, found.nodes[node_id].member)
         before = found.map()
         await found.movers["n2"].turn()
         me = found.map().node("n2")
@@ -255,14 +255,14 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
 
 def test_an_owner_that_cannot_be_asked_is_waited_for() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.missed, "n2")
-        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.change(transitions.mark_node_away, "n2")
+        await found.change(transitions.join_node, found.nodes["n2"].member)
         unreachable = replace(found.map().node("n1"), endpoint="http://127.0.0.1:9")  # type: ignore[type-var]
-        await found.change(transitions.joined, unreachable)
-        with pytest.raises(HolderLostError):
+        await found.change(transitions.join_node, unreachable)
+        with pytest.raises(SyncPeerLostError):
             await found.movers["n2"].turn()
         assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
-        await found.change(transitions.joined, found.nodes["n1"].member)
+        await found.change(transitions.join_node, found.nodes["n1"].member)
         await found.movers["n2"].turn()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
 
@@ -273,28 +273,28 @@ async def _forget(found: World, node_ids: tuple[str, ...]) -> None:
     """Removals are remembered for so long, and no longer."""
     for node_id in node_ids:
         store = found.store(node_id)
-        await store._submit(ForgetGraves(found.nodes[node_id].node.clock.now_ms() * 10**6, b""))
+        await store._submit(PruneTombstones(found.nodes[node_id].node.clock.now_ms() * 10**6, b""))
 
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_a_node_that_was_away_for_too_long_brings_nothing_back(
     given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.cluster.carrying.SKEW", 0)
-    monkeypatch.setattr("meshd.cluster.releasing.SKEW", 0)
+    monkeypatch.setattr("meshd.cluster.rebalance.worker.SKEW", 0)
+    monkeypatch.setattr("meshd.cluster.rebalance.cleanup.SKEW", 0)
 
     async def doing(found: World) -> None:
         await found.store("n2").stand(found.nodes["n2"].node.clock.now_ms() * 10**6)
-        await found.change(transitions.missed, "n2")
+        await found.change(transitions.mark_node_away, "n2")
         if given_up:
-            await found.change(transitions.lost, "n2")
+            await found.change(transitions.mark_node_down, "n2")
             await found.move(without=("n2",))
         gone = range(0, NAMES, 3)
         for each in gone:
             for node_id in ("n1", "n3"):
                 await found.store(node_id).delete("b", f"k{each}")
         await _forget(found, ("n1", "n3"))
-        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.move()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
         await found.check(NAMES - len(gone))
@@ -310,10 +310,10 @@ def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_ba
             decider = routes(found.map(), 2).of("b", f"k{each}").decider
             assert decider is not None
             if decider.node_id == "n2":
-                await put(found.store("n2"), f"k{each}", b"told nobody")
-        await found.change(transitions.missed, "n2")
+                await put_object(found.store("n2"), f"k{each}", b"told nobody")
+        await found.change(transitions.mark_node_away, "n2")
         await found.movers["n1"].turn()
-        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.movers["n2"].turn()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
         for name in ("n1", "n3"):
@@ -324,10 +324,10 @@ def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_ba
 
 
 def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_everybodys() -> None:
-    assert OWN_BUCKET.decode() == RESERVED_BUCKET
+    assert INTERNAL_BUCKET.decode() == RESERVED_BUCKET
 
     async def doing(found: World) -> None:
-        catalogs = {name: Catalog(found.store(name)) for name in found.nodes}
+        catalogs = {name: DocumentStore(found.store(name)) for name in found.nodes}
         await catalogs["n1"].write("results/one", b"mine")
         await catalogs["n1"].write("plans/abc", b"a plan")
         await catalogs["n3"].write("snapshots/def", b"a snapshot")
@@ -339,8 +339,8 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
         one = found.movers["n2"]
         assert one._sources.documents is not None
         one._sources = replace(one._sources, documents=(one._sources.documents[0], keep))
-        await found.change(transitions.missed, "n2")
-        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.change(transitions.mark_node_away, "n2")
+        await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.move()
         assert sorted(asked) == ["plans/abc", "snapshots/def"]
         assert catalogs["n2"].read("results/one") is None
@@ -355,7 +355,7 @@ def test_what_owners_have_not_got_stays() -> None:
         table = routes(found.map(), 2)
         owners = {node.node_id for node in table.of("b", "odd").writers}
         [other] = set(found.nodes) - owners
-        record = await put(found.store(other), "odd", b"only here")
+        record = await put_object(found.store(other), "odd", b"only here")
         one = found.movers[other]
         await one.turn()
         assert b"b\0odd" in await found.held(other)
@@ -377,7 +377,7 @@ def test_nothing_goes_while_a_process_of_the_node_answers_by_an_earlier_map() ->
         cluster, known = found.map(), [0]
         sources = replace(found.movers["n1"]._sources, known=lambda: known[0])
         found.movers["n1"]._sources = sources
-        await found.change(transitions.drained, "n1")
+        await found.change(transitions.drain_node, "n1")
         await found.move()
         assert not found.map().moving
         assert await found.held("n1")
@@ -393,24 +393,24 @@ def test_nothing_goes_while_a_process_of_the_node_answers_by_an_earlier_map() ->
 
 def test_whoever_was_compared_with_decides_by_no_earlier_map() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.reweighed, "n1", 2)
+        await found.change(transitions.set_node_weight, "n1", 2)
         version = found.map().version
         await found.movers["n2"].repair()
-        with decided_by(version - 1), pytest.raises(StaleEpochError):
-            await put(found.store("n1"), "late", b"x")
-        with decided_by(version):
-            await put(found.store("n1"), "in time", b"x")
+        with epoch_scope(version - 1), pytest.raises(StaleEpochError):
+            await put_object(found.store("n1"), "late", b"x")
+        with epoch_scope(version):
+            await put_object(found.store("n1"), "in time", b"x")
 
     run(doing, 2)
 
 
 def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
     async def doing(found: World) -> None:
-        await found.change(transitions.missed, "n2")
-        await found.change(transitions.lost, "n2")
+        await found.change(transitions.mark_node_away, "n2")
+        await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
         await found.store("n2").drop(list((await found.held("n2")).values()))
-        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.change(transitions.join_node, found.nodes["n2"].member)
         one, seen = found.movers["n2"], 0
 
         async def break_off(size: int) -> None:
@@ -423,7 +423,7 @@ def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
         with pytest.raises(ConnectionAbortedError):
             await one.turn()
         assert await found.held("n2")
-        found.movers["n2"] = mover(found.nodes["n2"].node)
+        found.movers["n2"] = rebalancer(found.nodes["n2"].node)
         await found.move()
         await found.check(NAMES)
 

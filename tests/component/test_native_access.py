@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from meshd.testing.daemons import Daemon
-from meshwire.sampleframes import SampleFrame
+from meshwire.frame.sample_frames import SampleFrame
 from tests.component.native_working import Mesh, error, fill
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.cluster.doubting import BELIEVED
-from meshd.store.epochs import decided_by
+from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS
+from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import (
     ConditionFailedError,
     NoSuchUploadError,
@@ -18,9 +18,8 @@ from meshd.store.errors import (
     StaleEpochError,
 )
 from meshd.store.records import Meta
-from meshd.testing.store_writing import etag_of, put, put_part, refused
-from meshwire.cluster.transitions import missed, reweighed
-from meshwire.conditions import Conditions
+from meshwire.cluster.transitions import mark_node_away, set_node_weight
+from meshwire.http_values.conditional_requests import Conditions
 from tests.component.mesh_nodes import (
     among,
     change_map,
@@ -28,10 +27,11 @@ from tests.component.mesh_nodes import (
     owners_alike,
     shared_store,
 )
+from tests.support.store_calls import error_of, fake_etag, put_object, put_part
 
 if TYPE_CHECKING:
-    from meshd.kit.clock import Clock
     from meshd.store.records import Record
+    from meshd.util.clock import Clock
     from tests.component.mesh_nodes import Running
 
 LARGE = 3_000_000
@@ -52,10 +52,10 @@ def test_a_write_that_meets_a_newer_map_is_decided_by_that(
 
         monkeypatch.setattr(mesh, "newer_than", waiting)
         await decider.node.store.fence(mesh.map().version + 1)  # another process of this node is quicker
-        writing = asyncio.ensure_future(put(decider.node.shared, "k", b"x" * size, size=size))
+        writing = asyncio.ensure_future(put_object(decider.node.shared, "k", b"x" * size, size=size))
         async with asyncio.timeout(10):
             await waits.wait()
-        weigh = partial(reweighed, node_id=nodes[0].node.settings.node_id, weight=2)
+        weigh = partial(set_node_weight, node_id=nodes[0].node.settings.node_id, weight=2)
         await change_map(nodes, weigh)
         await writing
         for node in nodes:
@@ -69,7 +69,7 @@ def test_a_write_that_meets_a_newer_map_is_decided_by_that(
 async def _turned(nodes: list[Running], key: str) -> Running:
     """Who decided about a name, which another node does now."""
     former = decider_of(nodes, "b", key)
-    await change_map(nodes, lambda cluster: missed(cluster, former.node.settings.node_id))
+    await change_map(nodes, lambda cluster: mark_node_away(cluster, former.node.settings.node_id))
     assert decider_of(nodes, "b", key) is not former
     return former
 
@@ -86,17 +86,17 @@ def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_th
             await writer.write(body)
         assert await _turned(nodes, "k") is former
         new = Conditions(if_none_match=("*",))
-        record = await one.commit(Meta(etag_of(body)), conditions=new, versioning="Enabled")
+        record = await one.commit(Meta(fake_etag(body)), conditions=new, versioning="Enabled")
         assert record.version
-        assert record.etag == etag_of(body)
-        await refused(ConditionFailedError, two.commit(Meta("two"), conditions=new))
-        await part.commit(Meta(etag_of(body)))
+        assert record.etag == fake_etag(body)
+        await error_of(ConditionFailedError, two.commit(Meta("two"), conditions=new))
+        await part.commit(Meta(fake_etag(body)))
         owners_alike(nodes, "k", body)
         assert former.node.store.get("b", "k") is None
-        done = await former.node.shared.complete_upload(upload, (1,), Meta("whole"), etags=(etag_of(body),))
+        done = await former.node.shared.complete_upload(upload, (1,), Meta("whole"), etags=(fake_etag(body),))
         assert (done.size, done.etag) == (size, "whole")
         owners_alike(nodes, "k", body)
-        await refused(NoSuchUploadError, former.node.shared.abort_upload(upload))
+        await error_of(NoSuchUploadError, former.node.shared.abort_upload(upload))
         heir = decider_of(nodes, "b", "k").node.store
         assert len(heir.list_versions("b").entries) == 2  # the version, and the null one above it
 
@@ -106,13 +106,13 @@ def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_th
 def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
     async def test(nodes: list[Running]) -> None:
         store = decider_of(nodes, "b", "k").node.shared
-        first = await put(store, "k", b"first", versioning="Enabled")
-        await put(store, "k", b"second", versioning="Enabled")
-        source = await put(store, "source", b"source")
+        first = await put_object(store, "k", b"first", versioning="Enabled")
+        await put_object(store, "k", b"second", versioning="Enabled")
+        source = await put_object(store, "source", b"source")
         assert (await _turned(nodes, "k")).node.shared is store
         tagged = await store.amend("b", "k", first.version, tags={"a": "b"})
         assert (tagged.version, tagged.tags) == (first.version, {"a": "b"})
-        await refused(NoSuchVersionError, store.amend("b", "k", "null", tags={}))
+        await error_of(NoSuchVersionError, store.amend("b", "k", "null", tags={}))
         assert (await store.delete_version("b", "k", first.version)).record is not None
         owners_alike(nodes, "k", b"second")
         removed = await store.delete_many("b", ["k"], versioning="Enabled")
@@ -138,7 +138,7 @@ def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decid
         upload = await store.create_upload("b", "source")
         for number, data in ((1, body), (2, b"last")):
             await put_part(store, upload, number, data)
-        etags = (etag_of(body), etag_of(b"last"))
+        etags = (fake_etag(body), fake_etag(b"last"))
         source = await store.complete_upload(upload, (1, 2), Meta("whole-2"), etags=etags)
         assert [part.size for part in source.parts] == [size, 4]
         former = await _turned(nodes, "k")
@@ -160,21 +160,21 @@ def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decid
 def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
     async def test(nodes: list[Running]) -> None:
         store = nodes[0].node.store
-        with decided_by(7):
-            await put(store, "k", b"seven")
-        with decided_by(6):
-            await refused(StaleEpochError, put(store, "k", b"six"))
-            await refused(StaleEpochError, put(store, "large", b"six" * LARGE))
-            await refused(StaleEpochError, store.delete("b", "k"))
-        with decided_by(7, nodes[0].node.clock.stamp()):
-            await refused(StaleEpochError, put(store, "k", b"late"))
-            await refused(StaleEpochError, put(store, "large", b"late" * LARGE))
+        with epoch_scope(7):
+            await put_object(store, "k", b"seven")
+        with epoch_scope(6):
+            await error_of(StaleEpochError, put_object(store, "k", b"six"))
+            await error_of(StaleEpochError, put_object(store, "large", b"six" * LARGE))
+            await error_of(StaleEpochError, store.delete("b", "k"))
+        with epoch_scope(7, nodes[0].node.clock.stamp()):
+            await error_of(StaleEpochError, put_object(store, "k", b"late"))
+            await error_of(StaleEpochError, put_object(store, "large", b"late" * LARGE))
             absent = Conditions(if_none_match=("*",))
-            await refused(StaleEpochError, put(store, "other", b"late", conditions=absent))
-            await refused(StaleEpochError, store.delete("b", "k"))
-            await refused(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}))
-            await refused(StaleEpochError, store.create_upload("b", "k"))
-        await put(store, "own", b"without")
+            await error_of(StaleEpochError, put_object(store, "other", b"late", conditions=absent))
+            await error_of(StaleEpochError, store.delete("b", "k"))
+            await error_of(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}))
+            await error_of(StaleEpochError, store.create_upload("b", "k"))
+        await put_object(store, "own", b"without")
         record = store.get("b", "k")
         assert record is not None
         assert store.read(record, 0, 5) == b"seven"
@@ -199,10 +199,10 @@ def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may
             acts += 1
             if acts < 3:
                 await asyncio.sleep(held)  # as if stopped
-            return await put(decider.node.store, "k", b"x")
+            return await put_object(decider.node.store, "k", b"x")
 
-        for held in (0.05, BELIEVED):  # with a lease, and with the word of the others
-            until = clock.monotonic() + (0.0 if held == BELIEVED else held)
+        for held in (0.05, ANSWER_VALID_SECONDS):  # with a lease, and with the word of the others
+            until = clock.monotonic() + (0.0 if held == ANSWER_VALID_SECONDS else held)
             mesh._held = partial(_left, clock, until)
             acts, before = 0, clock.stamp()
             writing = asyncio.ensure_future(store.decide("b", "k", act))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.transform import registry
-from meshsdk import library
+from meshsdk.admin import op_catalog
 from meshsdk.cli import run
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 from meshsdk.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def environment(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("environment")
 def test_the_node_lists_what_its_registry_has() -> None:
     with connect() as client:
-        lines = library.list_ops(client.transport)
+        lines = op_catalog.list_ops(client.transport)
         assert {line.op for line in lines} >= {op.name for op in registry.latest()} - {"test_broken"}
-        found = library.show_op(client.transport, "random_resized_crop")
+        found = op_catalog.show_op(client.transport, "random_resized_crop")
     assert [item.name for item in found.arguments] == ["size", "scale", "ratio", "filter"]
     assert [item.required for item in found.arguments] == [True, False, False, False]
     assert found.random
@@ -40,7 +40,7 @@ def test_the_node_lists_what_its_registry_has() -> None:
 @pytest.mark.usefixtures("environment")
 def test_an_unknown_op_names_the_nearest() -> None:
     with connect() as client, pytest.raises(NotFoundError, match="random_crop"):
-        library.show_op(client.transport, "random_cropp")
+        op_catalog.show_op(client.transport, "random_cropp")
 
 
 def test_strangers_are_not_told(daemon: Daemon) -> None:

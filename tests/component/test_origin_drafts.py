@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.origin.errors import OriginDownError
-from meshd.origin.interface import Facts, Reply
-from meshd.service.caching import drafts
-from meshd.service.caching.drafts import Draft
-from meshd.service.caching.flights import Flight
+from meshd.origins.cache import in_flight
+from meshd.origins.cache.in_flight import FetchSpool, InFlightPiece
+from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginResponse
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from meshd.service.caching.shelf import Shelf
-    from meshd.store.writing import StoredWriter
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.store.engine.writer import DiskObjectWriter
 
 SIZE, PIECE = 5 << 20, 300_000
 
@@ -34,7 +32,7 @@ class OneShelf:
     def __init__(self, store: Store, slow: int) -> None:
         self._store, self._slow = store, slow
 
-    def writer(self, *_: object) -> StoredWriter:
+    def writer(self, *_: object) -> DiskObjectWriter:
         writer = self._store.writer("b", "k", size=SIZE)
         settled, calls = writer.settled, 0
 
@@ -60,22 +58,24 @@ async def _bytes(data: bytes, start: int, end: int) -> AsyncGenerator[bytes, Non
 def test_what_was_cut_short_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
-    data, facts = os.urandom(SIZE), Facts(SIZE, "e", 0)
+    data, facts = os.urandom(SIZE), ObjectFacts(SIZE, "e", 0)
 
     async def run() -> None:
         clock = SystemClock()
         store = Store.open(StoreSettings.at(tmp_path, durability="relaxed"), writer="w0", clock=clock)
-        flight = Flight()
-        draft, shelf = Draft(flight), cast("Shelf", OneShelf(store, slow))
-        first = Reply(facts, 0, SIZE, _bytes(data, 0, SIZE if slow else 3 << 20))
+        flight = InFlightPiece()
+        draft, shelf = FetchSpool(flight), cast("CacheStore", OneShelf(store, slow))
+        first = OriginResponse(facts, 0, SIZE, _bytes(data, 0, SIZE if slow else 3 << 20))
         await draft.begin(shelf, cast("Any", None), "k", 0, first)
-        monkeypatch.setattr(drafts, "_STILL", 0.2 if slow else 60.0)
+        monkeypatch.setattr(in_flight, "_STILL", 0.2 if slow else 60.0)
         with pytest.raises(OriginDownError):
             await draft.fill(first)
-        monkeypatch.setattr(drafts, "_STILL", 60.0)
+        monkeypatch.setattr(in_flight, "_STILL", 60.0)
         assert 0 < flight.have < SIZE
         assert os.pread(flight.fd, flight.have, flight.base) == data[: flight.have]
-        await draft.fill(Reply(facts, flight.have, SIZE - flight.have, _bytes(data, flight.have, SIZE)))
+        await draft.fill(
+            OriginResponse(facts, flight.have, SIZE - flight.have, _bytes(data, flight.have, SIZE))
+        )
         flight.check()
         record = await (await draft.written(shelf, cast("Any", None), "k", 0)).commit(Meta("e"))
         assert store.read(record, 0, SIZE) == data
@@ -87,14 +87,14 @@ def test_what_was_cut_short_goes_on_where_it_was(
 
 
 def test_what_is_not_kept_is_gone_with_its_last_reader(tmp_path: Path) -> None:
-    data, facts = os.urandom(SIZE), Facts(SIZE, "e", 0)
+    data, facts = os.urandom(SIZE), ObjectFacts(SIZE, "e", 0)
 
     async def run() -> None:
         settings = StoreSettings.at(tmp_path, durability="relaxed")
         store = Store.open(settings, writer="w0", clock=SystemClock())
-        flight = Flight()
-        draft, reply = Draft(flight), Reply(facts, 0, SIZE, _bytes(data, 0, SIZE))
-        await draft.begin(cast("Shelf", OneShelf(store, 0)), cast("Any", None), "k", 0, reply)
+        flight = InFlightPiece()
+        draft, reply = FetchSpool(flight), OriginResponse(facts, 0, SIZE, _bytes(data, 0, SIZE))
+        await draft.begin(cast("CacheStore", OneShelf(store, 0)), cast("Any", None), "k", 0, reply)
         await draft.fill(reply)
         await draft.aclose()
         assert os.pread(flight.fd, SIZE, flight.base) == data  # whoever reads it goes on

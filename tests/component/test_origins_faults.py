@@ -23,8 +23,8 @@ from tests.component.origin_working import (
 )
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 

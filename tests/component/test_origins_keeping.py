@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshsdk import buckets, jobs
+from meshsdk.admin import cluster_admin, jobs
 from meshsdk.cli import run
 from tests.component.origin_working import (
     bucket,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -191,7 +191,7 @@ def test_prefetch_paused_and_resumed_from_the_command_line(
     assert run(["bucket", "show", "slowly", "--json"]) == 0
     assert '"quota": 1073741824' in capsys.readouterr().out.replace('":1', '": 1')
     with sdk(shared) as mesh:
-        told = buckets.show_bucket(mesh.transport, "slowly").origin
+        told = cluster_admin.show_bucket(mesh.transport, "slowly").origin
         assert told is not None
         assert told["ttl"] == 5
 

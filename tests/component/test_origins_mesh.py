@@ -12,14 +12,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 import meshsdk
-from meshd.testing.meshes import Mesh
-from meshsdk import jobs, views
-from meshwire import frames
+from meshsdk.admin import jobs, views
+from meshwire.frame import tensor_frame
 from tests.component import origin_views
 from tests.component.origin_working import bucket, code, eventually, put, read, sdk, write_credentials
 from tests.component.test_origins_training import epoch, fill, opened
 from tests.component.test_origins_writing import at_origin, is_at_origin
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,21 +31,21 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def started(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def started(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     credentials = tmp_path_factory.mktemp("credentials")
     write_credentials(credentials, _origin)
-    with Mesh.start(3, args=["--origin-credentials", str(credentials)]) as three:
+    with DaemonCluster.start(3, args=["--origin-credentials", str(credentials)]) as three:
         yield three
         assert "Traceback" not in three.output()
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
 @pytest.fixture
-def clients(mesh: Mesh) -> list[Any]:
+def clients(mesh: DaemonCluster) -> list[Any]:
     return [mesh[f"n{number}"].client() for number in (1, 2, 3)]
 
 
@@ -65,7 +65,7 @@ def patiently(client: Any, name: str, key: str) -> bytes:
     return found[0]
 
 
-def test_readers_at_all_nodes_cost_one_fetch(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_readers_at_all_nodes_cost_one_fetch(mesh: DaemonCluster, clients: list[Any], origin: Place) -> None:
     data = os.urandom(5 * MIB)
     put(origin, "eight", "one", data)
     bucket(mesh["n1"], origin, "eight")
@@ -76,7 +76,9 @@ def test_readers_at_all_nodes_cost_one_fetch(mesh: Mesh, clients: list[Any], ori
     assert len(origin.faults.gets("/one")) == 1
 
 
-def test_what_one_node_wrote_all_read_and_list(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_what_one_node_wrote_all_read_and_list(
+    mesh: DaemonCluster, clients: list[Any], origin: Place
+) -> None:
     bucket(mesh["n2"], origin, "written")
     put(origin, "written", "z-there", b"z")
     for number in range(12):
@@ -95,7 +97,7 @@ def test_what_one_node_wrote_all_read_and_list(mesh: Mesh, clients: list[Any], o
 
 
 def test_pages_of_a_listing_are_kept_until_somebody_writes(
-    mesh: Mesh, clients: list[Any], origin: Place
+    mesh: DaemonCluster, clients: list[Any], origin: Place
 ) -> None:
     bucket(mesh["n1"], origin, "paged")
     put(origin, "paged", "a", b"a")
@@ -119,7 +121,7 @@ def test_pages_of_a_listing_are_kept_until_somebody_writes(
     assert [listed(client) for client in clients] == [["a", "b0", "b2"]] * 3
 
 
-def test_copies_between_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_copies_between_nodes(mesh: DaemonCluster, clients: list[Any], origin: Place) -> None:
     bucket(mesh["n1"], origin, "from")
     clients[0].create_bucket(Bucket="lives")
     for number in range(6):
@@ -130,7 +132,7 @@ def test_copies_between_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> 
         assert read(clients[(number + 1) % 3], "lives", f"copy-{number}") == b"%d" % number
 
 
-def test_an_epoch_through_any_node(mesh: Mesh, origin: Place) -> None:
+def test_an_epoch_through_any_node(mesh: DaemonCluster, origin: Place) -> None:
     fill(mesh["n3"], origin, "far", "here")
     hashes = []
     for node in mesh.nodes.values():
@@ -149,7 +151,7 @@ def unasked(clients: list[Any], origin: Place, name: str, keys: dict[str, bytes]
     assert len(origin.faults.gets(f"{name}/")) == before
 
 
-def test_prefetching_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_prefetching_over_all_nodes(mesh: DaemonCluster, clients: list[Any], origin: Place) -> None:
     keys = {f"a/{number:02d}": os.urandom(2000) for number in range(40)} | {"big": os.urandom(20 * MIB)}
     for key, data in keys.items():
         put(origin, "warmed", key, data)
@@ -173,7 +175,7 @@ def test_prefetching_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Plac
     unasked(clients, origin, "warmed", keys)
 
 
-def test_a_rate_is_that_of_all_nodes_together(mesh: Mesh, origin: Place) -> None:
+def test_a_rate_is_that_of_all_nodes_together(mesh: DaemonCluster, origin: Place) -> None:
     for number in range(24):
         put(origin, "slow", f"{number:02d}", os.urandom(100_000))
     bucket(mesh["n1"], origin, "slow", immutable=True)
@@ -189,7 +191,7 @@ def test_a_rate_is_that_of_all_nodes_together(mesh: Mesh, origin: Place) -> None
 
 
 @pytest.mark.parametrize("killed", ["n3", "n1"], ids=["another", "who-counts"])
-def test_prefetching_goes_on_when_a_node_is_killed(mesh: Mesh, origin: Place, killed: str) -> None:
+def test_prefetching_goes_on_when_a_node_is_killed(mesh: DaemonCluster, origin: Place, killed: str) -> None:
     keys = {f"{number:03d}": os.urandom(1000) for number in range(150)}
     name = f"lost-{killed}"
     for key, data in keys.items():
@@ -213,7 +215,9 @@ def test_prefetching_goes_on_when_a_node_is_killed(mesh: Mesh, origin: Place, ki
         mesh.await_state(killed, "up")
 
 
-def test_homes_keep_a_copy_each_and_all_others_none(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_homes_keep_a_copy_each_and_all_others_none(
+    mesh: DaemonCluster, clients: list[Any], origin: Place
+) -> None:
     for number in range(8):
         put(origin, "homely", f"{number}", b"%d" % number * 1000)
     bucket(mesh["n1"], origin, "homely", write="off", homes=["n3"])
@@ -250,7 +254,7 @@ def test_homes_keep_a_copy_each_and_all_others_none(mesh: Mesh, clients: list[An
 
 
 def test_a_new_home_is_filled_by_an_old_one_and_the_origin_is_not_asked(
-    mesh: Mesh, clients: list[Any], origin: Place
+    mesh: DaemonCluster, clients: list[Any], origin: Place
 ) -> None:
     """Small and large objects; then one that has changed, which only the origin has."""
     keys = {f"{number}": os.urandom(3000) for number in range(8)} | {"large": os.urandom(17 * MIB)}
@@ -286,17 +290,17 @@ def test_a_new_home_is_filled_by_an_old_one_and_the_origin_is_not_asked(
     assert [read(client, "moved", "3") for client in clients] == [b"newer"] * 3
 
 
-def calls(mesh: Mesh) -> float:
+def calls(mesh: DaemonCluster) -> float:
     """Samples that ops worked on, at all nodes."""
     return sum(mesh.metric(node, "meshd_op_calls_total") for node in mesh.nodes)
 
 
-def until_called(mesh: Mesh, wanted: float) -> None:
+def until_called(mesh: DaemonCluster, wanted: float) -> None:
     eventually(lambda: calls(mesh) >= wanted)
     assert calls(mesh) == wanted
 
 
-def test_views_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_views_over_all_nodes(mesh: DaemonCluster, clients: list[Any], origin: Place) -> None:
     first = 40 * secrets.randbelow(25)  # of photographs of which nothing is made yet
     seen, lives = (f"{word}-{secrets.token_hex(4)}" for word in ("seen", "lives"))
     fill(mesh["n1"], origin, seen, lives, first=first)
@@ -315,13 +319,15 @@ def test_views_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> 
 def tensors(files: dict[str, bytes]) -> dict[str, dict[str, bytes]]:
     """What is in frames, without what names their plan."""
     return {
-        key: {name: array.tobytes() for name, array in frames.views(data).items()}
+        key: {name: array.tobytes() for name, array in tensor_frame.tensor_views(data).items()}
         for key, data in files.items()
     }
 
 
 @pytest.mark.parametrize("rows", ["fixed", "ragged"])
-def test_views_of_batches_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place, rows: str) -> None:
+def test_views_of_batches_over_all_nodes(
+    mesh: DaemonCluster, clients: list[Any], origin: Place, rows: str
+) -> None:
     far, here = f"far-{rows}", f"here-{rows}"
     fill(mesh["n1"], origin, far, here)
     with sdk(mesh["n2"]) as client:
@@ -340,7 +346,9 @@ def test_views_of_batches_over_all_nodes(mesh: Mesh, clients: list[Any], origin:
     assert len(origin.faults.gets(f"{far}/train")) <= 44  # each photograph once, and some were looked at
 
 
-def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+def test_write_back_survives_the_death_of_a_node(
+    mesh: DaemonCluster, clients: list[Any], origin: Place
+) -> None:
     bucket(mesh["n1"], origin, "back", write="back")
     bucket(mesh["n1"], origin, "cached", immutable=True)
     put(origin, "cached", "c", b"c")

@@ -7,12 +7,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from meshsdk import buckets
+from meshsdk.admin import cluster_admin
 from tests.component.origin_working import bucket, code, put, read, sdk, until_kept
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 
@@ -154,4 +154,4 @@ def test_plain_buckets_beside(backed: Daemon) -> None:
     assert read(client, "plain", "k") == b"1"
     assert code(client.get_object, Bucket="plain", Key="no") == "NoSuchKey"
     with sdk(backed) as mesh:
-        assert "plain" not in [each.name for each in buckets.list_buckets(mesh.transport)]
+        assert "plain" not in [each.name for each in cluster_admin.list_buckets(mesh.transport)]

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshsdk import jobs, ops
+from meshsdk import ops
+from meshsdk.admin import jobs
+from meshsdk.client.gather import Item
 from meshsdk.errors import MeshError
-from meshsdk.gathers import Item
 from tests.component import origin_views
 from tests.component.origin_working import bucket, eventually, metric, put, sdk, small_daemon
 from tests.component.test_sdk_training import picture
@@ -25,8 +26,8 @@ from tests.component.test_sdk_training import picture
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
+    from tests.support.daemons import Daemon
 
 PHOTOS = 40
 

@@ -10,7 +10,6 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
 from tests.component.origin_working import (
     bucket,
     code,
@@ -21,6 +20,7 @@ from tests.component.origin_working import (
     until_kept,
     write_credentials,
 )
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.net.peers import PeerRefusedError
+from meshd.rpc.peer_client import PeerRefusedError
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -16,19 +16,19 @@ from meshd.store.errors import (
 )
 from meshd.store.records import NULL, Meta
 from meshd.telemetry import metrics
-from meshd.testing.listening import end_listening
-from meshd.testing.replica_suite import state
-from meshd.testing.store_writing import etag_of, put, put_part, refused
-from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import accept_map, decider_of, shared_store, running_nodes
+from meshwire.http_values.conditional_requests import Conditions
+from tests.component.mesh_nodes import accept_map, decider_of, running_nodes, shared_store
+from tests.support.replica_suite import store_state
+from tests.support.server_shutdown import stop_listening
+from tests.support.store_calls import error_of, fake_etag, put_object, put_part
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from meshd.cluster.replicating import ReplicatedStore
-    from meshd.store.changes import Facts
-    from meshd.store.interface import ObjectStore
+    from meshd.cluster.replication.replicated_store import ReplicatedStore
+    from meshd.store.api import ObjectStore
     from meshd.store.records import Record
+    from meshd.store.replica.changes import ReplicaFacts
     from meshwire.cluster import Node
     from tests.component.mesh_nodes import Running
 
@@ -60,7 +60,7 @@ class Pair:
 
     async def refuse(self) -> None:
         """From now on the other owner refuses connections."""
-        await end_listening(self.other.listener)
+        await stop_listening(self.other.listener)
         await self.primary.node.peers.aclose()
 
     async def accept(self) -> None:
@@ -79,7 +79,7 @@ class Pair:
 
     def same(self) -> None:
         """Both have the same of everything."""
-        assert state(self.here) == state(self.there)
+        assert store_state(self.here) == store_state(self.there)
 
 
 def _pair(test: Callable[[Pair], Awaitable[None]]) -> None:
@@ -96,8 +96,8 @@ async def _none_returns(*writes: asyncio.Future[Any]) -> None:
 
 
 OVERTAKERS: dict[str, Callable[[ReplicatedStore], Awaitable[Any]]] = {
-    "a small write": lambda store: put(store, "k", b"next"),
-    "a large write": lambda store: put(store, "k", b"n" * LARGE, size=LARGE),
+    "a small write": lambda store: put_object(store, "k", b"next"),
+    "a large write": lambda store: put_object(store, "k", b"n" * LARGE, size=LARGE),
     "a deletion": lambda store: store.delete("b", "k"),
     "a deletion of the null version": lambda store: store.delete_version("b", "k", NULL),
     "a marker": lambda store: store.delete("b", "k", versioning="Suspended"),
@@ -108,9 +108,9 @@ OVERTAKERS: dict[str, Callable[[ReplicatedStore], Awaitable[Any]]] = {
 @pytest.mark.parametrize("size", [10, LARGE])
 def test_an_overtaken_write_waits_until_the_other_owner_has_its_successor(how: str, size: int) -> None:
     async def test(pair: Pair) -> None:
-        await put(pair.store, "k", b"old")
+        await put_object(pair.store, "k", b"old")
         await pair.refuse()
-        first = await pair.begin(put(pair.store, "k", b"x" * size, size=size))
+        first = await pair.begin(put_object(pair.store, "k", b"x" * size, size=size))
         stamp = pair.here.get("b", "k").stamp  # type: ignore[union-attr]
         successor = await pair.begin(OVERTAKERS[how](pair.store))
         await _none_returns(first, successor)
@@ -126,7 +126,7 @@ def test_an_overtaken_write_waits_until_the_other_owner_has_its_successor(how: s
 
 def test_an_overtaken_copy_waits_until_the_other_owner_has_its_successor() -> None:
     async def test(pair: Pair) -> None:
-        source = await put(pair.store, "k", b"old")
+        source = await put_object(pair.store, "k", b"old")
         await pair.refuse()
         copy = await pair.begin(pair.store.link("b", "k", source, Meta("copied")))
         removal = await pair.begin(pair.store.delete("b", "k"))
@@ -140,9 +140,9 @@ def test_an_overtaken_copy_waits_until_the_other_owner_has_its_successor() -> No
 
 def test_overtaken_tags_of_a_version_that_the_other_owner_lacks_wait_for_its_successor() -> None:
     async def test(pair: Pair) -> None:
-        await put(pair.store, "k", b"old")
+        await put_object(pair.store, "k", b"old")
         await pair.refuse()
-        first = await pair.begin(put(pair.store, "k", b"first"))
+        first = await pair.begin(put_object(pair.store, "k", b"first"))
         tags = await pair.begin(pair.store.amend("b", "k", None, tags={"a": "b"}))
         removal = await pair.begin(pair.store.delete("b", "k"))
         await _none_returns(first, tags, removal)
@@ -155,9 +155,9 @@ def test_overtaken_tags_of_a_version_that_the_other_owner_lacks_wait_for_its_suc
 
 def test_a_version_that_was_removed_before_it_was_sent_waits_for_its_removal() -> None:
     async def test(pair: Pair) -> None:
-        await put(pair.store, "k", b"old", versioning="Enabled")
+        await put_object(pair.store, "k", b"old", versioning="Enabled")
         await pair.refuse()
-        first = await pair.begin(put(pair.store, "k", b"first", versioning="Enabled"))
+        first = await pair.begin(put_object(pair.store, "k", b"first", versioning="Enabled"))
         newest = pair.here.newest("b", "k")
         assert newest is not None
         removal = await pair.begin(pair.store.delete_version("b", "k", newest.version))
@@ -173,9 +173,9 @@ def test_a_version_that_was_removed_before_it_was_sent_waits_for_its_removal() -
 
 def test_many_overtaken_writes_share_the_transfer_of_their_successor() -> None:
     async def test(pair: Pair) -> None:
-        await put(pair.store, "k", b"old")
+        await put_object(pair.store, "k", b"old")
         await pair.refuse()
-        writes = [await pair.begin(put(pair.store, "k", b"%d" % number * 100)) for number in range(24)]
+        writes = [await pair.begin(put_object(pair.store, "k", b"%d" % number * 100)) for number in range(24)]
         await _none_returns(*writes)
         before = metrics.replication_facts.labels("Bytes")._value.get()
         await pair.accept()
@@ -194,7 +194,7 @@ def test_nobody_joins_the_transfer_of_an_older_version(monkeypatch: pytest.Monke
         delivery, store = pair.store.delivery, pair.store
         data, goes_on = delivery.data, dict[int, asyncio.Event]()
 
-        async def held(node: Node, bucket: str, key: str, facts: Facts, *more: Any) -> Any:
+        async def held(node: Node, bucket: str, key: str, facts: ReplicaFacts, *more: Any) -> Any:
             await goes_on.setdefault(facts.record.stamp, asyncio.Event()).wait()
             return await data(node, bucket, key, facts, *more)
 
@@ -202,7 +202,7 @@ def test_nobody_joins_the_transfer_of_an_older_version(monkeypatch: pytest.Monke
         settling: list[asyncio.Future[Any]] = []
         records: list[Record] = []
         for first in (b"0", b"2"):
-            records += [await put(pair.here, "k", first), await put(pair.here, "k", first * 2)]
+            records += [await put_object(pair.here, "k", first), await put_object(pair.here, "k", first * 2)]
             settling.append(asyncio.ensure_future(store.settle_version("b", "k", records[-2])))
             await _none_returns(*settling)
         goes_on[records[1].stamp].set()
@@ -222,13 +222,13 @@ def test_a_version_that_nobody_has_any_more_is_not_acknowledged() -> None:
     """The primary has forgotten what became of it: the answer is up to the other owner."""
 
     async def test(pair: Pair) -> None:
-        kept = await put(pair.there, "k", b"kept")
+        kept = await put_object(pair.there, "k", b"kept")
         delivery, member = pair.store.delivery, pair.other.member
         await delivery.version(member, "b", "k", kept)
-        lost = await put(pair.there, "lost", b"lost")
-        await refused(PeerRefusedError, delivery.version(member, "b", "nowhere", lost))
+        lost = await put_object(pair.there, "lost", b"lost")
+        await error_of(PeerRefusedError, delivery.version(member, "b", "nowhere", lost))
         delivery.patience = 0.1
-        await refused(NotReplicatedError, pair.store.tell_version("b", "nowhere", lost))
+        await error_of(NotReplicatedError, pair.store.tell_version("b", "nowhere", lost))
 
     _pair(test)
 
@@ -237,19 +237,19 @@ def test_an_overtaken_write_is_not_written_again_over_its_successor() -> None:
     """The other owner has a version that nobody acknowledged, with a stamp of a clock that was ahead."""
 
     async def test(pair: Pair) -> None:
-        await put(pair.store, "k", b"old")
+        await put_object(pair.store, "k", b"old")
         await pair.refuse()
-        first = await pair.begin(put(pair.store, "k", b"first"))
-        second = await pair.begin(put(pair.store, "k", b"second"))
+        first = await pair.begin(put_object(pair.store, "k", b"first"))
+        second = await pair.begin(put_object(pair.store, "k", b"second"))
         record = pair.here.get("b", "k")
         assert record is not None
-        ahead = await put(pair.there, "k", b"never acknowledged")
+        ahead = await put_object(pair.there, "k", b"never acknowledged")
         assert ahead.stamp > record.stamp
         await pair.accept()
         await asyncio.gather(first, second)
         found = pair.there.get("b", "k")
         assert found is not None
-        assert found.etag == etag_of(b"second")
+        assert found.etag == fake_etag(b"second")
         pair.same()
 
     _pair(test)
@@ -257,19 +257,19 @@ def test_an_overtaken_write_is_not_written_again_over_its_successor() -> None:
 
 def test_a_deletion_is_not_entered_again_over_a_write_that_followed_it() -> None:
     async def test(pair: Pair) -> None:
-        await put(pair.store, "k", b"old")
+        await put_object(pair.store, "k", b"old")
         await pair.refuse()
         removal = await pair.begin(pair.store.delete("b", "k"))
-        await put(pair.there, "k", b"never acknowledged")
-        write = await pair.begin(put(pair.here, "k", b"second"))  # committed here, and not sent yet
-        ahead = await put(pair.there, "k", b"never acknowledged, too")
+        await put_object(pair.there, "k", b"never acknowledged")
+        write = await pair.begin(put_object(pair.here, "k", b"second"))  # committed here, and not sent yet
+        ahead = await put_object(pair.there, "k", b"never acknowledged, too")
         record = await write
         assert ahead.stamp > record.stamp
         await pair.accept()
         await removal
         found = pair.here.get("b", "k")
         assert found is not None
-        assert found.etag == etag_of(b"second")
+        assert found.etag == fake_etag(b"second")
         await pair.store.settle_version("b", "k", record)
         pair.same()
 
@@ -319,8 +319,8 @@ def test_a_completed_version_is_there_before_the_end_of_its_upload_is() -> None:
         upload = await store.create_upload("b", "k")
         await put_part(store, upload, 1, b"1")
         done = await pair.here.complete_upload(upload, (1,), Meta("whole-1"), versioning="Enabled")
-        await put(pair.here, "k", b"newer", versioning="Enabled")
-        await refused(NoSuchUploadError, store.complete_upload(upload, (1,), Meta("whole-1")))
+        await put_object(pair.here, "k", b"newer", versioning="Enabled")
+        await error_of(NoSuchUploadError, store.complete_upload(upload, (1,), Meta("whole-1")))
         assert pair.there.get_upload("b", "k", upload.upload_id) is None
         assert pair.there.get_version("b", "k", done.version) is not None
 
@@ -329,8 +329,8 @@ def test_a_completed_version_is_there_before_the_end_of_its_upload_is() -> None:
 
 def test_a_completion_that_is_repeated_is_confirmed_though_a_newer_version_was_put() -> None:
     async def test(pair: Pair) -> None:
-        done = await put(pair.here, "k", b"done", versioning="Enabled")
-        await put(pair.here, "k", b"newer", versioning="Enabled")
+        done = await put_object(pair.here, "k", b"done", versioning="Enabled")
+        await put_object(pair.here, "k", b"newer", versioning="Enabled")
         await pair.store.settled("b", "k", done)
         pair.same()
 
@@ -344,10 +344,10 @@ def test_a_condition_is_refused_when_the_other_owner_has_what_it_was_checked_aga
     async def test(pair: Pair) -> None:
         store = pair.store
         await pair.refuse()
-        first = await pair.begin(put(store, "k", b"first"))
-        await store.check_conditions("b", "k", Conditions(if_match=(etag_of(b"first"),)))
+        first = await pair.begin(put_object(store, "k", b"first"))
+        await store.check_conditions("b", "k", Conditions(if_match=(fake_etag(b"first"),)))
         exists = asyncio.ensure_future(
-            refused(ConditionFailedError, store.check_conditions("b", "k", ABSENT))
+            error_of(ConditionFailedError, store.check_conditions("b", "k", ABSENT))
         )
         await _none_returns(first, exists)
         await pair.accept()
@@ -356,9 +356,9 @@ def test_a_condition_is_refused_when_the_other_owner_has_what_it_was_checked_aga
         await first
         await pair.refuse()
         removal = await pair.begin(store.delete("b", "k"))
-        match = Conditions(if_match=(etag_of(b"first"),))
+        match = Conditions(if_match=(fake_etag(b"first"),))
         missing = asyncio.ensure_future(
-            refused(ConditionMissingError, store.check_conditions("b", "k", match))
+            error_of(ConditionMissingError, store.check_conditions("b", "k", match))
         )
         await _none_returns(removal, missing)
         await pair.accept()
@@ -373,8 +373,8 @@ def test_conditions_are_checked_against_what_the_primary_has() -> None:
     """A node that decides no more refuses nothing: the primary checks them when the body is there."""
 
     async def test(pair: Pair) -> None:
-        await put(pair.there, "k", b"not acknowledged")
+        await put_object(pair.there, "k", b"not acknowledged")
         await pair.other.node.shared.check_conditions("b", "k", ABSENT)
-        await put(pair.store, "k", b"x", conditions=ABSENT)
+        await put_object(pair.store, "k", b"x", conditions=ABSENT)
 
     _pair(test)

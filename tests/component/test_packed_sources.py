@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshd.testing.examples import BytesList, Int64List, example, record
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError
+from tests.support.daemons import Daemon
+from tests.support.tf_example_writer import BytesList, Int64List, example, record
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -23,7 +23,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 ROWS = 40
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd.compress}

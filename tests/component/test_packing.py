@@ -13,19 +13,19 @@ import pytest
 from tokenizers import Tokenizer
 
 import meshsdk as mesh
-from meshd.service.batches.packs import PART
-from meshd.testing.daemons import FAILPOINTS, Daemon
-from meshd.testing.waiting import await_end, await_true
+from meshd.batches.pack_plans import PART
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError
-from meshwire.packing import Pack, pack_rows
+from meshwire.plan.sequence_packing import Pack, pack_rows
+from tests.support.bounded_wait import await_end, await_true
+from tests.support.daemons import FAILPOINTS, Daemon
 from tests.unit.test_transform_texts import small_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
 
 COUNT, LENGTH = 60, 32
 FILE = small_tokenizer()

@@ -14,18 +14,18 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshd.transform.parquets.calling import ParquetError, UnreadableError, parquet_rows
+from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
 from meshsdk import ops
 from meshsdk.cli import run
 from meshsdk.errors import BadSampleError, InvalidPlanError, NotFoundError, PreflightError
-from meshwire.parquetrows import FOOT_BYTES, RowLengths, lengths_place
+from meshwire.formats.parquet_rows import FOOTER_BYTES, RowLengths, lengths_range
 from tests.required import required_module
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 pa = required_module("pyarrow")
 pq = required_module("pyarrow.parquet")
@@ -196,7 +196,7 @@ def readers() -> list[psutil.Process]:
 
 
 def rows_in(copy: bytes) -> RowLengths:
-    at, length = lengths_place(copy[-FOOT_BYTES:], len(copy))
+    at, length = lengths_range(copy[-FOOTER_BYTES:], len(copy))
     return RowLengths.from_bytes(copy[at : at + length])
 
 
@@ -267,13 +267,13 @@ def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.
     whole = written(table(range(3)))
     with pytest.raises(ParquetError, match="took more than"):
         read(whole, silent=0.001)
-    monkeypatch.setattr("meshd.transform.parquets.calling._CODE", "import os; os.abort()")
+    monkeypatch.setattr("meshd.transform.parquet.client._CODE", "import os; os.abort()")
     with pytest.raises(ParquetError, match=r"crashed \(SIGABRT"):
         read(whole)
     monkeypatch.setattr(
-        "meshd.transform.parquets.calling._CODE",
+        "meshd.transform.parquet.client._CODE",
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from meshd.transform.parquets.confined import main; main()",
+        "from meshd.transform.parquet.child_main import main; main()",
     )
-    with pytest.raises(UnreadableError, match="pyarrow is not installed"):
+    with pytest.raises(ParquetUnsupportedError, match="pyarrow is not installed"):
         read(whole)

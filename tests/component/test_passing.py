@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.net.wires import duplicate
-from meshd.testing.certificates import Authority
-from meshd.testing.waiting import await_end
-from meshd.web.connections import Connection
-from meshd.web.draining import drain
+from meshd.rpc.http_connection import duplicate_socket
+from meshd.server.connection import Connection
+from meshd.server.http_server import drain_server
 from tests.component.mesh_nodes import ROOT, NodesBeside
 from tests.component.s3_raw import Wire, read_answer, read_answers
+from tests.support.bounded_wait import await_end
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from meshd.net.wires import Wire as PeerWire
+    from meshd.rpc.http_connection import HttpConnection as PeerWire
 
 MIB = 1 << 20
 LARGE = os.urandom(24 * MIB)  # more than the buffers of three sockets and a pipe
@@ -109,7 +109,7 @@ class Pair:
         def work() -> None:
             for connection in self.owner.server.connections:
                 if connection.transport is not None:
-                    with duplicate(connection.transport) as sock, contextlib.suppress(OSError):
+                    with duplicate_socket(connection.transport) as sock, contextlib.suppress(OSError):
                         sock.shutdown(socket.SHUT_RDWR)
 
         self.beside.do(work)
@@ -330,7 +330,7 @@ def test_a_server_that_ends_finishes_its_answers(behind: int) -> None:
         sock.sendall(more)
         pair.until(lambda: True if len(connection._passed.held) == len(more) else None)  # type: ignore[union-attr]
         ending = threading.Thread(
-            target=beside.run, args=(drain(pair.asked.server, pair.asked.node.clock, 60),)
+            target=beside.run, args=(drain_server(pair.asked.server, pair.asked.node.clock, 60),)
         )
         ending.start()
         assert free.recv(1) == b""  # idle ones go at once

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from meshd.kit.clock import SystemClock
-from meshd.net import pieces as framing
-from meshd.net.peers import PeerRefusedError, Peers, PeerUnreachableError, StaleMapError
-from meshd.testing.certificates import Authority
-from meshd.web.peers import peer_reply, peer_route, stream_reply
+from meshd.rpc import checksummed_framing as framing
+from meshd.rpc.peer_client import PeerClient, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.server.peer.endpoint import peer_reply, peer_route, stream_reply
+from meshd.util.clock import SystemClock
 from meshwire.cluster import Node as Member
-from meshwire.s3.errors import S3Error
+from meshwire.errors import S3Error
 from tests.component.mesh_nodes import running_nodes
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.web.incoming import MeshRequest
-    from meshd.web.peers import PeerCall
+    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.request import MeshRequest
     from tests.component.mesh_nodes import Running
 
 
@@ -195,7 +195,7 @@ def test_an_answer_that_is_cut_is_an_error() -> None:
 def test_strangers_do_not_get_in() -> None:
     async def test(nodes: list[Running]) -> None:
         one, two = nodes
-        stranger = Peers("n1", lambda purpose: b"another secret", one.node.clock, lambda: 7)
+        stranger = PeerClient("n1", lambda purpose: b"another secret", one.node.clock, lambda: 7)
         with pytest.raises(PeerRefusedError) as refused:
             async with stranger.call(two.member, "GET", "/-/peer/test/who/x"):
                 pass
@@ -233,7 +233,7 @@ def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.L
     authority = Authority(tmp_path)
 
     async def run() -> None:
-        peers = Peers("n1", lambda purpose: b"secret", SystemClock(), ca=authority.cert)
+        peers = PeerClient("n1", lambda purpose: b"secret", SystemClock(), ca=authority.cert)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=context)
@@ -260,18 +260,18 @@ def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.L
 
 
 def test_broken_pieces_are_noticed() -> None:
-    body = framing.whole(b"abc" * 100)
+    body = framing.frame_body(b"abc" * 100)
     for at in range(len(body)):
         broken = bytearray(body)
         broken[at] ^= 1
-        with pytest.raises(framing.PieceError):
+        with pytest.raises(framing.BodyFramingError):
             _read(bytes(broken))
     for length in range(len(body)):
-        with pytest.raises(framing.PieceError):
+        with pytest.raises(framing.BodyFramingError):
             _read(body[:length])
 
 
 def _read(body: bytes) -> None:
-    frames = framing.Unframer()
+    frames = framing.FrameDecoder()
     frames.feed(body)
     frames.finish()

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from meshd.runtime import ports
-from meshd.runtime.etcds import EtcdCluster
-from meshd.runtime.ports import own_port
-from meshd.testing.daemons import Daemon
-from meshd.testing.meshes import Mesh
+from meshd.process import local_etcd
+from meshd.process.local_etcd import EtcdCluster, reserve_port
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     import pytest
@@ -24,16 +23,16 @@ def lowest_given_away() -> int:
 
 
 def test_a_port_that_somebody_has_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = own_port()
-    monkeypatch.setattr(ports, "_turns", itertools.count(first - ports.FIRST))
+    first = reserve_port()
+    monkeypatch.setattr(local_etcd, "_port_sequence", itertools.count(first - local_etcd.FIRST_PORT))
     with socket.create_server(("127.0.0.1", first)):
-        assert own_port() != first
+        assert reserve_port() != first
 
 
 def test_servers_lie_outside_what_the_system_gives_away(tmp_path: Path) -> None:
     with Daemon.start() as daemon:
         assert 0 < (urlsplit(daemon.endpoint).port or 0) < lowest_given_away()
-    mesh = Mesh(0)
+    mesh = DaemonCluster(0)
     members = (*mesh.etcd.members, *EtcdCluster(tmp_path, 3).members)
     assert {member.port < lowest_given_away() for member in members} == {True}
     mesh.close()

@@ -13,15 +13,16 @@ import zarr
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshsdk import ops, preflights
+from meshsdk import ops
 from meshsdk.cli import run
+from meshsdk.datasets import preflight
 from meshsdk.errors import ConfigurationError, InvalidPlanError, PreflightError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 COUNT = 40
 
@@ -189,7 +190,7 @@ def test_batches_that_cannot_be(client: Client, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigurationError, match="global_batch=3 is less than 4 ranks"):
         ds.preflight(3, world=4)
     arrays = mesh.open("s3://data/arrays", fields={"x": "npy"}, client=client).map(ops.npy("x"))
-    monkeypatch.setattr(preflights, "_free_memory", lambda: 64 << 20)
+    monkeypatch.setattr(preflight, "_free_memory", lambda: 64 << 20)
     with pytest.raises(PreflightError, match="takes 30 MiB, and a loader holds 4; this machine has 64 MiB"):
         arrays.preflight(40)
     assert arrays.preflight(8).batch_bytes == 8 * 800_000

@@ -13,22 +13,22 @@ import uvloop
 from aiohttp import web
 from botocore.exceptions import BotoCoreError
 
-from meshd.kit import failpoints
-from meshd.store.noticing import take_noticed
+from meshd.server.response import StreamedReply
+from meshd.server.sendfile import send_groups, send_spans
+from meshd.store.integrity.verification import drain_damage_reports
 from meshd.store.records import NULL, Meta, Span
-from meshd.testing.certificates import Authority
-from meshd.testing.listening import end_listening
-from meshd.web.replies import SentReply
-from meshd.web.sending import send_groups, send_spans
+from meshd.util import failpoints
 from tests.archive_making import tar_of
 from tests.component.mesh_nodes import NodesBeside
+from tests.support.certificates import Authority
+from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
     from pathlib import Path
 
+    from meshd.server.response_body import PartialReadError
     from meshd.store.records import Extent
-    from meshd.web.tearing import TornError
     from tests.component.mesh_nodes import Running
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def beside() -> Iterator[NodesBeside]:
 def _calm() -> Iterator[None]:
     yield
     failpoints.configure("")
-    take_noticed(lambda extent: True)
+    drain_damage_reports(lambda extent: True)
 
 
 def _owners(beside: NodesBeside, key: str) -> list[Running]:
@@ -90,7 +90,7 @@ def test_a_file_that_ends_early(beside: NodesBeside) -> None:
     torn = _tear(first, "short", put["VersionId"])
     for node in (first, third):
         assert _read(node, "short", VersionId=put["VersionId"]) == DATA
-    assert torn in take_noticed(lambda extent: True)
+    assert torn in drain_damage_reports(lambda extent: True)
     assert (
         _read(first, "short", VersionId=put["VersionId"], Range=f"bytes=1000-{TORN + 5}")
         == (DATA[1000 : TORN + 6])
@@ -113,10 +113,10 @@ def test_a_part_and_a_whole_of_several(beside: NodesBeside) -> None:
     client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
     torn = _tear(first, "parts", at=len(DATA) + TORN)
     assert _read(first, "parts") == DATA + DATA[::-1] + DATA[:MIB]
-    assert take_noticed(lambda extent: True) == [torn]
+    assert drain_damage_reports(lambda extent: True) == [torn]
     assert _read(first, "parts", PartNumber=2) == DATA[::-1]
     assert _read(first, "parts", PartNumber=1) == DATA
-    assert take_noticed(lambda extent: True) == [torn]
+    assert drain_damage_reports(lambda extent: True) == [torn]
 
 
 def test_a_member_of_an_archive(beside: NodesBeside) -> None:
@@ -133,7 +133,7 @@ def test_a_device_that_gives_errors(beside: NodesBeside) -> None:
     for windows in (0, 1, 3):
         failpoints.configure(f"web.send.before=error(5):after {windows}")
         assert _read(first, "errors") == DATA
-        assert take_noticed(lambda extent: True) == _extents(first, "errors")
+        assert drain_damage_reports(lambda extent: True) == _extents(first, "errors")
     failpoints.configure("web.send.before=error(5):after 1")
     assert _read(third, "errors", Range="bytes=-3000000") == DATA[-3_000_000:]
 
@@ -149,7 +149,7 @@ def test_what_is_sent_in_one_turn(beside: NodesBeside) -> None:
     torn = _tear(first, "turn", at=at)
     for _ in range(3):
         assert client.get_object(Bucket="bench", Key="turn")["Body"].read() == data
-        assert take_noticed(lambda extent: True) == [torn]
+        assert drain_damage_reports(lambda extent: True) == [torn]
         assert client.get_object(Bucket="bench", Key="turn-whole")["Body"].read() == data[::-1]
     ranged = client.get_object(Bucket="bench", Key="turn", Range="bytes=1000-650000")["Body"].read()
     assert ranged == data[1000:650_001]
@@ -203,7 +203,7 @@ def _served(tmp_path: Path, handle: Any, *, encrypted: bool) -> None:
             await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(len(DATA)) == DATA
         writer.transport.abort()
-        await end_listening(listener)
+        await stop_listening(listener)
         await server.shutdown(1)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -216,7 +216,7 @@ def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted:
     file, asked = tmp_path / "file", list[int]()
     file.write_bytes(DATA[:TORN])
 
-    async def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
+    async def rest(torn: PartialReadError) -> AsyncGenerator[bytes, None]:
         asked.append(torn.sent)
         yield DATA[torn.sent : torn.sent + 10]
         yield DATA[torn.sent + 10 :]
@@ -225,7 +225,7 @@ def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted:
         with file.open("rb") as found:
             spans = [Span(found.fileno(), 0, len(DATA))]
             keep = await send_spans(request, 200, [("content-length", str(len(DATA)))], spans, 0, rest)
-        return SentReply(200, keep_alive=keep)
+        return StreamedReply(200, keep_alive=keep)
 
     _served(tmp_path, handle, encrypted=encrypted)
     assert len(asked) == 2
@@ -247,7 +247,9 @@ def test_groups_go_on_behind_what_was_sent(tmp_path: Path, ends: int, *, encrypt
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         length = [("content-length", str(len(DATA)))]
-        return SentReply(200, keep_alive=await send_groups(request, 200, length, groups(), 0, told.append))
+        return StreamedReply(
+            200, keep_alive=await send_groups(request, 200, length, groups(), 0, told.append)
+        )
 
     _served(tmp_path, handle, encrypted=encrypted)
     assert len(told) == 2

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from meshd.testing.daemons import DaemonFailedError
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_end
 from meshsdk.cli.cluster import cluster
 from tests.component.test_mesh_disks import _await, _env, _fill, _read_everywhere, _scrub
 from tests.required import require_etcd
+from tests.support.bounded_wait import await_end
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,13 +82,13 @@ def _device(place: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def mesh(place: Path) -> Iterator[Mesh]:
+def mesh(place: Path) -> Iterator[DaemonCluster]:
     own = {
         "n2": ["--disk", str(place / "one"), "--disk", str(place / "two")],
         "n3": ["--index-dir", str(place / "index" / "n3"), "--disk", str(place / "mesh" / "n3" / "data")],
     }
     (place / "mesh" / "n3" / "data").mkdir(parents=True)
-    with Mesh.start(3, place / "mesh", workers=2, own=own) as found:
+    with DaemonCluster.start(3, place / "mesh", workers=2, own=own) as found:
         found["n1"].client().create_bucket(Bucket="disks")
         yield found
 
@@ -108,22 +108,22 @@ def _end_device(place: Path, size: int) -> None:
         file.write("3")
 
 
-def _status(mesh: Mesh) -> str:
+def _status(mesh: DaemonCluster) -> str:
     return CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
 
 
-def _restored(mesh: Mesh, why: str) -> bool:
+def _restored(mesh: DaemonCluster, why: str) -> bool:
     """n2 goes on with one disk, says why, and lacks nothing."""
     told = _scrub(mesh)
     out = [disk["why"] for disk in told["disks"] if not disk["serves"]]
     return len(out) == 1 and why in out[0] and not told["quarantined"] and told["compared"]
 
 
-def _serves(mesh: Mesh) -> bool:
+def _serves(mesh: DaemonCluster) -> bool:
     return all(disk["serves"] for disk in _scrub(mesh)["disks"])
 
 
-def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place: Path) -> None:
+def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluster, place: Path) -> None:
     bodies = _fill(mesh, 16, "real")
     os.sync()
     _end_device(place, _middle(max((place / "two").glob("extents/*/*.tar"), key=os.path.getsize)))
@@ -164,7 +164,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place:
     _read_everywhere(mesh, bodies)
 
 
-def test_an_index_on_a_file_system_that_becomes_read_only(mesh: Mesh, place: Path) -> None:
+def test_an_index_on_a_file_system_that_becomes_read_only(mesh: DaemonCluster, place: Path) -> None:
     bodies = _fill(mesh, 8, "index")
     device = _device(place / "index")
     Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("damage")
@@ -183,7 +183,7 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: Mesh, place: Pat
     _await(mesh, lambda: "has the index" not in _status(mesh))
 
 
-def test_an_index_that_cannot_be_read(mesh: Mesh, place: Path) -> None:
+def test_an_index_that_cannot_be_read(mesh: DaemonCluster, place: Path) -> None:
     """Each read of what is mapped is a SIGBUS, as of a device that gives EIO."""
     bodies = _fill(mesh, 8, "torn")
     os.truncate(place / "index" / "n3" / "data.mdb", 8192)
@@ -208,7 +208,7 @@ def test_an_index_that_cannot_be_read(mesh: Mesh, place: Path) -> None:
     _read_everywhere(mesh, bodies)
 
 
-def _read_everywhere_but(mesh: Mesh, bodies: dict[str, bytes]) -> None:
+def _read_everywhere_but(mesh: DaemonCluster, bodies: dict[str, bytes]) -> None:
     client = mesh["n1"].client()
     for key, body in bodies.items():
         assert client.get_object(Bucket="disks", Key=key)["Body"].read() == body

@@ -18,13 +18,13 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from meshd.config import HttpSettings
-from meshd.kit.clock import SystemClock
-from meshd.testing.daemons import Daemon
-from meshd.web.connections import Connection
-from meshd.web.draining import drain
-from meshd.web.replies import Reply
+from meshd.server.connection import Connection
+from meshd.server.http_server import drain_server
+from meshd.server.response import Reply
+from meshd.util.clock import SystemClock
 from tests.component.s3_raw import Wire, read_answer
 from tests.component.test_connection_endings import serving, until
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.web.connections import MeshServer
-    from meshd.web.incoming import MeshRequest
+    from meshd.server.connection import MeshServer
+    from meshd.server.request import MeshRequest
 
 MIB = 1 << 20
 LARGE = 48 * MIB  # more than the buffers of both ends hold, many times
@@ -223,7 +223,7 @@ def test_who_goes_on_for_ever_is_cut() -> None:
 
 
 def test_who_falls_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.web.lingering._SILENCE", 0.2)
+    monkeypatch.setattr("meshd.server.connection_limits._SILENCE", 0.2)
 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
@@ -236,7 +236,7 @@ def test_who_falls_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_who_leaves_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task waits for the rest of a body whose client is gone."""
-    monkeypatch.setattr("meshd.web.lingering._SILENCE", 3600.0)
+    monkeypatch.setattr("meshd.server.connection_limits._SILENCE", 3600.0)
 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
@@ -265,14 +265,14 @@ def test_room_is_made_of_those_that_still_send() -> None:
 
 
 def test_a_node_that_stops_waits_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.web.lingering._HURRIED", 0.2)
-    monkeypatch.setattr("meshd.web.lingering._SILENCE", 3600.0)
+    monkeypatch.setattr("meshd.server.connection_limits._HURRIED", 0.2)
+    monkeypatch.setattr("meshd.server.connection_limits._SILENCE", 3600.0)
 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
             _, writer = await refused(server, port)
             async with asyncio.timeout(10):
-                await drain(server, SystemClock(), 3600)
+                await drain_server(server, SystemClock(), 3600)
             writer.close()
 
     run(scene)

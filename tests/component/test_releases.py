@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import meshsdk as mesh
-from meshsdk import native, ops
+from meshsdk import ops
+from meshsdk.client import native_api
+from meshsdk.client.routing import ClusterDirectory
+from meshsdk.client.settings import parse_endpoint
+from meshsdk.client.transport import Request, json_request
 from meshsdk.errors import ConfigurationError, InvalidPlanError, MeshError, NotFoundError
-from meshsdk.maps import Directory
-from meshsdk.settings import parse_endpoint
-from meshsdk.transport import Request, json_request
-from meshwire import frames, loaderstate, releases, snapshotdocuments
+from meshwire.dataset import snapshot
+from meshwire.frame import tensor_frame
+from meshwire.http_values import mesh_headers
+from meshwire.plan import loader_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 BUCKET = "releases"
 FRAME = "batch=4&format=tensors&origin=0&rank=0&world=1"
@@ -42,11 +46,11 @@ def pinned(client: mesh.Client) -> mesh.Dataset:
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> str:
     """This SDK is of another release than the nodes, which are processes of their own."""
-    monkeypatch.setattr(releases, "RELEASE", "9.8.7")
+    monkeypatch.setattr(mesh_headers, "RELEASE", "9.8.7")
     return f"The node is of release {RELEASE}, this SDK of 9.8.7"
 
 
-RELEASE = releases.RELEASE
+RELEASE = mesh_headers.RELEASE
 
 
 def spec_of(ds: mesh.Dataset, **more: Any) -> dict[str, Any]:
@@ -67,13 +71,13 @@ FUTURE = [
 @pytest.mark.parametrize("change", FUTURE)
 def test_a_plan_that_the_node_does_not_know(ds: mesh.Dataset, other: str, change: dict[str, Any]) -> None:
     with pytest.raises(InvalidPlanError) as refused:
-        native.register_plan(ds.client.transport, ds.snapshot.hash, spec_of(ds, **change), 4)
+        native_api.register_plan(ds.client.transport, ds.snapshot.hash, spec_of(ds, **change), 4)
     assert other in str(refused.value)
 
 
 def test_requests_that_the_node_does_not_know(ds: mesh.Dataset, other: str) -> None:
     transport = ds.client.transport
-    plan = native.register_plan(transport, ds.snapshot.hash, spec_of(ds), 4)
+    plan = native_api.register_plan(transport, ds.snapshot.hash, spec_of(ds), 4)
     asked = Request("GET", f"/-/plans/{plan.hash}/0/0", f"{FRAME}&zip=1")
     with pytest.raises(MeshError, match=other):
         transport.text(asked)
@@ -86,14 +90,14 @@ def test_requests_that_the_node_does_not_know(ds: mesh.Dataset, other: str) -> N
 
 def test_one_release_is_not_spoken_of(ds: mesh.Dataset) -> None:
     with pytest.raises(InvalidPlanError) as refused:
-        native.register_plan(ds.client.transport, ds.snapshot.hash, spec_of(ds, curriculum=1), 4)
+        native_api.register_plan(ds.client.transport, ds.snapshot.hash, spec_of(ds, curriculum=1), 4)
     assert "release" not in str(refused.value)
 
 
 def test_frames_of_another_version_are_not_read_and_not_asked_for_again(
     ds: mesh.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "FRAME_VERSION", "0")
+    monkeypatch.setattr(tensor_frame, "FRAME_VERSION", "0")
     with mesh.Loader(ds, 4, seed=11) as loader:
         with pytest.raises(
             MeshError, match=rf"version 1, this SDK \(release {RELEASE}\) reads version 0: upgrade"
@@ -110,16 +114,16 @@ def test_documents_and_states_of_another_version(ds: mesh.Dataset, monkeypatch: 
         with pytest.raises(
             ConfigurationError, match=r"2 is newer than this SDK reads \(1\); upgrade shardmesh"
         ):
-            loader.load_state_dict({**state, "version": loaderstate.STATE_VERSION + 1})
-    monkeypatch.setattr(snapshotdocuments, "_VERSION", 9)
+            loader.load_state_dict({**state, "version": loader_state.STATE_VERSION + 1})
+    monkeypatch.setattr(snapshot, "_VERSION", 9)
     with pytest.raises(MeshError, match=r"another release wrote it.*upgrade the older of SDK and server"):
-        native.fetch_snapshot(ds.client.transport, ds.snapshot.hash)
+        native_api.fetch_snapshot(ds.client.transport, ds.snapshot.hash)
 
 
 def test_a_map_that_is_not_understood_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     both = tuple(parse_endpoint(f"http://127.0.0.1:{port}") for port in (1, 2))
     later = b'{"map": {"version": 3, "slots": 16, "copies": 1, "nodes": [], "continents": 2}}'
-    directory = Directory(both, lambda _: later)
+    directory = ClusterDirectory(both, lambda _: later)
     caplog.set_level(logging.DEBUG, "meshsdk")
     assert directory.current() is None
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from meshd.store.epochs import decided_by
+from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import ConditionFailedError
-from meshd.testing.store_writing import put, refused
-from meshwire.conditions import Conditions
-from tests.component.mesh_nodes import decider_of, shared_store, running_nodes
+from meshwire.http_values.conditional_requests import Conditions
+from tests.component.mesh_nodes import decider_of, running_nodes, shared_store
+from tests.support.store_calls import error_of, put_object
 
 if TYPE_CHECKING:
     import pytest
 
-    from meshd.store.changes import Change
     from meshd.store.records import Record
+    from meshd.store.replica.changes import Change
     from tests.component.mesh_nodes import Running
 
 
@@ -23,8 +23,8 @@ async def _two_versions(nodes: list[Running]) -> tuple[Running, Running, Record,
     """The node that decides about `k`, the other one, and two versions that both have."""
     one = decider_of(nodes, "b", "k")
     other = next(node for node in nodes if node is not one)
-    first = await put(one.node.shared, "k", b"first", versioning="Enabled")
-    second = await put(one.node.shared, "k", b"second", versioning="Enabled")
+    first = await put_object(one.node.shared, "k", b"first", versioning="Enabled")
+    second = await put_object(one.node.shared, "k", b"second", versioning="Enabled")
     return one, other, first, second
 
 
@@ -35,8 +35,10 @@ def test_nobody_gets_to_know_of_a_removal_before_the_version_that_is_left(
         async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
             one, other, _, second = await _two_versions(nodes)
             store = shared_store(one)
-            with decided_by(one.node.mesh.map().version):
-                third = await put(one.node.store, "k", b"third", versioning="Enabled")  # told to nobody yet
+            with epoch_scope(one.node.mesh.map().version):
+                third = await put_object(
+                    one.node.store, "k", b"third", versioning="Enabled"
+                )  # told to nobody yet
             seen, tell = list[str](), store.tell
 
             async def told(change: Change, bucket: str, key: str) -> int:
@@ -57,12 +59,12 @@ def test_a_refusal_says_nothing_before_all_know_of_the_removal_that_it_is_judged
     async def run() -> None:
         async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
             one, other, first, second = await _two_versions(nodes)
-            with decided_by(one.node.mesh.map().version):
+            with epoch_scope(one.node.mesh.map().version):
                 await one.node.store.delete_version("b", "k", second.version)  # told to nobody yet
             conditions = Conditions(if_match=(second.etag,))
-            await refused(
+            await error_of(
                 ConditionFailedError,
-                put(one.node.shared, "k", b"third", versioning="Enabled", conditions=conditions),
+                put_object(one.node.shared, "k", b"third", versioning="Enabled", conditions=conditions),
             )
             newest = other.node.store.newest("b", "k")
             assert newest is not None

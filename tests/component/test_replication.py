@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.cluster.ceding import asked_by_another
-from meshd.cluster.replicating import ReplicatedStore
-from meshd.store.errors import (
-    NotDeciderError,
-    NotReplicatedError,
-)
+from meshd.cluster.replication.replicated_store import ReplicatedStore
+from meshd.cluster.replication.write_forwarding import handling_forwarded_write
+from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
-from meshd.testing.listening import end_listening
-from meshd.testing.replica_suite import state
-from meshd.testing.store_writing import etag_of, put, put_part, refused
-from meshwire.cluster.transitions import drained, joined, missed, reweighed
+from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
 from tests.component.mesh_nodes import among, change_map, decider_of, shared_store, with_clients
+from tests.support.replica_suite import store_state
+from tests.support.server_shutdown import stop_listening
+from tests.support.store_calls import error_of, fake_etag, put_object, put_part
 
 if TYPE_CHECKING:
     from tests.component.mesh_nodes import Running
@@ -33,7 +30,7 @@ LARGE = 3_000_000
 
 def _same(nodes: list[Running], bucket: str = "b") -> None:
     """All nodes have the same (there are as many as copies)."""
-    one, *others = [state(node.node.store, bucket) for node in nodes]
+    one, *others = [store_state(node.node.store, bucket) for node in nodes]
     for other in others:
         assert other == one
 
@@ -78,7 +75,7 @@ def test_all_kinds_of_writes_end_the_same_everywhere() -> None:
         one.delete_object(Bucket="bench", Key="copy")
         one.delete_object(Bucket="bench", Key="none")
         _same(nodes, "bench")
-        assert state(nodes[0].node.store, "bench")["versions"]
+        assert store_state(nodes[0].node.store, "bench")["versions"]
 
     with_clients(2, test)
 
@@ -97,7 +94,7 @@ def test_uploads_are_everywhere_and_complete_everywhere() -> None:
             for n in (1, 2, 3)
         ]
         _same(nodes, "bench")
-        assert len(state(nodes[0].node.store, "bench")["uploads"]) == 3
+        assert len(store_state(nodes[0].node.store, "bench")["uploads"]) == 3
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in zip((1, 3), etags[::2], strict=True)]
         for client in clients:  # a second time, as clients do that had no answer
             client.complete_multipart_upload(
@@ -105,7 +102,7 @@ def test_uploads_are_everywhere_and_complete_everywhere() -> None:
             )
         two.abort_multipart_upload(Bucket="bench", Key="gone", UploadId=gone)
         _same(nodes, "bench")
-        assert list(state(nodes[0].node.store, "bench")["uploads"]) == [kept]
+        assert list(store_state(nodes[0].node.store, "bench")["uploads"]) == [kept]
 
     with_clients(2, test)
 
@@ -140,8 +137,8 @@ def test_a_writer_that_is_away_is_not_waited_for() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        await change_map(nodes, lambda cluster: missed(cluster, other.node.settings.node_id))
-        await put(decider.node.shared, "k", b"data")
+        await change_map(nodes, lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
+        await put_object(decider.node.shared, "k", b"data")
         assert other.node.store.get("b", "k") is None
 
     among(2, test)
@@ -151,13 +148,13 @@ def test_a_writer_that_does_not_answer_is_waited_for_until_the_map_says_so() -> 
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        await end_listening(other.listener)
+        await stop_listening(other.listener)
         await decider.node.peers.aclose()
         for size in (4, LARGE):
-            writing = asyncio.ensure_future(put(decider.node.shared, "k", b"d" * size, size=size))
+            writing = asyncio.ensure_future(put_object(decider.node.shared, "k", b"d" * size, size=size))
             done, _ = await asyncio.wait([writing], timeout=0.3)
             if not done:
-                await change_map(nodes, lambda cluster: missed(cluster, other.node.settings.node_id))
+                await change_map(nodes, lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
             assert (await writing).size == size
 
     among(2, test)
@@ -168,13 +165,13 @@ def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         store = decider.node.shared
-        await put(store, "k", b"old")
+        await put_object(store, "k", b"old")
         port = other.member.endpoint.rpartition(":")[2]
-        await end_listening(other.listener)
+        await stop_listening(other.listener)
         await decider.node.peers.aclose()
         assert isinstance(store, ReplicatedStore)
         patience, store.delivery.patience = store.delivery.patience, 0.5
-        await refused(NotReplicatedError, store.delete("b", "k"))
+        await error_of(NotReplicatedError, store.delete("b", "k"))
         store.delivery.patience = patience
         loop = asyncio.get_running_loop()
         other.listener = await loop.create_server(other.server, "127.0.0.1", int(port))
@@ -192,15 +189,15 @@ def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCap
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         store = shared_store(decider)
-        await end_listening(other.listener)
+        await stop_listening(other.listener)
         await decider.node.peers.aclose()
         silent = metrics.replication_retries.labels("silent")
         before, store.delivery.patience = silent._value.get(), 0.5
         keys = [f"k{n}" for n in range(40) if decider_of(nodes, "b", f"k{n}") is decider][:3]
-        await asyncio.gather(*(refused(NotReplicatedError, put(store, key, b"data")) for key in keys))
+        await asyncio.gather(*(error_of(NotReplicatedError, put_object(store, key, b"data")) for key in keys))
         assert silent._value.get() >= before + 2 * len(keys)
 
-    with caplog.at_level(logging.INFO, "meshd.cluster.delivering"):
+    with caplog.at_level(logging.INFO, "meshd.cluster.replication.replicator"):
         among(2, test)
     told = [each.getMessage() for each in caplog.records if "did not take a write" in each.getMessage()]
     assert len(told) == 1
@@ -213,16 +210,16 @@ def test_whoever_goes_by_an_older_map_is_refused() -> None:
         other = next(node for node in nodes if node is not decider)
         mesh = decider.node.mesh
         stale = mesh.map()
-        await change_map(nodes, lambda cluster: drained(cluster, "n3"))
+        await change_map(nodes, lambda cluster: drain_node(cluster, "n3"))
         mesh._lone, mesh._routes = None, {}
-        record = await put(decider.node.store, "k", b"data")
-        from meshd.cluster.delivering import CHANGE, encode
-        from meshd.net.peers import StaleMapError
-        from meshd.store.changes import Amended, Told, bare
+        record = await put_object(decider.node.store, "k", b"data")
+        from meshd.cluster.replication.replicator import CHANGE_PATH, encode
+        from meshd.rpc.peer_client import StaleMapError
+        from meshd.store.replica.changes import Amended, ReplicaChange, without_local_fields
 
-        told = encode(Told(stale.version, Amended("b", "k", bare(record))))
+        told = encode(ReplicaChange(stale.version, Amended("b", "k", without_local_fields(record))))
         with pytest.raises(StaleMapError):
-            async with decider.node.peers.call(other.member, "POST", CHANGE, body=told):
+            async with decider.node.peers.call(other.member, "POST", CHANGE_PATH, body=told):
                 pass
 
     among(3, test)
@@ -232,16 +229,16 @@ def test_only_the_decider_decides() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        with asked_by_another():
-            await refused(NotDeciderError, put(other.node.shared, "k", b"x"))
-            await refused(NotDeciderError, other.node.shared.delete("b", "k"))
+        with handling_forwarded_write():
+            await error_of(NotPrimaryError, put_object(other.node.shared, "k", b"x"))
+            await error_of(NotPrimaryError, other.node.shared.delete("b", "k"))
         assert other.node.store.is_empty("b")
         await decider.node.store.fence(decider.node.mesh.map().version + 1)  # whoever decides here waits
-        asked = asyncio.ensure_future(put(other.node.shared, "k", b"x"))
+        asked = asyncio.ensure_future(put_object(other.node.shared, "k", b"x"))
         done, _ = await asyncio.wait((asked,), timeout=1)
         assert not done
         assert other.node.store.is_empty("b")
-        weigh = partial(reweighed, node_id=nodes[0].node.settings.node_id, weight=2)
+        weigh = partial(set_node_weight, node_id=nodes[0].node.settings.node_id, weight=2)
         await change_map(nodes, weigh)
         await asked
         _same(nodes)
@@ -255,7 +252,7 @@ def test_an_upload_goes_on_with_another_decider() -> None:
         store = decider.node.shared
         upload = await store.create_upload("b", "k")
         await put_part(store, upload, 1, b"a" * LARGE)
-        await change_map(nodes, lambda cluster: missed(cluster, decider.node.settings.node_id))
+        await change_map(nodes, lambda cluster: mark_node_away(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")
         assert heir is not decider
         found = heir.node.shared.get_upload("b", "k", upload.upload_id)
@@ -263,7 +260,7 @@ def test_an_upload_goes_on_with_another_decider() -> None:
         await put_part(heir.node.shared, found, 2, b"b" * 7)
         record = await heir.node.shared.complete_upload(found, [1, 2], Meta("whole"))
         assert heir.node.store.read(record, 0, record.size) == b"a" * LARGE + b"b" * 7
-        await change_map(nodes, lambda cluster: joined(cluster, decider.member))
+        await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
 
     among(2, test)
 
@@ -273,20 +270,22 @@ def test_a_newer_stamp_at_a_replica_is_overtaken() -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         for number in range(3):
-            ahead = await put(other.node.store, "k", b"never acknowledged")  # its decider went before it told
+            ahead = await put_object(
+                other.node.store, "k", b"never acknowledged"
+            )  # its decider went before it told
             if number == 0:
-                record = await put(decider.node.shared, "k", b"acknowledged")
+                record = await put_object(decider.node.shared, "k", b"acknowledged")
             elif number == 1:
                 assert (await decider.node.shared.delete("b", "k")).record is not None
                 assert other.node.store.get("b", "k") is None
                 continue
             else:
-                await put(decider.node.shared, "k", b"y" * LARGE, size=LARGE)
+                await put_object(decider.node.shared, "k", b"y" * LARGE, size=LARGE)
             found = other.node.store.get("b", "k")
             assert found is not None
             assert found.stamp > ahead.stamp
             _same(nodes)
-        assert record.etag == etag_of(b"acknowledged")
+        assert record.etag == fake_etag(b"acknowledged")
 
     among(2, test)
 
@@ -298,14 +297,14 @@ def test_nothing_is_acknowledged_while_nobody_decides() -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         store = shared_store(decider)
-        record = await put(decider.node.store, "k", b"alone")
+        record = await put_object(decider.node.store, "k", b"alone")
         for gone in (decider, other):
-            await change_map(nodes, partial(missed, node_id=gone.node.settings.node_id))
-        await change_map(nodes, lambda cluster: joined(cluster, decider.member))
+            await change_map(nodes, partial(mark_node_away, node_id=gone.node.settings.node_id))
+        await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
         assert [node.node_id for node in decider.node.mesh.route("b", "k").writers] == [
             decider.node.settings.node_id
         ]
-        await refused(NotReplicatedError, store.settle_version("b", "k", record))
+        await error_of(NotReplicatedError, store.settle_version("b", "k", record))
 
     among(2, test, patience=0.5)
 
@@ -316,13 +315,13 @@ def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         store = shared_store(decider)
-        late = await put(decider.node.store, "k", b"late")
-        await change_map(nodes, lambda cluster: missed(cluster, decider.node.settings.node_id))
+        late = await put_object(decider.node.store, "k", b"late")
+        await change_map(nodes, lambda cluster: mark_node_away(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")
-        await put(heir.node.shared, "k", b"acknowledged")
-        await change_map(nodes, lambda cluster: joined(cluster, decider.member))
+        await put_object(heir.node.shared, "k", b"acknowledged")
+        await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
         assert decider_of(nodes, "b", "k") is heir
-        await refused(NotReplicatedError, store.settle_version("b", "k", late))
+        await error_of(NotReplicatedError, store.settle_version("b", "k", late))
         found = heir.node.store.get("b", "k")
         assert found is not None
         assert heir.node.store.read(found, 0, found.size) == b"acknowledged"

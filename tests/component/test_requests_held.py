@@ -11,14 +11,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.control.buckets import Bucket
-from meshd.kit.admission import Admission
-from meshd.service.archives.inflating import inflated
-from meshd.testing.daemons import Daemon
-from meshd.web.streaming import kept_whole
-from meshwire.s3.errors import S3Error
+from meshd.datasets.archives.decompression import decompress
+from meshd.server.request import reserve_body_memory
+from meshd.util.admission import Admission
+from meshwire.errors import S3Error
 from tests.archive_making import archive_of
 from tests.component.mesh_nodes import NodesBeside
 from tests.component.s3_raw import Wire, read_answer
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     import socket
@@ -157,9 +157,9 @@ def test_no_member_is_copied_into_a_bucket_that_is_anothers_by_now(monkeypatch: 
             monkeypatch.undo()
             mesh.run(buckets.delete("given-up"))
             mesh.run(buckets.create(Bucket("given-up", "bob", 1)))
-            return inflated(*args)
+            return decompress(*args)
 
-        monkeypatch.setattr("meshd.service.archives.reading.inflated", taken)
+        monkeypatch.setattr("meshd.datasets.archives.archive_service.decompress", taken)
         with pytest.raises(ClientError, match="NoSuchBucket"):
             s3.copy_object(Bucket="given-up", Key="k", CopySource="bench/x.tgz/-/a")
         assert mesh.nodes[0].node.store.get("given-up", "k") is None
@@ -180,15 +180,15 @@ def test_a_list_of_keys_is_not_kept_for_whoever_may_delete_none() -> None:
 
 def test_documents_that_are_received_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what was announced; nobody waits, and what was given back is there for others."""
-    monkeypatch.setattr("meshd.web.streaming._room", Admission(100))
-    with kept_whole(80, 100):
+    monkeypatch.setattr("meshd.server.request._room", Admission(100))
+    with reserve_body_memory(80, 100):
         for size in (30, None):
-            with pytest.raises(S3Error) as refused, kept_whole(size, 100):
+            with pytest.raises(S3Error) as refused, reserve_body_memory(size, 100):
                 pass
             assert refused.value.code == "SlowDown"
-        with kept_whole(20, 100):
+        with reserve_body_memory(20, 100):
             pass
-    with kept_whole(None, 100):
+    with reserve_body_memory(None, 100):
         pass
-    with pytest.raises(S3Error, match="MaxMessageLengthExceeded"), kept_whole(101, 100):
+    with pytest.raises(S3Error, match="MaxMessageLengthExceeded"), reserve_body_memory(101, 100):
         pass

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from meshd.testing.daemons import Daemon
 from tests.component.jobs_working import ended
 from tests.component.origin_working import eventually
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.meshes import Mesh
 from tests.required import require_etcd
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Answer
+    from tests.support.daemons import Answer
 
 require_etcd()
 
@@ -26,22 +26,22 @@ BUCKET = "bucket"
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Mesh]:
-    with Mesh.start(3, lease=LEASE) as mesh:
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3, lease=LEASE) as mesh:
         mesh["n1"].client().create_bucket(Bucket=BUCKET)
         yield mesh
 
 
 @pytest.fixture
-def mesh(started: Mesh) -> Mesh:
+def mesh(started: DaemonCluster) -> DaemonCluster:
     return started.whole()
 
 
-def _key(mesh: Mesh, decider: str) -> str:
+def _key(mesh: DaemonCluster, decider: str) -> str:
     return mesh.key_decided_by(decider, BUCKET, f"key-{secrets.token_hex(4)}")
 
 
-def _refused_by_death(mesh: Mesh, target: str) -> Answer:
+def _refused_by_death(mesh: DaemonCluster, target: str) -> Answer:
     """The answer to a write whose node dies with it. On a slow machine it may die before the write has come
     to it: then another one decides, and it is tried again."""
     for patience in (0.5, 1.0, 2.0, 4.0):
@@ -56,7 +56,7 @@ def _refused_by_death(mesh: Mesh, target: str) -> Answer:
     raise AssertionError("n2 never had the write")
 
 
-def test_a_write_whose_node_dies_is_worth_repeating_when_the_lease_has_run_out(mesh: Mesh) -> None:
+def test_a_write_whose_node_dies_is_worth_repeating_when_the_lease_has_run_out(mesh: DaemonCluster) -> None:
     target = f"/{BUCKET}/{_key(mesh, 'n2')}"
     answer = _refused_by_death(mesh, target)
     assert answer.status == 503, answer.body
@@ -65,7 +65,7 @@ def test_a_write_whose_node_dies_is_worth_repeating_when_the_lease_has_run_out(m
     assert mesh["n1"].request("PUT", target, b"data").status == 200
 
 
-def test_a_write_that_waited_until_its_node_was_away_is_worth_repeating_at_once(mesh: Mesh) -> None:
+def test_a_write_that_waited_until_its_node_was_away_is_worth_repeating_at_once(mesh: DaemonCluster) -> None:
     target = f"/{BUCKET}/{_key(mesh, 'n3')}"
     mesh.pause("n3")
     answer = mesh["n1"].request("PUT", target, b"data")
@@ -74,7 +74,7 @@ def test_a_write_that_waited_until_its_node_was_away_is_worth_repeating_at_once(
     assert mesh["n1"].request("PUT", target, b"data").status == 200
 
 
-def test_a_node_without_its_lease_is_asked_again_when_it_has_tried_to_renew_it(mesh: Mesh) -> None:
+def test_a_node_without_its_lease_is_asked_again_when_it_has_tried_to_renew_it(mesh: DaemonCluster) -> None:
     key = _key(mesh, "n2")
     assert mesh["n2"].request("PUT", f"/{BUCKET}/{key}", b"data").status == 200
     mesh.etcd.kill(0)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from botocore.config import Config
 
-from meshwire.s3.settings import ALL_USERS, AUTHENTICATED_USERS
+from meshwire.s3.bucket_settings import ALL_USERS, AUTHENTICATED_USERS
 from tests.component.s3_raw import Wire
 from tests.component.test_s3_settings import refusal
 from tests.one_node import one_node
@@ -19,7 +19,7 @@ from tests.one_node import one_node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 USERS = [
     {

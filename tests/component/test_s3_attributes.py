@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from meshwire import checksums as sums
+from meshwire.checksums import body_checksums as sums
 
 MIB = 1 << 20
 SOURCE = os.urandom(10 * MIB + 3)
@@ -27,7 +27,7 @@ def refused(call: Any, **options: Any) -> tuple[int, str]:
 
 
 def checksum(algorithm: str, data: bytes) -> str:
-    hasher = sums.new(algorithm.lower())
+    hasher = sums.new_hasher(algorithm.lower())
     hasher.update(data)
     return hasher.base64()
 
@@ -117,7 +117,7 @@ def test_a_checksum_of_one_piece(s3: Any, bucket: str, algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", COMPOSITE)
 def test_composite_checksums(s3: Any, bucket: str, algorithm: str) -> None:
     name = f"Checksum{algorithm}"
-    expected = sums.composite(algorithm.lower(), [checksum(algorithm, piece) for piece in PIECES])
+    expected = sums.composite_checksum(algorithm.lower(), [checksum(algorithm, piece) for piece in PIECES])
     where, parts = multipart(s3, bucket, ChecksumAlgorithm=algorithm)
     listed = s3.list_parts(**where)
     assert (listed["ChecksumAlgorithm"], listed["ChecksumType"]) == (algorithm, "COMPOSITE")

@@ -17,8 +17,8 @@ from tests.one_node import one_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshd.testing.daemons import Daemon
     from tests.component.s3_raw import Answer
+    from tests.support.daemons import Daemon
 
 WRITERS = 16
 

@@ -12,8 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshd.testing.daemons import Daemon
     from tests.component.s3_raw import Answer, Wire
+    from tests.support.daemons import Daemon
 
 PAGE = "https://page.example"
 RULES = {

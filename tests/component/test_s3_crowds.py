@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
 from tests.component.s3_raw import Wire, read_answer
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     import socket

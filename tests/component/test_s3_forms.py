@@ -18,9 +18,9 @@ import pytest
 from botocore.config import Config
 from urllib3.filepost import encode_multipart_formdata
 
-from meshd.testing.daemons import Daemon
-from meshwire.checksums import new as new_checksum
+from meshwire.checksums.body_checksums import new_hasher as new_checksum
 from tests.component.s3_raw import Answer, Wire
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

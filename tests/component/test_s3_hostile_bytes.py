@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshwire.s3.parsing import RequestHead
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, read_claim, sign
-from meshwire.sigv4.keys import chunk_signature, signing_key
+from meshwire.sigv4.signer import chunk_signature, signing_key
 from tests.component.s3_raw import now
 from tests.fuzz import wire
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

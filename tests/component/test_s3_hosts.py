@@ -17,7 +17,7 @@ from tests.one_node import one_node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 BUCKETS = ["photos", "dotted.name.of-a-bucket"]
 

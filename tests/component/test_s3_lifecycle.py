@@ -10,11 +10,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from meshd.kit.clock import SystemClock
-from meshd.service.buckets.news import PATIENCE
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
+from meshd.objects.buckets.service import BROADCAST_TIMEOUT_S
+from meshd.util.clock import SystemClock
 from tests.component.test_s3_settings import refusal
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def known_everywhere(client: Any, bucket: str, rules: list[dict[str, Any]]) -> b
     waited for, and goes by the old ones for a while: an answer that took so long says nothing of it."""
     began = _clock.monotonic()
     client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": rules})
-    return _clock.monotonic() - began < PATIENCE
+    return _clock.monotonic() - began < BROADCAST_TIMEOUT_S
 
 
 def test_answers_tell_when_an_object_expires(s3: Any, bucket: str) -> None:

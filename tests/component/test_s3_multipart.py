@@ -15,8 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
     from tests.component.s3_raw import Wire
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"

@@ -16,7 +16,7 @@ from tests.one_node import one_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 USERS = [
     {"user_id": name, "access_key": f"AK{name.upper()}", "secret_key": f"secret-of-{name}"}

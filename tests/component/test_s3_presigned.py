@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.config import Config
 
-from meshd.testing.daemons import Daemon, DaemonFailedError
-from meshwire.sigv2 import sign_old
 from meshwire.sigv4 import Credential, presign
+from meshwire.sigv4.sigv2 import sign_sigv2
 from tests.component.s3_raw import REGION, now
+from tests.support.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -199,7 +199,7 @@ def test_old_clients_sign_their_headers_so(old: Daemon) -> None:
 def signed_by_date(daemon: Daemon, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
     """The answer to a request with a version 2 header."""
     date = formatdate(usegmt=True)
-    signature = sign_old(f"{method}\n\n\n{date}\n{path}", daemon.secret_key)
+    signature = sign_sigv2(f"{method}\n\n\n{date}\n{path}", daemon.secret_key)
     headers = {"Date": date, "Authorization": f"AWS {daemon.access_key}:{signature}", "Content-Type": ""}
     return ask(method, daemon.endpoint + path, body, headers)[:2]
 

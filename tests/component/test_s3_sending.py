@@ -13,19 +13,19 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from meshd.server import sendfile
+from meshd.server.response import StreamedReply
 from meshd.store.records import Span
-from meshd.testing.listening import end_listening
-from meshd.testing.waiting import await_true
-from meshd.web import sending
-from meshd.web.replies import SentReply
 from tests.component.s3_raw import read_answer
+from tests.support.bounded_wait import await_true
+from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
     from tests.component.s3_raw import Wire
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 DATA = os.urandom(6 * MIB + 12_345)
@@ -61,7 +61,7 @@ async def serving(handle: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
-        await end_listening(listener)
+        await stop_listening(listener)
         await server.shutdown(1)
 
 
@@ -72,10 +72,10 @@ async def fetch(spans: list[Span], requests: int, pace: int) -> bytes:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         headers = [("content-length", str(total))]
         try:
-            keep_alive = await sending.send_spans(request, 200, headers, spans, 0)
+            keep_alive = await sendfile.send_spans(request, 200, headers, spans, 0)
         except OSError as error:
             raise ConnectionAbortedError from error
-        return SentReply(200, keep_alive=keep_alive)
+        return StreamedReply(200, keep_alive=keep_alive)
 
     bodies = b""
     async with serving(handle) as (reader, writer):
@@ -114,14 +114,14 @@ def test_cold_pages_take_the_other_path(
     new_loop: Any, data_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[int] = []
-    read_in = sending._read_in
-    monkeypatch.setattr(sending, "_resident", lambda *_: False)
+    read_in = sendfile._read_in
+    monkeypatch.setattr(sendfile, "_resident", lambda *_: False)
 
     def counted(*arguments: Any) -> Any:
         fetched.append(arguments[1])
         return read_in(*arguments)
 
-    monkeypatch.setattr(sending, "_read_in", counted)
+    monkeypatch.setattr(sendfile, "_read_in", counted)
     assert run(new_loop, fetch(spans_of(data_file, (0, len(DATA))), 1, MIB)) == DATA
     assert fetched
 
@@ -134,18 +134,18 @@ def test_a_file_that_is_too_short_breaks_the_connection(new_loop: Any, data_file
 def test_a_client_that_takes_nothing_is_given_up(
     new_loop: Any, data_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(sendfile, "_IDLE_SECONDS", 0.05)
 
     async def stall() -> str:
         given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             try:
-                await sending.send_spans(request, 200, [], spans_of(data_file, *[(0, 6 * MIB)] * 8), 0)
+                await sendfile.send_spans(request, 200, [], spans_of(data_file, *[(0, 6 * MIB)] * 8), 0)
             except ConnectionError as error:
                 given_up.set_result(str(error))
                 raise
-            return SentReply(200, keep_alive=False)
+            return StreamedReply(200, keep_alive=False)
 
         async with serving(handle) as (_, writer), asyncio.timeout(20):
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")

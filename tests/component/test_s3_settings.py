@@ -17,7 +17,7 @@ from minio.commonconfig import ENABLED
 from minio.error import S3Error as MinioError
 from minio.versioningconfig import VersioningConfig
 
-from meshd.testing.daemons import Daemon
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,12 +15,11 @@ import pytest
 from botocore.config import Config
 from urllib3.filepost import encode_multipart_formdata
 
-from meshd.testing.daemons import Daemon
-from meshwire import httpdates
-from meshwire.sigv2 import sign_old
-from meshwire.sigv4.canonical import string_to_sign
-from meshwire.sigv4.keys import hmac_sha256, signing_key
+from meshwire.http_values import dates
+from meshwire.sigv4.signer import hmac_sha256, signing_key, string_to_sign
+from meshwire.sigv4.sigv2 import sign_sigv2
 from tests.component.s3_raw import Answer, Wire, now
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +122,7 @@ def test_parameters_that_only_presigned_urls_have(wire: Wire, node: Daemon, buck
 def signed_with_version_2(wire: Wire, target: str, signed: str) -> bytes:
     """A PUT of `target`, whose signature is that of `signed`."""
     date = formatdate(usegmt=True)
-    signature = sign_old(f"PUT\n\n\n{date}\n{signed}", wire.secret_key)
+    signature = sign_sigv2(f"PUT\n\n\n{date}\n{signed}", wire.secret_key)
     lines = [
         f"PUT {target} HTTP/1.1",
         f"Host: {wire.host}",
@@ -272,7 +271,7 @@ def presigned_of(
 ) -> str:
     """The target of a GET that another signer than ours made: it checks nothing."""
     seconds = now() if when is None else when
-    stamp = httpdates.format_amz(seconds)
+    stamp = dates.format_amz(seconds)
     credential = f"{node.access_key}/{stamp[:8]}/{region}/{service}/aws4_request"
     query = "&".join(
         [

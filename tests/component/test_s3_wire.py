@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshwire.s3.parsing import RequestHead
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Verified, read_claim
-from meshwire.sigv4.keys import chunk_signature, signing_key, trailer_signature
+from meshwire.sigv4.signer import chunk_signature, signing_key, trailer_signature
 from tests.component.s3_raw import Wire, chunked_body, now, read_answer, read_answers
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 HOUR = 3600
 

@@ -11,7 +11,7 @@ from tests.fuzz.mutating import mutated
 from tests.fuzz.targets import TARGETS
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 
 def test_the_corpus_and_its_children(daemon: Daemon) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import ManualClock
-from meshd.store.changes import bare
-from meshd.store.checking import check
 from meshd.store.errors import CorruptExtentError, InvalidPartError, QuarantinedError
-from meshd.store.inventory import HeldVersion
-from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
+from meshd.store.replica.changes import without_local_fields
+from meshd.store.replica.inventory import HeldVersion
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put, put_part
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util.clock import ManualClock
+from tests.support.store_calls import LARGE, put_object, put_part
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -71,15 +71,15 @@ def _get(store: Store, key: str) -> Record:
 async def _restore(store: Store, key: str, record: Record, data: bytes) -> None:
     writer = store.replica_writer("b", key, size=len(data))
     await writer.write(data)
-    assert (await writer.commit_as(bare(record))).changed
+    assert (await writer.commit_as(without_local_fields(record))).changed
 
 
 def test_what_is_damaged_is_found_and_only_that(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
         for number in range(50):
-            await put(store, f"small-{number}", b"%d" % number * 1000)
-        await put(store, "large", b"l" * LARGE, size=LARGE)
-        await put(store, "empty")
+            await put_object(store, f"small-{number}", b"%d" % number * 1000)
+        await put_object(store, "large", b"l" * LARGE, size=LARGE)
+        await put_object(store, "empty")
         assert await _scrub(store) == 0
         state = store.scrub.state
         assert state.bytes >= LARGE + 50_000
@@ -102,7 +102,7 @@ def test_what_is_damaged_is_found_and_only_that(tmp_path: Path) -> None:
         assert store.stats().quarantined == 2
 
     _on(tmp_path, test)
-    report = check(_settings(tmp_path))
+    report = check_store(_settings(tmp_path))
     assert sorted((each.kind, each.name) for each in report.problems) == [
         ("quarantined", "b/large"),
         ("quarantined", "b/small-7"),
@@ -114,7 +114,7 @@ def test_a_restored_version_is_the_same_and_a_rebuild_believes_it(tmp_path: Path
 
     async def test(store: Store) -> None:
         for key, body in data.items():
-            await put(store, key, body, size=len(body), tags={"a": "1"})
+            await put_object(store, key, body, size=len(body), tags={"a": "1"})
         found = {key: _get(store, key) for key in data}
         tagged = await store.amend("b", "tagged", None, tags={"a": "2"})
         for record in found.values():
@@ -134,9 +134,9 @@ def test_a_restored_version_is_the_same_and_a_rebuild_believes_it(tmp_path: Path
         assert await _scrub(store) == 0
 
     _on(tmp_path, test)
-    assert check(_settings(tmp_path)).clean
-    rebuild(_settings(tmp_path))
-    assert check(_settings(tmp_path)).clean
+    assert check_store(_settings(tmp_path)).clean
+    rebuild_index(_settings(tmp_path))
+    assert check_store(_settings(tmp_path)).clean
 
     async def again(store: Store) -> None:
         for key, body in data.items():
@@ -154,8 +154,8 @@ def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
             await put_part(store, upload, number, body)
         whole = await store.complete_upload(upload, [1, 2], Meta("whole"))
         copy = await store.link("b", "copy", whole, Meta("copy"))
-        old = await put(store, "v", b"old" * 100, versioning="Enabled")
-        await put(store, "v", b"new" * 100, versioning="Enabled")
+        old = await put_object(store, "v", b"old" * 100, versioning="Enabled")
+        await put_object(store, "v", b"new" * 100, versioning="Enabled")
         upload = await store.create_upload("b", "going")
         await put_part(store, upload, 1, b"p" * 2000)
         part = store.list_parts(upload).parts[0]
@@ -177,21 +177,21 @@ def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
         await _restore(store, "whole", whole, b"".join(bodies))
         restored = _get(store, "whole")
         assert store.read(restored, LARGE, 1000) == bodies[1]
-        await put(store, "copy", b"written anew")
+        await put_object(store, "copy", b"written anew")
         assert await store.sweep_quarantine() == 1
         assert [name for name, *_ in store.quarantined()] == [b"b\0v"]
         assert copy.extents[0] == whole.extents[0]
 
     _on(tmp_path, test)
-    kinds = [each.kind for each in check(_settings(tmp_path)).problems]
+    kinds = [each.kind for each in check_store(_settings(tmp_path)).problems]
     assert kinds == ["quarantined"]
 
 
 def test_a_lost_file_and_a_damaged_header(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        await put(store, "large", b"l" * LARGE, size=LARGE)
+        await put_object(store, "large", b"l" * LARGE, size=LARGE)
         for number in range(3):
-            await put(store, f"k{number}", b"%d" % number * 3000)
+            await put_object(store, f"k{number}", b"%d" % number * 3000)
         record = _get(store, "large")
         os.unlink(store._disks.path(record.extents[0].disk, record.extents[0].file))
         extent = _get(store, "k1").extents[0]
@@ -206,8 +206,8 @@ def test_a_lost_file_and_a_damaged_header(tmp_path: Path) -> None:
 
 def test_damage_that_a_reader_finds_goes_the_same_way(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
-        await put(store, "k", b"k" * 3000)
-        await put(store, "other", b"o" * 3000)
+        await put_object(store, "k", b"k" * 3000)
+        await put_object(store, "other", b"o" * 3000)
         _flip(store, _get(store, "k").extents[0])
         with pytest.raises(CorruptExtentError):
             store.read(_get(store, "k"), 0, 3000)
@@ -229,7 +229,7 @@ def test_a_pass_goes_on_where_it_was(tmp_path: Path) -> None:
         clock = ManualClock()
         store = Store.open(settings, writer="s", clock=clock)
         for number in range(6):
-            await put(store, f"k{number}", b"%d" % number * LARGE, size=LARGE)
+            await put_object(store, f"k{number}", b"%d" % number * LARGE, size=LARGE)
         await store.scrub.begin(7)
         for _ in range(3):
             await store.scrub.step(_rest)

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.cluster.scrubbing import ASKED, TOLD, Asked, Pace, Scrubber, Told, tell_disks
+from meshd.cluster.repair.scrub_scheduler import (
+    REQUEST_TOPIC,
+    STATUS_TOPIC,
+    RateLimiter,
+    ScrubRequest,
+    ScrubScheduler,
+    ScrubStatus,
+    publish_disks,
+)
 from meshd.config import StoreSettings
-from meshd.control.interface import ControlError
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.store.noticing import notice
+from meshd.control.control_api import ControlError
+from meshd.store.integrity.verification import report_damage
 from meshd.store.store import Store
-from meshd.testing.store_writing import put
+from meshd.util.clock import ManualClock
+from tests.support.reference_control import MemoryControl
+from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +40,7 @@ class Node:
         self.store = Store.open(StoreSettings.at(place), writer="s", clock=self.clock)
         self.control = MemoryControl(self.clock)
         self.mended = self.compared = 0
-        self.scrubber = Scrubber(
+        self.scrubber = ScrubScheduler(
             "n1",
             self.store,
             self.control,
@@ -56,18 +64,20 @@ class Node:
     async def _rest(self, size: int) -> None:
         await asyncio.sleep(0)
 
-    async def turn(self) -> Told:
+    async def turn(self) -> ScrubStatus:
         await self.scrubber.turn()
         await asyncio.sleep(0)
         return await self.told()
 
-    async def told(self) -> Told:
+    async def told(self) -> ScrubStatus:
         """After one turn."""
         await self.scrubber.turn()
-        return msgspec.json.decode(self.control.peek(TOLD)[f"{TOLD}/n1"].value, type=Told)
+        return msgspec.json.decode(
+            self.control.peek(STATUS_TOPIC)[f"{STATUS_TOPIC}/n1"].value, type=ScrubStatus
+        )
 
     async def ask(self, number: int) -> None:
-        await self.control.put(f"{ASKED}/n1", msgspec.json.encode(Asked(number)))
+        await self.control.put(f"{REQUEST_TOPIC}/n1", msgspec.json.encode(ScrubRequest(number)))
 
     def damage(self, key: str) -> None:
         record = self.store.get("b", key)
@@ -76,13 +86,13 @@ class Node:
         with open(self.store._disks.path(extent.disk, extent.file), "r+b") as file:
             file.seek(extent.offset)
             file.write(b"?")
-        notice(extent)
+        report_damage(extent)
 
 
 def test_a_pass_begins_in_its_time_and_when_it_is_asked_for(tmp_path: Path) -> None:
     async def run() -> None:
         with closing(Node(tmp_path)) as node:
-            await put(node.store, "k", b"k" * 5000)
+            await put_object(node.store, "k", b"k" * 5000)
             told = await node.turn()
             assert (told.began, told.ended, node.compared) == (0, 0, 0)  # a new store has time
             node.clock.advance(1001)
@@ -134,12 +144,12 @@ def test_the_last_word_of_a_node_stays(tmp_path: Path) -> None:
 
             async def slow(key: str, value: bytes, *, expect: int | None = None) -> int:
                 node.control.put = write  # type: ignore[method-assign]
-                await tell_disks(node.control, "n1", (failed,))
+                await publish_disks(node.control, "n1", (failed,))
                 return await write(key, value, expect=expect)
 
             disks.index_failed = ""
             node.control.put = slow  # type: ignore[method-assign]
-            await put(node.store, "k", b"k")
+            await put_object(node.store, "k", b"k")
             node.damage("k")
             assert await node.store.examine() == 1
             assert failed in (await node.told()).disks
@@ -158,7 +168,7 @@ def test_a_pass_that_ends_tells_what_is_in_quarantine_then(
 
     async def run() -> None:
         with closing(Node(tmp_path)) as node:
-            await put(node.store, "a", b"a" * 5000)
+            await put_object(node.store, "a", b"a" * 5000)
             await node.turn()
             look = node.store.lacking
 
@@ -170,7 +180,7 @@ def test_a_pass_that_ends_tells_what_is_in_quarantine_then(
             node.damage("a")
             assert await node.store.examine() == 1
             assert (await node.turn()).quarantined == 1
-            await put(node.store, "a", b"again")
+            await put_object(node.store, "a", b"again")
             assert (await node.turn()).quarantined == 1  # nobody has looked since
             await node.ask(1)
             told = await node.turn()
@@ -183,7 +193,7 @@ def test_what_is_new_in_quarantine_is_mended_at_once_and_the_rest_now_and_then(t
     async def run() -> None:
         with closing(Node(tmp_path)) as node:
             for key in ("a", "b"):
-                await put(node.store, key, key.encode() * 5000)
+                await put_object(node.store, key, key.encode() * 5000)
             await node.turn()
             node.damage("a")
             assert await node.store.examine() == 1
@@ -197,7 +207,7 @@ def test_what_is_new_in_quarantine_is_mended_at_once_and_the_rest_now_and_then(t
             await node.turn()
             assert node.mended == 3
             await node.store.delete("b", "a")
-            await put(node.store, "b", b"again")
+            await put_object(node.store, "b", b"again")
             assert (await node.turn()).quarantined == 0
             node.clock.advance(31)
             await node.turn()
@@ -212,7 +222,7 @@ def test_what_was_restored_before_a_pass_is_not_counted_by_it(tmp_path: Path) ->
     async def run() -> None:
         with closing(Node(tmp_path)) as node:
             for key in ("a", "b"):
-                await put(node.store, key, key.encode() * 5000)
+                await put_object(node.store, key, key.encode() * 5000)
             node.damage("a")
             assert await node.store.examine() == 1
             assert (await node.turn()).quarantined == 1
@@ -232,7 +242,7 @@ def test_a_pace_is_kept() -> None:
         async def rest(size: int) -> None:
             rested.append(size)
 
-        pace = Pace(clock, rest, 1e9)
+        pace = RateLimiter(clock, rest, 1e9)
         for _ in range(3):
             await pace.rest(1000)
         assert rested == [1000] * 3

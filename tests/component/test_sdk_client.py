@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 MIB = 1 << 20
 PARTS = Tuning(part=5 * MIB, parallel=3)

@@ -14,17 +14,17 @@ from PIL import Image
 
 from meshsdk import ops
 from meshsdk.cli import run
-from meshsdk.cli.replaying import file_name
-from meshsdk.connecting import connect
-from meshsdk.loaders import Loader
-from meshsdk.opening import open as open_dataset
+from meshsdk.cli.bad_samples import file_name
+from meshsdk.client.s3_client import connect
+from meshsdk.loader.loader import Loader
+from meshsdk.open_dataset import open as open_dataset
 from tests.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 
 @pytest.fixture

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.waiting import await_end
-from meshsdk.client import Client
-from meshsdk.connections import Connection, Pool
+from meshsdk.client.http_connection import Connection, Pool
+from meshsdk.client.s3_client import Client
+from meshsdk.client.settings import load_settings, parse_endpoint
+from meshsdk.client.transport import Request, Transport
 from meshsdk.errors import ConnectError, DeadlineError, NotFoundError, ServerError
-from meshsdk.settings import load_settings, parse_endpoint
 from meshsdk.transfers import stream
-from meshsdk.transport import Request, Transport
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.settings import Endpoint
+    from meshsdk.client.settings import Endpoint
 
 
 class Canned:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from meshd.testing.waiting import await_end
-from meshsdk.arenas import slot_size
+from meshsdk.client.arena import slot_size
 from meshsdk.errors import ClosedError
 from tests.component import test_sdk_scripted
 from tests.component.test_sdk_scripted import labels, loader, sockets, threads, wait_for
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from tests.component.test_sdk_scripted import ScriptedMesh

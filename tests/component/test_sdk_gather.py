@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk.errors import ConfigurationError, InvalidPlanError, ServerError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

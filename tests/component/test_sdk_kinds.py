@@ -15,7 +15,7 @@ from tests.archive_making import tar_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 LINES = b"1\n2\n"
 

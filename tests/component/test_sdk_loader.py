@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import (
     BadSampleError,
@@ -25,6 +24,7 @@ from meshsdk.errors import (
 )
 from tests.component import test_sdk_scripted
 from tests.component.test_sdk_scripted import SAMPLES, ScriptedMesh, labels, loader
+from tests.support.bounded_wait import await_end
 
 # Fixtures.
 scripted_server = test_sdk_scripted.scripted_server

@@ -28,8 +28,8 @@ from meshsdk.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
-    from meshsdk.opening import Kind
+    from meshsdk.open_dataset import Kind
+    from tests.support.daemons import Daemon
 
 BUCKET = "misused"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshsdk import Loader, opening
+from meshsdk import Loader, open_dataset
 from meshsdk.errors import DeadlineError
 from tests.component.test_sdk_scripted import SAMPLES, ScriptedMesh
 
@@ -41,7 +41,7 @@ def _load(server: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
         server.loaded.set()
         return Loader
 
-    monkeypatch.setattr(opening, "_load_loader", load)
+    monkeypatch.setattr(open_dataset, "_load_loader", load)
 
 
 def test_modules_are_loaded_while_the_node_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,6 @@ def test_an_answer_that_breaks_off_meanwhile_is_asked_for_again(monkeypatch: pyt
 def test_nobody_there_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Listing()
     server.close()
-    monkeypatch.setattr(opening, "_load_loader", lambda: Loader)
+    monkeypatch.setattr(open_dataset, "_load_loader", lambda: Loader)
     with pytest.raises(DeadlineError):
-        opening.open("s3://photos/train", {"a": "jpg"}, client=server.client(deadline=0.5))
+        open_dataset.open("s3://photos/train", {"a": "jpg"}, client=server.client(deadline=0.5))

@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import AccessError
-from meshwire import frames, plans
-from meshwire.permutations import order
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead
+from meshwire.errors import S3Error
+from meshwire.frame import tensor_frame
+from meshwire.plan import plan_spec
+from meshwire.plan.shuffle import shuffle_order
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import read_claim, verify
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +50,7 @@ class ScriptedMesh:
         self.faults: deque[str | None] = deque()
         self.away: range = range(0)
         self.asked: list[str] = []
-        self.plans: dict[str, plans.PlanSpec] = {}
+        self.plans: dict[str, plan_spec.PlanSpec] = {}
         self.snapshot = SNAPSHOT
         self.down = self.still = False
         self.gate = threading.Event()
@@ -89,10 +90,10 @@ class ScriptedMesh:
         }  # fmt: skip
 
     def register(self, document: dict[str, Any]) -> dict[str, Any]:
-        spec = plans.parse_spec(document["spec"])
+        spec = plan_spec.parse_spec(document["spec"])
         versions = [{"op": op.op, "version": "1", "field": op.field, "args": op.args} for op in spec.ops]
-        spec = plans.parse_spec(document["spec"] | {"ops": versions})
-        digest = plans.plan_hash(self.snapshot, spec)
+        spec = plan_spec.parse_spec(document["spec"] | {"ops": versions})
+        digest = plan_spec.plan_hash(self.snapshot, spec)
         self.plans[digest] = spec
         shape = [3, self.side, self.side]
         fields = {"image": {"dtype": "uint8", "shape": shape}, "label": {"dtype": "int64", "shape": []}}
@@ -103,15 +104,15 @@ class ScriptedMesh:
     def frame(self, plan: str, epoch: int, step: int, query: dict[str, str]) -> bytes:
         spec = self.plans[plan]
         rank, world, batch, origin = (int(query[name]) for name in ("rank", "world", "batch", "origin"))
-        part = plans.rank_slice(self.samples, batch, origin, step, rank, world, spec.tail)
+        part = plan_spec.rank_slice(self.samples, batch, origin, step, rank, world, spec.tail)
         starts = np.linspace(0, self.samples, 5, dtype=np.int64)
-        samples = order(spec.shuffle, starts, spec.seed, epoch).many(part.positions)
+        samples = shuffle_order(spec.shuffle, starts, spec.seed, epoch).many(part.positions)
         metadata = {"version": "1", "plan": plan, "epoch": str(epoch), "step": str(step)}
         return self.render(samples, part.positions, np.where(part.pad, 3, 0), metadata)
 
     def render(self, samples: Any, positions: Any, status: Any, metadata: dict[str, str]) -> bytes:
         rows = len(samples)
-        made = frames.layout(
+        made = tensor_frame.frame_layout(
             [
                 ("image", "uint8", (rows, 3, self.side, self.side)),
                 ("label", "int64", (rows,)),

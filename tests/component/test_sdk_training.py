@@ -22,10 +22,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, MeshError, NotFoundError
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,16 @@ import pytest
 from PIL import Image
 
 import meshsdk
-from meshd.testing.daemons import Daemon
-from meshsdk import library, modules, ops
+from meshsdk import ops
+from meshsdk.admin import op_catalog
 from meshsdk.cli import run
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, ServerError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 COUNT = 24
 SOURCE = b'''
@@ -92,7 +93,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
             mask = mask_of(number)
             connected.put("seg", f"train/{number:03d}.png", png(np.stack([mask] * 3, axis=2)))
             connected.put("seg", f"train/{number:03d}.mask.png", png(mask))
-        modules.push_module(connected.transport, "segment", SOURCE)
+        op_catalog.push_module(connected.transport, "segment", SOURCE)
         yield connected
 
 
@@ -215,7 +216,7 @@ def test_fields_are_selected_and_renamed_with_their_ops(dataset: meshsdk.Dataset
 
 @pytest.mark.usefixtures("signed")
 def test_the_op_is_shown_with_its_fields(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    assert library.show_op(client.transport, "segment/crop").inputs == ("picture", "mask")
+    assert op_catalog.show_op(client.transport, "segment/crop").inputs == ("picture", "mask")
     assert run(["op", "show", "segment/crop"]) == 0
     shown = capsys.readouterr().out
     assert "ops.user('segment/crop', ('picture', 'mask'))" in shown

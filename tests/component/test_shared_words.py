@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.kit.shared_words import MAX_VERSION, TICK, VersionTimes
+from meshd.util.shared_counters import MAX_VERSION, TICK, VersionTimes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,8 +83,8 @@ def test_marks_of_origins_are_written_whole(tmp_path: Path) -> None:
         f"""
 import secrets
 from pathlib import Path
-from meshd.kit.clock import SystemClock
-from meshd.service.caching.freshness import FreshTable
+from meshd.util.clock import SystemClock
+from meshd.origins.cache.cache_store import FreshTable
 
 table, turns = FreshTable(Path({str(tmp_path / "table")!r}), SystemClock()), []
 secrets.randbits = lambda bits: (0x0123456789ABCDEF, 0xFEDCBA9876543210)[turns[0]]

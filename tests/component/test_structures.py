@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
+from meshsdk.client.native_api import FrameAddress
 from meshsdk.errors import (
     AccessError,
     ConfigurationError,
@@ -19,12 +19,13 @@ from meshsdk.errors import (
     NotFoundError,
     SnapshotChangedError,
 )
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
 
 COUNT = 12
 
@@ -246,7 +247,7 @@ def test_both_sides_must_be_readable(daemon: Daemon, client: Client, photos: Dat
         with pytest.raises(AccessError):
             mesh.mix(mine, captions.rename(caption="image"))
         with pytest.raises(AccessError):
-            narrow.transport.text(mesh.native.FrameAddress(plan, 0, 0, 0, 1, 2).request())
+            narrow.transport.text(FrameAddress(plan, 0, 0, 0, 1, 2).request())
 
 
 def test_a_filter_reads_what_was_pinned(daemon: Daemon, client: Client) -> None:

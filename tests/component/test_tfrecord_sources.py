@@ -11,16 +11,16 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshd.testing.examples import BytesList, FloatList, Int64List, example, record
 from meshsdk import ops
 from meshsdk.cli import run
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
+from tests.support.daemons import Daemon
+from tests.support.tf_example_writer import BytesList, FloatList, Int64List, example, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 ROWS = 12
 

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from meshd.config import ConfigError
-from meshd.kit.clock import ManualClock
-from meshd.testing.certificates import Authority
-from meshd.testing.daemons import Daemon
-from meshd.web.certificates import CertificateError, validity
-from meshd.web.tls import Tls, TlsFiles
+from meshd.server.tls import ServerTls, TlsFiles
+from meshd.server.x509_validity import CertificateError, parse_validity
+from meshd.util.clock import ManualClock
 from tests.component.s3_raw import Wire
+from tests.support.certificates import Authority
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def test_a_new_pair_is_taken_and_nobody_is_interrupted() -> None:
         daemon.authority.issue()  # over the files of the old one
         wait_until(lambda: served(daemon) != before)
         wait_until(lambda: daemon.output().count("TLS pair reloaded") >= 2)
-        assert told_expiry(daemon) == validity(served(daemon)).until
+        assert told_expiry(daemon) == parse_validity(served(daemon)).until
         assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == body  # on its old connection
         while len(began) < len(body) or not began.endswith(body[-100:]):
             piece = slow.recv(1 << 20)
@@ -119,7 +119,7 @@ def make(folder: Path) -> tuple[Authority, TlsFiles]:
 
 def test_what_counts_as_a_change(tmp_path: Path) -> None:
     authority, files = make(tmp_path)
-    tls = Tls(files, ManualClock())
+    tls = ServerTls(files, ManualClock())
     assert not tls.refresh()
     authority.issue()
     assert tls.refresh()
@@ -144,14 +144,14 @@ def test_a_key_with_a_password_is_no_question_on_the_terminal(tmp_path: Path) ->
         "-----END ENCRYPTED PRIVATE KEY-----\n"
     )
     with pytest.raises(ConfigError, match="tls"):
-        Tls(files, ManualClock())
+        ServerTls(files, ManualClock())
 
 
 @pytest.mark.parametrize("days", [30, -3, 365 * 40])
 def test_validity(tmp_path: Path, days: int) -> None:
     """UTCTime to 2049, GeneralizedTime from then on; Python's own reader is the oracle."""
     pair = Authority(tmp_path).issue(days=days)
-    found = validity(ssl.PEM_cert_to_DER_cert(pair.cert.read_text()))
+    found = parse_validity(ssl.PEM_cert_to_DER_cert(pair.cert.read_text()))
     known = ssl._ssl._test_decode_cert(str(pair.cert))  # type: ignore[attr-defined]  # what getpeercert shows
     assert found.until == ssl.cert_time_to_seconds(known["notAfter"])
     assert found.since == ssl.cert_time_to_seconds(known["notBefore"])
@@ -162,4 +162,4 @@ def test_what_is_no_certificate(tmp_path: Path) -> None:
     der = ssl.PEM_cert_to_DER_cert(pair.cert.read_text())
     for broken in (b"", b"\x30", der[:40], b"\x31" + der[1:], bytes(200)):
         with pytest.raises(CertificateError):
-            validity(broken)
+            parse_validity(broken)

@@ -12,18 +12,18 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.testing.certificates import Authority
-from meshd.testing.daemons import Daemon
 from meshsdk.cli import run
-from meshsdk.connections import Connection
+from meshsdk.client.http_connection import Connection
+from meshsdk.client.settings import load_settings, parse_endpoint
 from meshsdk.errors import ConfigurationError
-from meshsdk.settings import load_settings, parse_endpoint
+from tests.support.certificates import Authority
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 MIB = 1 << 20
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "MESH_ENDPOINT": "https://h"}

@@ -20,10 +20,10 @@ import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
 
-from meshd.testing.certificates import Authority
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_true
 from tests.component.s3_raw import Wire, chunked_body
+from tests.support.bounded_wait import await_true
+from tests.support.certificates import Authority
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

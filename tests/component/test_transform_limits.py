@@ -16,19 +16,19 @@ import pytest
 from awscrt.checksums import crc32c
 
 from meshd.transform import pool as pool_module
-from meshd.transform.fieldtypes import FieldType
-from meshd.transform.limiting import Limits
+from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter
 from meshd.transform.pool import TransformPool
 from meshd.transform.registry import OPS, operation
-from meshd.transform.work import RowWork
+from meshd.transform.render_calls import RowWork
+from meshd.transform.resource_limits import RowLimits
 from tests.component.transform_crew import running, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from meshd.transform.work import Rendered
+    from meshd.transform.render_calls import RenderResult
 
 FIXED = FieldType("array", "uint8", (4,))
 
@@ -68,7 +68,7 @@ def rows_of(folder: Path, samples: Sequence[bytes]) -> list[RowWork]:
 
 async def render(
     pool: TransformPool, text: str, rows: list[RowWork], *, job: str = "job", account: str = "ann"
-) -> tuple[Rendered, bytes]:
+) -> tuple[RenderResult, bytes]:
     """What came of it, and the frame: four bytes a row."""
     fd = os.memfd_create("frame")
     try:
@@ -93,7 +93,7 @@ def test_a_sample_that_needs_too_much_memory_is_bad_and_the_others_are_not(tmp_p
         return four(value)
 
     async def run(text: str) -> None:
-        async with running(tmp_path, 2, Limits(memory=200 << 20)) as (crew, pool):
+        async with running(tmp_path, 2, RowLimits(memory=200 << 20)) as (crew, pool):
             samples = [b"huge" if number == 5 else b"%04d" % number for number in range(20)]
             got, frame = await render(pool, text, rows_of(tmp_path, samples))
             assert [(failure.row, failure.kind, failure.op) for failure in got.failures] == [
@@ -117,7 +117,7 @@ def test_what_leaks_makes_no_sample_bad(tmp_path: Path) -> None:
         return four(value)
 
     async def run(text: str) -> None:
-        async with running(tmp_path, 2, Limits(memory=128 << 20)) as (crew, pool):
+        async with running(tmp_path, 2, RowLimits(memory=128 << 20)) as (crew, pool):
             samples = [b"%04d" % number for number in range(200)]
             got, frame = await render(pool, text, rows_of(tmp_path, samples))
             assert got.failures == []
@@ -137,7 +137,7 @@ def test_a_row_that_takes_too_long_is_bad_and_costs_one_retry(tmp_path: Path) ->
         return four(value)
 
     async def run(text: str) -> None:
-        limits = Limits(row_seconds=1.0, row_cpu_seconds=0.3)
+        limits = RowLimits(row_seconds=1.0, row_cpu_seconds=0.3)
         async with running(tmp_path, 2, limits) as (crew, pool):
             samples = [b"fine", b"spin", b"good", b"wait", b"well"]
             got, frame = await render(pool, text, rows_of(tmp_path, samples))
@@ -313,7 +313,7 @@ def test_a_job_that_kills_processes_leaves_half_of_them_to_others(tmp_path: Path
 def test_a_job_that_drags_leaves_half_of_the_processes_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "DRAGGING", 0.3)
+    monkeypatch.setattr(pool_module, "SLOW_SLICE_SECONDS", 0.3)
 
     def work(value: bytes) -> Any:
         if value == b"slow":

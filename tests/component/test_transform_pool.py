@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.transform.fieldtypes import BYTES
+from meshd.transform.compiler import load_program
+from meshd.transform.op_types import BYTES
 from meshd.transform.pool import SLICE_ROWS
-from meshd.transform.programs import load_program
 from meshd.transform.registry import OPS, operation
-from meshd.transform.work import RowWork
+from meshd.transform.render_calls import RowWork
 from tests.component.transform_crew import jpeg, running, text_of
 
 if TYPE_CHECKING:

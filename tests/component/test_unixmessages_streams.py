@@ -17,19 +17,19 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.net.unixmessages import (
-    Assembly,
+from meshd.rpc.unix_messages import (
     BlockingMessageStream,
+    MessageDecoder,
     MessageError,
     MessageStream,
     StreamClosedError,
     accept_streams,
     connect,
     connect_blocking,
-    frame,
+    encode_message,
     listen,
 )
-from meshd.testing.waiting import await_end
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -282,14 +282,14 @@ def test_a_blocking_receive_ends_when_the_peer_does() -> None:
     ids=["too long", "too many descriptors", "no JSON", "no UTF-8", "too deep"],
 )
 def test_broken_framing_is_refused(data: bytes) -> None:
-    assembly = Assembly()
+    assembly = MessageDecoder()
     assembly.feed(data, [])
     with pytest.raises(MessageError):
         assembly.next()
 
 
 def test_promised_descriptors_must_come() -> None:
-    assembly = Assembly()
+    assembly = MessageDecoder()
     assembly.feed(struct.pack("!IH", 2, 1) + b"{}", [])
     with pytest.raises(MessageError, match="1 descriptors, 0 came"):
         assembly.next()
@@ -355,8 +355,8 @@ BODIES = st.lists(st.dictionaries(st.text(), st.integers(-(2**63), 2**63 - 1) | 
 
 @given(BODIES, st.data())
 def test_messages_survive_any_cutting(bodies: list[Any], data: st.DataObject) -> None:
-    stream = b"".join(frame(body, ()) for body in bodies)
-    assembly, got = Assembly(), []
+    stream = b"".join(encode_message(body, ()) for body in bodies)
+    assembly, got = MessageDecoder(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         assembly.feed(stream[:size], [])

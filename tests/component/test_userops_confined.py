@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from meshd.transform.errors import BadSampleError, WrongOutputError
-from meshd.transform.userops import confining, filtering
-from meshd.transform.userops.calling import (
-    ConfinedProcess,
-    Confinement,
-    DiedError,
+from meshd.transform.sandbox import restrictions, seccomp
+from meshd.transform.sandbox.client import (
+    SandboxDiedError,
+    SandboxPolicy,
+    SandboxProcess,
+    SandboxProcessPool,
     UnusableModuleError,
 )
-from meshd.transform.userops.messages import ARENA_BYTES, OUT
-from meshd.transform.userops.modules import document, parse_module
-from meshd.transform.userops.processes import ConfinedProcesses
-from meshwire.declarations import Declaration, parse_declarations
+from meshd.transform.sandbox.messages import ARENA_BYTES, OUT
+from meshd.transform.sandbox.user_modules import encode_module, parse_module
+from meshwire.plan.op_declarations import OpDeclaration, parse_declarations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.transform.userops.modules import Module
+    from meshd.transform.sandbox.user_modules import UserModule
 
 SOURCE = b"""
 import ctypes, fcntl, json, os, random, resource, socket, subprocess, sys, threading, time
@@ -69,14 +69,14 @@ def each(call, *more):
 kept = []
 """
 MIB = 1 << 20
-OPEN = Confinement()
+OPEN = SandboxPolicy()
 
 
 @contextmanager
 def confined(
-    confinement: Confinement = OPEN, source: bytes = SOURCE, memory: int = 256 * MIB
-) -> Iterator[ConfinedProcess]:
-    process = ConfinedProcess("mine", source, memory, confinement)
+    confinement: SandboxPolicy = OPEN, source: bytes = SOURCE, memory: int = 256 * MIB
+) -> Iterator[SandboxProcess]:
+    process = SandboxProcess("mine", source, memory, confinement)
     try:
         yield process
     finally:
@@ -84,19 +84,21 @@ def confined(
 
 
 def call(
-    process: ConfinedProcess, op: str, value: Any = b"", *, seconds: float = 20, key: int = 7, **args: Any
+    process: SandboxProcess, op: str, value: Any = b"", *, seconds: float = 20, key: int = 7, **args: Any
 ) -> Any:
     return process.apply(op, args, value, key=key, random=op == "drawn", seconds=seconds)
 
 
-SEALED = pytest.param(Confinement(sealed=True), id="sealed")
+SEALED = pytest.param(SandboxPolicy(sealed=True), id="sealed")
 BOTH = pytest.mark.parametrize(
     "confinement",
     [
         pytest.param(
-            Confinement(),
+            SandboxPolicy(),
             id="landlock",
-            marks=pytest.mark.skipif(not confining.landlock_version(), reason="this kernel has no Landlock"),
+            marks=pytest.mark.skipif(
+                not restrictions.landlock_version(), reason="this kernel has no Landlock"
+            ),
         ),
         SEALED,
     ],
@@ -138,7 +140,7 @@ REFUSED = [
 
 
 @BOTH
-def test_it_does_its_work_and_nothing_else(confinement: Confinement, tmp_path: Path) -> None:
+def test_it_does_its_work_and_nothing_else(confinement: SandboxPolicy, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("the daemon's")
     with confined(confinement) as process:
@@ -164,7 +166,7 @@ def test_it_does_its_work_and_nothing_else(confinement: Confinement, tmp_path: P
 
 
 @BOTH
-def test_nothing_of_the_daemons_is_in_it(confinement: Confinement, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_daemons_is_in_it(confinement: SandboxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHD_ROOT_SECRET_KEY", "hush")
     read, write = os.pipe()
     os.set_inheritable(read, True)
@@ -182,7 +184,7 @@ def test_nothing_of_the_daemons_is_in_it(confinement: Confinement, monkeypatch: 
             assert len(open_fds) <= 6  # null, log twice, socket, arena, and the arena's mapping
             assert call(process, "tell", what="os.getcwd()") == b"'/'"
             loaded = eval(call(process, "tell", what="[k for k in sys.modules if k.startswith('meshd.')]"))
-            package = "meshd.transform.userops"
+            package = "meshd.transform.sandbox"
             assert [name for name in loaded if not name.startswith(package)] == ["meshd.transform"]
     finally:
         os.close(read)
@@ -206,7 +208,7 @@ def test_nothing_of_the_daemons_is_in_it(confinement: Confinement, monkeypatch: 
 )
 def test_each_way_to_die_is_named(what: str, kind: str, reason: str) -> None:
     with confined() as process:
-        with pytest.raises(DiedError, match=reason) as caught:
+        with pytest.raises(SandboxDiedError, match=reason) as caught:
             call(process, "do", what=what, seconds=0.3 if kind == "time" else 20)
         assert caught.value.kind == kind
 
@@ -253,7 +255,7 @@ def test_an_answer_that_is_none_is_nonsense(answer: Any) -> None:
             made = {"made": [{"at": OUT, **answer}]} if "kind" in answer else answer
             said = {"number": 1, **made}
         what = f"each(os.write, {json.dumps(said).encode()!r}); time.sleep(60)"
-        with pytest.raises(DiedError) as caught:
+        with pytest.raises(SandboxDiedError) as caught:
             call(process, "do", what=what)
         assert caught.value.kind == "nonsense"
 
@@ -264,7 +266,7 @@ def test_what_it_said_before_it_was_asked_is_nonsense() -> None:
         empty = {"kind": "bytes", "bytes": 0, "at": OUT}
         more = json.dumps({"number": 2, "made": [empty]}).encode()
         assert call(process, "do", what=f"each(os.write, {more!r})") == b""  # a lie about itself
-        with pytest.raises(DiedError, match="no answer"):
+        with pytest.raises(SandboxDiedError, match="no answer"):
             call(process, "do", what="pass")
 
 
@@ -292,7 +294,7 @@ def test_a_module_that_speaks_before_it_is_read_is_not_believed() -> None:
         said = json.dumps(answer).encode()
         source = f"import os\nfor fd in range(3, 4096):\n try: os.write(fd, {said!r})\n"
         with pytest.raises(UnusableModuleError, match="declares"):
-            ConfinedProcess("mine", f"{source} except OSError: pass".encode(), 256 * MIB, OPEN)
+            SandboxProcess("mine", f"{source} except OSError: pass".encode(), 256 * MIB, OPEN)
 
 
 @pytest.mark.parametrize(
@@ -346,39 +348,39 @@ def test_the_same_sample_has_the_same_draws_in_any_process() -> None:
     ],
 )
 def test_a_module_that_cannot_be_used_says_why(source: bytes, reason: str) -> None:
-    with pytest.raises((UnusableModuleError, DiedError), match=reason):
-        ConfinedProcess("mine", source, 256 * MIB, Confinement())
+    with pytest.raises((UnusableModuleError, SandboxDiedError), match=reason):
+        SandboxProcess("mine", source, 256 * MIB, SandboxPolicy())
 
 
 def test_where_something_hidden_lies_below_the_libraries_no_file_is_opened() -> None:
     hidden = os.path.join(os.path.dirname(np.__file__), "data")
-    with confined(Confinement(hidden=(hidden,))) as process:
+    with confined(SandboxPolicy(hidden=(hidden,))) as process:
         assert process.held == ("seccomp", "no files")
 
 
 def test_other_machines_are_refused_and_known_ones_have_a_filter() -> None:
     for machine in ("x86_64", "aarch64"):
         for files in (True, False):
-            assert len(filtering.program(1, files=files, last=True, machine=machine)) % 8 == 0
-    with pytest.raises(filtering.UnfilteredError):
-        filtering.program(1, files=True, last=True, machine="riscv64")
+            assert len(seccomp.build_filter(1, files=files, last=True, machine=machine)) % 8 == 0
+    with pytest.raises(seccomp.SeccompUnavailableError):
+        seccomp.build_filter(1, files=True, last=True, machine="riscv64")
 
 
-def module(source: bytes = SOURCE) -> Module:
+def module(source: bytes = SOURCE) -> UserModule:
     with confined(source=source) as process:
-        return parse_module("mine", document(source.decode(), process.declared))
+        return parse_module("mine", encode_module(source.decode(), process.declared))
 
 
 def test_a_module_is_its_document() -> None:
     found = module()
     assert found.version.startswith("sha256:")
     assert found.source == SOURCE
-    assert isinstance(found.ops["planes"], Declaration)
+    assert isinstance(found.ops["planes"], OpDeclaration)
     assert parse_declarations([found.ops["planes"].document()])["planes"] == found.ops["planes"]
 
 
 def test_a_death_costs_one_retry_and_then_the_sample() -> None:
-    found, processes = module(), ConfinedProcesses(Confinement(seconds=20))
+    found, processes = module(), SandboxProcessPool(SandboxPolicy(seconds=20))
     try:
         declared = found.ops["do"]
         leak = {"what": "kept.append(bytearray(70 << 20))"}

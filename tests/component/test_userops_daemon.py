@@ -18,9 +18,8 @@ from botocore.exceptions import ClientError
 from PIL import Image
 
 import meshsdk
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
-from meshsdk import modules, ops
+from meshsdk import ops
+from meshsdk.admin import op_catalog
 from meshsdk.cli import run
 from meshsdk.errors import (
     AccessError,
@@ -31,11 +30,13 @@ from meshsdk.errors import (
     ServerError,
 )
 from tests.component.s3_raw import Wire
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 COUNT = 24
 SOURCE = b'''
@@ -117,10 +118,10 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 
 @pytest.fixture
-def pushed(client: Client) -> Iterator[modules.Pushed]:
-    yield modules.push_module(client.transport, "mine", SOURCE)
-    for module in modules.list_modules(client.transport):
-        modules.remove_module(client.transport, module.module)
+def pushed(client: Client) -> Iterator[op_catalog.Pushed]:
+    yield op_catalog.push_module(client.transport, "mine", SOURCE)
+    for module in op_catalog.list_modules(client.transport):
+        op_catalog.remove_module(client.transport, module.module)
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def trap(client: Client, how: str, on: list[int]) -> Any:
 # --- plans and views ------------------------------------------------------------------------------------
 
 
-def test_a_plan_runs_it_as_the_function_itself_would(client: Client, pushed: modules.Pushed) -> None:
+def test_a_plan_runs_it_as_the_function_itself_would(client: Client, pushed: op_catalog.Pushed) -> None:
     names: dict[str, Any] = {}
     exec(SOURCE, names)
     ds = dataset(client).map(ops.decode("image"), ops.user("mine/brighten", "image", gain=2.0))
@@ -151,7 +152,7 @@ def test_a_plan_runs_it_as_the_function_itself_would(client: Client, pushed: mod
         assert np.array_equal(np.asarray(ds[number]["image"]), expected)
 
 
-def test_random_ones_draw_the_same_for_every_world_size(client: Client, pushed: modules.Pushed) -> None:
+def test_random_ones_draw_the_same_for_every_world_size(client: Client, pushed: op_catalog.Pushed) -> None:
     ds = dataset(client).map(ops.decode("image"), ops.user("mine/patch", "image", size=8))
     whole = np.asarray(meshsdk.Loader(ds, global_batch=12, seed=3).at(1)["image"])
     assert whole.shape == (12, 3, 8, 8)
@@ -164,11 +165,11 @@ def test_random_ones_draw_the_same_for_every_world_size(client: Client, pushed: 
     assert not np.array_equal(np.asarray(meshsdk.Loader(ds, global_batch=12, seed=4).at(1)["image"]), whole)
 
 
-def test_a_plan_keeps_the_build_it_was_made_with(client: Client, pushed: modules.Pushed) -> None:
+def test_a_plan_keeps_the_build_it_was_made_with(client: Client, pushed: op_catalog.Pushed) -> None:
     before = dataset(client).map(ops.user("mine/trap", "image", on=[], how=""))
     loader = meshsdk.Loader(before, global_batch=4, seed=1, shuffle=False)
     was = np.asarray(loader.at(0)["image"]).tolist()
-    newer = modules.push_module(
+    newer = op_catalog.push_module(
         client.transport, "mine", SOURCE.replace(b"np.int64(len(data))", b"np.int64(-1)")
     )
     assert newer.version != pushed.version
@@ -182,24 +183,24 @@ def test_a_plan_keeps_the_build_it_was_made_with(client: Client, pushed: modules
 
 
 def test_a_build_that_was_removed_is_refused_until_it_is_pushed_again(
-    client: Client, pushed: modules.Pushed
+    client: Client, pushed: op_catalog.Pushed
 ) -> None:
     ds = trap(client, "", [])
     loader = meshsdk.Loader(ds, global_batch=4, seed=1, shuffle=False)
     loader.at(0)
-    assert modules.remove_module(client.transport, "mine", pushed.version) == (pushed.version,)
+    assert op_catalog.remove_module(client.transport, "mine", pushed.version) == (pushed.version,)
     for step in (0, 1):  # the first is in the node's cache of frames
         with pytest.raises(InvalidPlanError, match="push the same file again") as caught:
             loader.at(step)
         assert (caught.value.status, caught.value.code) == (410, "UnknownOpBuild")
     with pytest.raises(InvalidPlanError, match="there is no op 'mine/trap'"):
         trap(client, "", []).plan()
-    again = modules.push_module(client.transport, "mine", SOURCE)
+    again = op_catalog.push_module(client.transport, "mine", SOURCE)
     assert (again.version, again.new) == (pushed.version, True)
     assert np.asarray(loader.at(1)["image"]).tolist() == sizes()[4:8]
 
 
-def test_an_argument_of_bytes_is_an_objects_content(client: Client, pushed: modules.Pushed) -> None:
+def test_an_argument_of_bytes_is_an_objects_content(client: Client, pushed: op_catalog.Pushed) -> None:
     client.put("photos", "tables/a", b"100 200")
     client.put("photos", "tables/b", b"7")
 
@@ -217,7 +218,7 @@ def test_an_argument_of_bytes_is_an_objects_content(client: Client, pushed: modu
 
 
 @pytest.mark.usefixtures("signed")
-def test_views_run_it_too(daemon: Daemon, client: Client, pushed: modules.Pushed) -> None:
+def test_views_run_it_too(daemon: Daemon, client: Client, pushed: op_catalog.Pushed) -> None:
     chain = ["--op", "decode", "--op", "mine/brighten gain=2", "--op", "encode format=png"]
     keys = ["--match", ".jpg", "--suffix", ".png", "--endpoint-url", daemon.endpoint]
     assert run(["view", "create", "photos--bright", *keys, *chain]) == 0
@@ -226,7 +227,7 @@ def test_views_run_it_too(daemon: Daemon, client: Client, pushed: modules.Pushed
     with Image.open(io.BytesIO(body)) as picture:
         expected = np.clip(plain.reshape(picture.height, picture.width, 3) * 2.0, 0, 255)
         assert np.array_equal(np.asarray(picture), expected.astype(np.uint8))
-    modules.remove_module(client.transport, "mine", pushed.version)
+    op_catalog.remove_module(client.transport, "mine", pushed.version)
     again = daemon.client().get_object(Bucket="photos--bright", Key="train/0003.png")["Body"].read()
     assert again == body  # it was made before
     with pytest.raises(ClientError, match="push the same file again") as caught:
@@ -249,7 +250,7 @@ def test_views_run_it_too(daemon: Daemon, client: Client, pushed: modules.Pushed
     ],
 )
 def test_a_sample_it_fails_on_is_bad_named_and_stood_in_for(
-    client: Client, pushed: modules.Pushed, how: str, reason: str
+    client: Client, pushed: op_catalog.Pushed, how: str, reason: str
 ) -> None:
     bad = sizes()[5]
     ds = trap(client, how, [bad])
@@ -265,13 +266,13 @@ def test_a_sample_it_fails_on_is_bad_named_and_stood_in_for(
     assert batch.status.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
 
 
-def test_an_op_that_lies_is_the_ops_defect(client: Client, pushed: modules.Pushed) -> None:
+def test_an_op_that_lies_is_the_ops_defect(client: Client, pushed: op_catalog.Pushed) -> None:
     with pytest.raises(ServerError, match="mine/trap") as caught:
         meshsdk.Loader(trap(client, "lie", [sizes()[2]]), global_batch=4, seed=1, shuffle=False).at(0)
     assert caught.value.code == "OpFailed"
 
 
-def test_other_jobs_batches_are_right_while_it_crashes(client: Client, pushed: modules.Pushed) -> None:
+def test_other_jobs_batches_are_right_while_it_crashes(client: Client, pushed: op_catalog.Pushed) -> None:
     import threading
 
     honest = meshsdk.Loader(dataset(client).map(ops.decode("image")), global_batch=6, seed=5)
@@ -299,7 +300,7 @@ def test_other_jobs_batches_are_right_while_it_crashes(client: Client, pushed: m
 
 
 def test_its_processes_die_with_the_transforms(
-    daemon: Daemon, client: Client, pushed: modules.Pushed
+    daemon: Daemon, client: Client, pushed: op_catalog.Pushed
 ) -> None:
     loader = meshsdk.Loader(trap(client, "", []), global_batch=4, seed=9)
     loader.at(0)
@@ -324,25 +325,25 @@ def _children(pid: int) -> list[int]:
 # --- pushing ---------------------------------------------------------------------------------------------
 
 
-def test_pushing_the_same_again_changes_nothing(client: Client, pushed: modules.Pushed) -> None:
-    again = modules.push_module(client.transport, "mine", SOURCE)
+def test_pushing_the_same_again_changes_nothing(client: Client, pushed: op_catalog.Pushed) -> None:
+    again = op_catalog.push_module(client.transport, "mine", SOURCE)
     assert (again.new, again.version, again.ops) == (False, pushed.version, pushed.ops)
-    other = modules.push_module(client.transport, "mine", SOURCE + b"# more\n")
-    (listed,) = modules.list_modules(client.transport)
+    other = op_catalog.push_module(client.transport, "mine", SOURCE + b"# more\n")
+    (listed,) = op_catalog.list_modules(client.transport)
     assert [build.version for build in listed.builds] == [other.version, pushed.version]
-    back = modules.push_module(client.transport, "mine", SOURCE)
+    back = op_catalog.push_module(client.transport, "mine", SOURCE)
     assert back.new
-    (listed,) = modules.list_modules(client.transport)
+    (listed,) = op_catalog.list_modules(client.transport)
     assert [build.version for build in listed.builds] == [pushed.version, other.version]
     assert listed.version == pushed.version
 
 
-def test_a_draft_is_only_taken_by_its_version(client: Client, pushed: modules.Pushed) -> None:
+def test_a_draft_is_only_taken_by_its_version(client: Client, pushed: op_catalog.Pushed) -> None:
     drafts = [
-        modules.push_module(client.transport, "mine", SOURCE + b"# %d\n" % number, draft=True)
+        op_catalog.push_module(client.transport, "mine", SOURCE + b"# %d\n" % number, draft=True)
         for number in range(9)
     ]
-    (listed,) = modules.list_modules(client.transport)
+    (listed,) = op_catalog.list_modules(client.transport)
     assert listed.version == pushed.version
     assert len(listed.builds) == 9  # the first draft made room for the last
     with pytest.raises(InvalidPlanError):
@@ -350,7 +351,7 @@ def test_a_draft_is_only_taken_by_its_version(client: Client, pushed: modules.Pu
     dataset(client).map(
         ops.decode("image"), ops.user("mine/brighten", "image", version=drafts[1].version)
     ).plan()
-    modules.push_module(client.transport, "only", SOURCE, draft=True)
+    op_catalog.push_module(client.transport, "only", SOURCE, draft=True)
     with pytest.raises(InvalidPlanError, match="no op 'only/brighten'"):
         dataset(client).map(ops.decode("image"), ops.user("only/brighten", "image")).plan()
 
@@ -374,11 +375,13 @@ def test_what_cannot_be_taken_is_refused_with_the_reason(
     client: Client, name: str, source: bytes, reason: str
 ) -> None:
     with pytest.raises(ServerError, match=reason):
-        modules.push_module(client.transport, name, source)
-    assert modules.list_modules(client.transport) == ()
+        op_catalog.push_module(client.transport, name, source)
+    assert op_catalog.list_modules(client.transport) == ()
 
 
-def test_arguments_and_inputs_are_checked_when_a_plan_is_made(client: Client, pushed: modules.Pushed) -> None:
+def test_arguments_and_inputs_are_checked_when_a_plan_is_made(
+    client: Client, pushed: op_catalog.Pushed
+) -> None:
     def refused(*chain: Any) -> str:
         with pytest.raises(InvalidPlanError) as caught:
             dataset(client).map(*chain).plan()
@@ -393,13 +396,13 @@ def test_arguments_and_inputs_are_checked_when_a_plan_is_made(client: Client, pu
     assert "no build" in refused(ops.user("mine/trap", "image", version="sha256:" + "0" * 64, on=[], how=""))
 
 
-def test_who_may_push_is_a_policy(daemon: Daemon, client: Client, pushed: modules.Pushed) -> None:
+def test_who_may_push_is_a_policy(daemon: Daemon, client: Client, pushed: op_catalog.Pushed) -> None:
     _admin(daemon, "POST", "/-/admin/users", {"user_id": "maya"})
     key = json.loads(_admin(daemon, "POST", "/-/admin/keys", {"user_id": "maya"}))
     with connect(daemon, key["access_key"], key["secret_key"]) as maya:
         for call in (
-            lambda: modules.push_module(maya.transport, "hers", SOURCE),
-            lambda: modules.remove_module(maya.transport, "mine"),
+            lambda: op_catalog.push_module(maya.transport, "hers", SOURCE),
+            lambda: op_catalog.remove_module(maya.transport, "mine"),
         ):
             with pytest.raises(AccessError, match="nothing allows it"):
                 call()
@@ -409,15 +412,15 @@ def test_who_may_push_is_a_policy(daemon: Daemon, client: Client, pushed: module
         }
         _admin(daemon, "PUT", "/-/admin/policies/push", policy)
         _admin(daemon, "PUT", "/-/admin/users/maya/policies/push", {})
-        assert modules.push_module(maya.transport, "hers", SOURCE).new
+        assert op_catalog.push_module(maya.transport, "hers", SOURCE).new
         with pytest.raises(AccessError):
-            modules.push_module(maya.transport, "mine", SOURCE)
+            op_catalog.push_module(maya.transport, "mine", SOURCE)
         with pytest.raises(AccessError):
-            modules.remove_module(maya.transport, "hers")
-        assert {module.module for module in modules.list_modules(maya.transport)} == {"hers", "mine"}
+            op_catalog.remove_module(maya.transport, "hers")
+        assert {module.module for module in op_catalog.list_modules(maya.transport)} == {"hers", "mine"}
 
 
-def test_a_bounded_key_lists_what_its_policy_lets_it(daemon: Daemon, pushed: modules.Pushed) -> None:
+def test_a_bounded_key_lists_what_its_policy_lets_it(daemon: Daemon, pushed: op_catalog.Pushed) -> None:
     def listed(*actions: str, resource: str = "*") -> list[str]:
         statement = {"Effect": "Allow", "Action": [*actions], "Resource": resource}
         policy = {"Version": "2012-10-17", "Statement": statement}
@@ -444,15 +447,15 @@ def _admin(daemon: Daemon, method: str, path: str, document: dict[str, Any]) -> 
 
 
 def test_content_that_nobody_pushed_is_never_run(
-    daemon: Daemon, client: Client, pushed: modules.Pushed
+    daemon: Daemon, client: Client, pushed: op_catalog.Pushed
 ) -> None:
     """Not even where the node keeps it, as an asset somebody's plan named."""
-    from meshd.transform.userops.modules import document, parse_module
-    from meshwire.declarations import parse_declarations
+    from meshd.transform.sandbox.user_modules import encode_module, parse_module
+    from meshwire.plan.op_declarations import parse_declarations
 
     (op, *_) = [item for item in pushed.ops if item["op"] == "mine/trap"]
     declared = {"name": "trap", "input": {"kind": "bytes"}, "output": {"kind": "bytes"}}
-    data = document("import os", parse_declarations([declared]))
+    data = encode_module("import os", parse_declarations([declared]))
     version = parse_module("mine", data).version
     client.put("photos", "module.json", data)
     plan = dataset(client).map(ops.user(op["op"], "image", version=version))
@@ -463,18 +466,18 @@ def test_content_that_nobody_pushed_is_never_run(
 def test_a_node_without_user_ops_says_so() -> None:
     with Daemon.start(args=["--user-ops", "off"]) as daemon, connect(daemon) as client:
         with pytest.raises(ServerError, match="runs no ops of users") as caught:
-            modules.push_module(client.transport, "mine", SOURCE)
+            op_catalog.push_module(client.transport, "mine", SOURCE)
         assert caught.value.status == 501
 
 
 def test_what_was_pushed_is_there_after_a_kill() -> None:
     with Daemon.start() as daemon, connect(daemon) as client:
-        pushed = modules.push_module(client.transport, "mine", SOURCE)
+        pushed = op_catalog.push_module(client.transport, "mine", SOURCE)
         client.create_bucket("photos")
         client.put("photos", "train/0000.jpg", jpeg(0))
         daemon.kill()
         daemon.up()
-        (listed,) = modules.list_modules(client.transport)
+        (listed,) = op_catalog.list_modules(client.transport)
         assert listed.version == pushed.version
         assert int(np.asarray(trap(client, "", [])[0]["image"])) == len(jpeg(0))
 
@@ -482,7 +485,7 @@ def test_what_was_pushed_is_there_after_a_kill() -> None:
 def test_nothing_of_it_is_left_after_a_kill() -> None:
     """The supervisor is killed while an op hangs: no process goes on, and none had a file to leave."""
     with Daemon.start() as daemon, connect(daemon) as client:
-        modules.push_module(client.transport, "mine", SOURCE)
+        op_catalog.push_module(client.transport, "mine", SOURCE)
         client.create_bucket("photos")
         client.put("photos", "train/0000.jpg", jpeg(0))
         assert int(np.asarray(trap(client, "", [])[0]["image"])) == len(jpeg(0))
@@ -512,10 +515,12 @@ def _in_vain(dataset: Any) -> None:
 # --- trying ------------------------------------------------------------------------------------------------
 
 
-def test_trying_tells_what_came_out_and_what_does_not_repeat(client: Client, pushed: modules.Pushed) -> None:
+def test_trying_tells_what_came_out_and_what_does_not_repeat(
+    client: Client, pushed: op_catalog.Pushed
+) -> None:
     chain: list[dict[str, Any]] = [{"op": "decode"}, {"op": "mine/patch", "args": {"size": 8}}]
     samples = [f"s3://photos/train/{number:04}.jpg" for number in range(3)]
-    trials = modules.try_ops(client.transport, chain, samples, results=True)
+    trials = op_catalog.try_ops(client.transport, chain, samples, results=True)
     assert trials.output == "array float32[3×8×8]"
     assert trials.ops[1] == ("mine/patch", pushed.version)
     for trial in trials.results:
@@ -530,13 +535,13 @@ def remember(data):
     seen.append(data)
     return str(len(seen)).encode()
 """
-    modules.push_module(client.transport, "counting", counting)
-    trials = modules.try_ops(client.transport, [{"op": "counting/remember"}], samples, results=True)
+    op_catalog.push_module(client.transport, "counting", counting)
+    trials = op_catalog.try_ops(client.transport, [{"op": "counting/remember"}], samples, results=True)
     assert [trial.repeats for trial in trials.results] == [False, False, False]
     with pytest.raises(NotFoundError):
-        modules.try_ops(client.transport, chain, ["s3://photos/none.jpg"])
+        op_catalog.try_ops(client.transport, chain, ["s3://photos/none.jpg"])
     with pytest.raises(MeshError, match="samples"):
-        modules.try_ops(client.transport, chain, samples * 30)
+        op_catalog.try_ops(client.transport, chain, samples * 30)
 
 
 @pytest.mark.usefixtures("signed")

@@ -12,9 +12,9 @@ import safetensors.numpy
 from botocore.exceptions import ClientError
 from PIL import Image
 
-from meshd.testing.daemons import Daemon
 from meshsdk.cli import run
-from meshwire import frames
+from meshwire.frame import tensor_frame
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def test_an_object_is_the_native_frame(daemon: Daemon, s3: Any) -> None:
         assert body == native(daemon, plan, epoch, step, rank)
         head = s3.head_object(Bucket="photos--train", Key=key)
         assert (head["ContentLength"], head["ETag"]) == (len(body), got["ETag"])
-        assert head["ContentType"] == frames.CONTENT_TYPE
+        assert head["ContentType"] == tensor_frame.CONTENT_TYPE
         tensors = safetensors.numpy.load(body)
         assert tensors["image"].shape == (len(tensors["__pos"]), 8, 8, 3)
         part = s3.get_object(Bucket="photos--train", Key=key, Range="bytes=100-5000")
@@ -160,7 +160,7 @@ def test_sizes_of_ragged_batches_are_those_of_the_frames(daemon: Daemon, s3: Any
         got = s3.get_object(Bucket="photos--ragged", Key=key)
         body = got["Body"].read()
         assert (len(body), got["ETag"]) == (size, etag)
-        frames.verify(body)
+        tensor_frame.verify_frame(body)
 
 
 def test_batches_of_a_packed_plan(daemon: Daemon, s3: Any) -> None:
@@ -189,7 +189,7 @@ def test_batches_are_copied(daemon: Daemon, s3: Any) -> None:
     )
     kept = s3.get_object(Bucket="others", Key="kept.safetensors", ChecksumMode="ENABLED")
     assert kept["Body"].read() == native(daemon, plan_of(daemon, RESIZED), 2, 1, 0)
-    assert kept["ContentType"] == frames.CONTENT_TYPE
+    assert kept["ContentType"] == tensor_frame.CONTENT_TYPE
     with pytest.raises(ClientError) as error:
         s3.put_object(Bucket="photos--train", Key=key, Body=b"")
     assert error.value.response["Error"]["Code"] == "MethodNotAllowed"

@@ -22,8 +22,8 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
-from meshd.testing.daemons import Daemon
 from meshsdk.cli import run
+from tests.support.daemons import Daemon
 from tests.unit.tfrecord_reader import example, features, records
 
 if TYPE_CHECKING:

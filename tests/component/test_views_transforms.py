@@ -12,9 +12,9 @@ import pytest
 from botocore.exceptions import ClientError
 from PIL import Image
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
 from meshsdk.cli import run
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

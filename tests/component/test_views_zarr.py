@@ -21,10 +21,10 @@ from obstore.store import S3Store
 from PIL import Image
 from zarr.storage import ObjectStore
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
 from meshsdk.cli import run
-from meshwire import frames
+from meshwire.frame import tensor_frame
+from tests.support.bounded_wait import await_end
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ def oracle(daemon: Daemon, bucket: str = "photos", samples: int = SAMPLES) -> di
     plan = post(daemon, "/-/plans", {"snapshot": pinned["snapshot"], "spec": spec})["plan"]
     answer = daemon.request("GET", f"/-/plans/{plan}/0/0?batch={samples}")
     assert answer.status == 200, answer.body
-    return {name: np.asarray(tensor) for name, tensor in frames.views(answer.body).items()}
+    return {name: np.asarray(tensor) for name, tensor in tensor_frame.tensor_views(answer.body).items()}
 
 
 def store_of(daemon: Daemon, bucket: str) -> ObjectStore[S3Store]:

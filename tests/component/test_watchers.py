@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.testing.waiting import await_end
 from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError
-from meshsdk.tops import pages
-from meshsdk.traces.ranges import Ranges, nvtx_of
+from meshsdk.top import shared_page
+from meshsdk.traces.nvtx import NvtxRanges, nvtx_of
 from tests.component import test_sdk_scripted
 from tests.component.test_sdk_scripted import loader
 from tests.required import required_module
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,16 +149,16 @@ def test_a_trace_that_cannot_be_written_says_so(server: ScriptedMesh, tmp_path: 
 
 def test_a_loader_has_a_page_until_it_is_closed(server: ScriptedMesh, place: Path) -> None:
     with loader(server, report="mine") as one:
-        assert list(pages.pages([place])) == []
+        assert list(shared_page.read_pages([place])) == []
         batches = iter(one)
         next(batches)
         next(batches)
-        [(job, found)] = pages.pages([place])
+        [(job, found)] = shared_page.read_pages([place])
         assert (job.pid, job.name, job.plan) == (os.getpid(), "mine", one.plan.hash)
         assert (found.samples, found.batches, found.step, found.steps) == (32, 2, 1, len(one))
         assert found.running > 0
         list(batches)
-        [(_, found)] = pages.pages([place])
+        [(_, found)] = shared_page.read_pages([place])
         assert (found.samples, found.running) == (len(one) * 16, 0)
         assert found.seconds == pytest.approx(one.stats().seconds, rel=0.05)
         child = os.fork()
@@ -259,7 +259,9 @@ class Recorder:
 def test_ranges_of_a_profiler_do_not_stay_open(server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     cuda = type("Cuda", (), {"nvtx": recorder, "is_initialized": staticmethod(lambda: True)})
-    monkeypatch.setattr("meshsdk.watchers.nvtx_of", lambda _: nvtx_of(type("Torch", (), {"cuda": cuda})))
+    monkeypatch.setattr(
+        "meshsdk.loader.loader_setup.nvtx_of", lambda _: nvtx_of(type("Torch", (), {"cuda": cuda}))
+    )
     with loader(server) as one:
         steps = len(list(one))
     assert recorder.seen[:3] == ["mesh wait", "mesh step 0", "mesh wait"]
@@ -273,5 +275,5 @@ def test_no_ranges_without_a_gpu() -> None:
         pytest.skip("this process uses a GPU")
     assert nvtx_of(torch) is None
     assert nvtx_of(None) is None
-    assert isinstance(Ranges(Recorder()), Ranges)
+    assert isinstance(NvtxRanges(Recorder()), NvtxRanges)
     assert sys.modules["torch"] is torch

@@ -11,15 +11,15 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 ROWS = 23
 IMAGES = np.random.default_rng(3).integers(0, 256, (ROWS, 6, 5, 3), np.uint8)

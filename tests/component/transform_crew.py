@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from meshd.net.unixmessages import listen
-from meshd.testing.waiting import await_end
-from meshd.transform import process
-from meshd.transform.limiting import Limits
+from meshd.rpc.unix_messages import listen
+from meshd.transform import worker_main
+from meshd.transform.compiler import complete_spec
 from meshd.transform.pool import TransformPool
-from meshd.transform.programs import completed
-from meshwire.documents import canonical_json
-from meshwire.plans import parse_spec, spec_document
+from meshd.transform.resource_limits import RowLimits
+from meshwire.plan.plan_spec import parse_spec, spec_document
+from meshwire.strict_json import canonical_json
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     import socket
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORK = multiprocessing.get_context("fork")
-USUAL = Limits()
+USUAL = RowLimits()
 
 
 def text_of(ops: list[dict[str, Any]], fields: list[str]) -> str:
-    spec = completed(parse_spec({"seed": 11, "ops": ops}), lambda field: b"")
+    spec = complete_spec(parse_spec({"seed": 11, "ops": ops}), lambda field: b"")
     return canonical_json({"spec": spec_document(spec), "fields": fields}).decode()
 
 
@@ -45,14 +45,14 @@ def jpeg(seed: int) -> bytes:
 class Crew:
     """Transform processes on sockets in a folder; a dead one is replaced when asked."""
 
-    def __init__(self, folder: Path, count: int, limits: Limits = USUAL) -> None:
+    def __init__(self, folder: Path, count: int, limits: RowLimits = USUAL) -> None:
         self._limits, self.deaths = limits, 0
         self.sockets = [folder / f"t{number}.sock" for number in range(count)]
         self._listeners = [listen(path) for path in self.sockets]
         self.processes = [self._start(listener) for listener in self._listeners]
 
     def _start(self, listener: socket.socket) -> Any:
-        child = FORK.Process(target=process.main, args=(listener, self._limits), daemon=True)
+        child = FORK.Process(target=worker_main.main, args=(listener, self._limits), daemon=True)
         child.start()
         return child
 
@@ -77,7 +77,7 @@ class Crew:
 
 @asynccontextmanager
 async def running(
-    folder: Path, count: int = 2, limits: Limits = USUAL
+    folder: Path, count: int = 2, limits: RowLimits = USUAL
 ) -> AsyncIterator[tuple[Crew, TransformPool]]:
     crew = Crew(folder, count, limits)
     pool = TransformPool(crew.sockets)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from meshd.config import StoreSettings
-from meshd.kit import failpoints
-from meshd.kit.clock import ManualClock
 from meshd.store.errors import ConditionFailedError, StoreError
 from meshd.store.store import Store
-from meshd.testing.store_writing import put
-from meshd.testing.waiting import PATIENCE
-from meshwire.conditions import Conditions
+from meshd.util import failpoints
+from meshd.util.clock import ManualClock
+from meshwire.http_values.conditional_requests import Conditions
+from tests.support.bounded_wait import WAIT_TIMEOUT
+from tests.support.store_calls import put_object
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ async def increment(store: Store, key: str, times: int) -> int:
             number = int(store.read(found, 0, 20)) if found else 0
             same = Conditions(if_match=(found.etag,)) if found else Conditions(if_none_match=("*",))
             try:
-                await put(store, key, b"%d" % (number + 1), conditions=same)
+                await put_object(store, key, b"%d" % (number + 1), conditions=same)
             except ConditionFailedError:
                 lost += 1
                 continue
@@ -50,7 +50,9 @@ async def create_versions(store: Store, keys: list[str]) -> int:
     made = 0
     for key in keys:
         try:
-            await put(store, key, b"x", conditions=Conditions(if_none_match=("*",)), versioning="Enabled")
+            await put_object(
+                store, key, b"x", conditions=Conditions(if_none_match=("*",)), versioning="Enabled"
+            )
         except ConditionFailedError:
             continue
         made += 1
@@ -67,19 +69,19 @@ async def obey(store: Store, command: dict[str, Any]) -> Any:
     if command["do"] == "increment":
         return await increment(store, command["key"], command["times"])
     if command["do"] == "put":
-        return (await put(store, command["key"], command["data"].encode())).stamp
+        return (await put_object(store, command["key"], command["data"].encode())).stamp
     if command["do"] == "put and delete":
-        await put(store, command["key"], b"gone")
+        await put_object(store, command["key"], b"gone")
         return (await store.delete("b", command["key"])).record is not None
     if command["do"] == "delete twice":
-        failpoints.call("store.delete.placed", lambda: _pass(store, command["seconds"]))
+        failpoints.set_callback("store.delete.placed", lambda: _pass(store, command["seconds"]))
         return [
             removed.record is not None
             for removed in await asyncio.gather(*[store.delete("b", command["key"]) for _ in range(2)])
         ]
     if command["do"] == "delete many":
         keys = [f"many{number}" for number in range(command["count"])]
-        await asyncio.gather(*[put(store, key) for key in keys])
+        await asyncio.gather(*[put_object(store, key) for key in keys])
         return sum(removed.record is not None for removed in (await store.delete_many("b", keys)).values())
     if command["do"] == "amend":
         return (await store.amend("b", command["key"], None, tags=command["tags"])).tags
@@ -137,7 +139,7 @@ class Neighbour:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._process.communicate(timeout=PATIENCE)
+        self._process.communicate(timeout=WAIT_TIMEOUT)
 
 
 if __name__ == "__main__":

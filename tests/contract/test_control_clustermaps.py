@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.control.clustermaps import ClusterMaps, StoreChangedError
+from meshd.control.cluster_map_store import ClusterMapStore, StoreChangedError
 from meshd.control.embedded import EmbeddedControl
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
+from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster import transitions as turn
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.control.interface import ControlStore
+    from meshd.control.control_api import ControlStore
     from meshwire.cluster import ClusterMap
 
 
@@ -39,15 +39,17 @@ def node(number: int) -> Node:
 def test_everybody_who_joins_at_once_is_in_the_map(control: ControlStore) -> None:
     async def join(number: int) -> None:
         def change(present: ClusterMap | None) -> ClusterMap:
-            return turn.founded(node(number)) if present is None else turn.joined(present, node(number))
+            return (
+                turn.bootstrap_map(node(number)) if present is None else turn.join_node(present, node(number))
+            )
 
-        await ClusterMaps(control).change(change)
+        await ClusterMapStore(control).change(change)
 
     async def everybody() -> None:
         await asyncio.gather(*[join(number) for number in range(12)])
 
     asyncio.run(everybody())
-    found = ClusterMaps(control).current()
+    found = ClusterMapStore(control).current()
     assert found is not None
     assert [n.node_id for n in found.nodes] == [f"n{number:02d}" for number in range(12)]
     assert found.version == 12, "each change is one version"
@@ -55,30 +57,32 @@ def test_everybody_who_joins_at_once_is_in_the_map(control: ControlStore) -> Non
 
 def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: ControlStore) -> None:
     async def put_back() -> ClusterMap:
-        maps = ClusterMaps(control)
+        maps = ClusterMapStore(control)
         await control.put("mesh/id", b"1")
-        await maps.change(lambda _: turn.founded(node(0)))
+        await maps.change(lambda _: turn.bootstrap_map(node(0)))
         entry = await control.get("cluster/map")
         assert entry is not None
-        grown = await maps.change(lambda present: turn.joined(present or turn.founded(node(0)), node(1)))
+        grown = await maps.change(
+            lambda present: turn.join_node(present or turn.bootstrap_map(node(0)), node(1))
+        )
         assert maps.current() == grown
         await control.put("cluster/map", entry.value)
         assert maps.current() == grown, "nobody goes back behind what was seen"
         assert await maps.newest() == grown.version + 1
-        found = ClusterMaps(control).current()
+        found = ClusterMapStore(control).current()
         assert found is not None
         assert found.nodes == grown.nodes
         return found
 
     async def lose() -> None:
-        maps, found = ClusterMaps(control), await put_back()
+        maps, found = ClusterMapStore(control), await put_back()
         assert maps.current() == found
         for key in ("cluster/map", "mesh/id"):
             await control.delete(key)
         with pytest.raises(StoreChangedError, match="from its backup"):
             await maps.newest()
         with pytest.raises(StoreChangedError):
-            await maps.change(lambda _: turn.founded(node(1)))
+            await maps.change(lambda _: turn.bootstrap_map(node(1)))
         assert maps.current() == found
         assert await control.get("cluster/map") is None
 
@@ -86,13 +90,13 @@ def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: Cont
 
 
 def test_a_change_that_raises_writes_nothing(control: ControlStore) -> None:
-    maps = ClusterMaps(control)
+    maps = ClusterMapStore(control)
     assert maps.current() is None
-    asyncio.run(maps.change(lambda _: turn.founded(node(0))))
+    asyncio.run(maps.change(lambda _: turn.bootstrap_map(node(0))))
 
     def refuse(present: ClusterMap | None) -> ClusterMap:
         assert present is not None
-        return turn.drained(present, "n00")
+        return turn.drain_node(present, "n00")
 
     with pytest.raises(turn.TransitionError):
         asyncio.run(maps.change(refuse))

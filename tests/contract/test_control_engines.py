@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.control.embedded import EmbeddedControl
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.testing.control_suite import ControlSuite, closing
+from meshd.util.clock import ManualClock
+from tests.support.control_suite import ControlSuite, closing
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from meshd.control.interface import ControlStore
-    from meshd.kit.clock import Clock
+    from meshd.control.control_api import ControlStore
+    from meshd.util.clock import Clock
 
 
 class TestMemory(ControlSuite):

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Write
 from meshd.control.etcd import EtcdControl
 from meshd.control.etcd.gateway import Gateway
-from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Write
-from meshd.kit.clock import SystemClock
-from meshd.runtime.etcds import EtcdCluster
-from meshd.testing.certificates import Authority
-from meshd.testing.control_suite import ControlSuite, closing
+from meshd.process.local_etcd import EtcdCluster
+from meshd.util.clock import SystemClock
 from tests.required import require_etcd
+from tests.support.certificates import Authority
+from tests.support.control_suite import ControlSuite, closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from meshd.control.interface import Change, ControlStore
-    from meshd.kit.clock import Clock, ManualClock
+    from meshd.control.control_api import Change, ControlStore
+    from meshd.util.clock import Clock, ManualClock
 
 require_etcd()
 
@@ -152,8 +152,8 @@ def test_a_watch_that_heard_nothing_is_followed_at_once(
     one: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written between two watches would be late by the pause."""
-    monkeypatch.setattr("meshd.control.etcd.store._IDLE", 0.2)
-    monkeypatch.setattr("meshd.control.etcd.store._PAUSE", 600.0)
+    monkeypatch.setattr("meshd.control.etcd.etcd_control._IDLE", 0.2)
+    monkeypatch.setattr("meshd.control.etcd.etcd_control._PAUSE", 600.0)
 
     async def main() -> None:
         with closed(EtcdControl(one.gateway(), "/quiet/")) as a:

@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 
 from meshd.cli.fsck import fsck
-from meshd.cli.inspecting import inspect
+from meshd.cli.inspect_store import inspect
 from meshd.config import StoreSettings
-from meshd.kit.clock import ManualClock, SystemClock
-from meshd.store.checking import check
+from meshd.store.disks.layout import Disks
+from meshd.store.engine.member_header import ALIGNED, PAGE
 from meshd.store.errors import FormatError, StoreInUseError
-from meshd.store.index import Index
-from meshd.store.layout import Disks
-from meshd.store.members import ALIGNED, PAGE
-from meshd.store.rebuilding import rebuild
+from meshd.store.index.index import Index
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util.clock import ManualClock, SystemClock
+from tests.support.store_calls import LARGE, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -46,8 +46,8 @@ def run(settings: StoreSettings, doing: Callable[[Store], Coroutine[None, None, 
 
 def fill(settings: StoreSettings, count: int = 40) -> None:
     async def doing(store: Store) -> None:
-        await asyncio.gather(*[put(store, f"k{number}", b"x" * number) for number in range(count)])
-        await put(store, "large", bytes(LARGE))
+        await asyncio.gather(*[put_object(store, f"k{number}", b"x" * number) for number in range(count)])
+        await put_object(store, "large", bytes(LARGE))
 
     run(settings, doing)
 
@@ -59,10 +59,10 @@ def test_objects_spread_over_disks_and_disks_may_be_reordered_and_added(tmp_path
         settings = settings_at(tmp_path, *disks)
         Store.recover(settings)
         fill(settings)
-        assert check(settings).clean
+        assert check_store(settings).clean
         with opened(settings) as store:
             assert len(store.list("b").entries) == 41
-    assert rebuild(settings_at(tmp_path, *"cab")).objects == 41
+    assert rebuild_index(settings_at(tmp_path, *"cab")).objects == 41
 
 
 def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
 
     async def doing(store: Store) -> None:
         for number, size in enumerate(sizes):
-            await put(store, f"k{number}", bytes([number]) * size)
+            await put_object(store, f"k{number}", bytes([number]) * size)
 
     run(settings, doing)
     for _ in range(2):
@@ -81,8 +81,8 @@ def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
                 assert record is not None
                 assert store.read(record, 0, size) == bytes([number]) * size
                 assert size < ALIGNED or [extent.offset % PAGE for extent in record.extents] == [0]
-        assert check(settings).clean
-        assert rebuild(settings).problems == []
+        assert check_store(settings).clean
+        assert rebuild_index(settings).problems == []
 
 
 def test_a_new_disk_takes_only_its_share() -> None:
@@ -98,7 +98,7 @@ def test_a_missing_disk_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"disk .*/b is missing; mount it"):
         Store.recover(settings_at(tmp_path, "a"))
     with pytest.raises(FormatError, match="disk number 1 of this store is missing"):
-        rebuild(settings_at(tmp_path, "a"))
+        rebuild_index(settings_at(tmp_path, "a"))
 
 
 def test_a_disk_of_another_store_is_refused(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_disk_of_another_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="another store"):
         Store.recover(both)
     with pytest.raises(FormatError, match="different stores"):
-        rebuild(both)
+        rebuild_index(both)
 
 
 def test_a_lost_index_never_costs_data(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_a_lost_index_never_costs_data(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="fsck --rebuild"):
             attempt(settings)
     assert sorted(tmp_path.glob("extents/*/*.tar")) == files
-    assert rebuild(settings).objects == 41
+    assert rebuild_index(settings).objects == 41
     Store.recover(settings)
     fill(settings)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_a_first_start_that_died_is_begun_again(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_first_start_that_died_is_begun_again(tmp_path: Path) -> None:
     Store.recover(settings)
     (settings.index_dir / "data.mdb").unlink()  # the marker was written, the index was not
     fill(settings)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     marker = tmp_path / "extents" / "DISK"
     marker.write_text(marker.read_text().replace('"format":1', '"format":99'))
     with pytest.raises(FormatError, match="upgrade meshd"):
-        rebuild(settings)
+        rebuild_index(settings)
 
 
 def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
     (settings.index_dir / "data.mdb").write_bytes(os.urandom(1 << 16))
     with pytest.raises(FormatError, match="rebuild"):
         Store.recover(settings)
-    assert rebuild(settings).objects == 41
+    assert rebuild_index(settings).objects == 41
 
 
 def test_a_store_is_held_by_its_workers_or_by_its_keeper(tmp_path: Path) -> None:
@@ -162,18 +162,18 @@ def test_a_store_is_held_by_its_workers_or_by_its_keeper(tmp_path: Path) -> None
     with opened(settings):
         with pytest.raises(StoreInUseError, match="as w0"):
             opened(settings)
-        for alone in (check, rebuild, Store.recover):
+        for alone in (check_store, rebuild_index, Store.recover):
             with pytest.raises(StoreInUseError, match="stop the daemon"):
                 alone(settings)
     with pytest.raises(ValueError, match="called by"):
         opened(settings, "../w")
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_a_writer_goes_on_in_its_segment(tmp_path: Path) -> None:
     settings = settings_at(tmp_path)
     for number in range(3):
-        run(settings, lambda store, n=number: put(store, f"k{n}", b"x"))  # type: ignore[misc]  # bound at once
+        run(settings, lambda store, n=number: put_object(store, f"k{n}", b"x"))  # type: ignore[misc]  # bound at once
     assert len(list(tmp_path.glob("extents/*/*.tar"))) == 1
 
 
@@ -183,8 +183,8 @@ def test_a_stepped_back_clock_does_not_lose_a_write(tmp_path: Path) -> None:
         clock = ManualClock()
         clock.advance(seconds)
         with closing(Store.open(settings, writer="w0", clock=clock)) as store:
-            asyncio.run(put(store, "k", b"at %d" % seconds))
-    rebuild(settings)
+            asyncio.run(put_object(store, "k", b"at %d" % seconds))
+    rebuild_index(settings)
     with opened(settings) as store:
         found = store.get("b", "k")
         assert found is not None
@@ -198,7 +198,7 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
 
     async def doing(store: Store) -> None:
         for number in range(60):
-            await put(store, f"k{number}", os.urandom(20_000))
+            await put_object(store, f"k{number}", os.urandom(20_000))
         for number in range(60):
             if number % 6:
                 await store.delete("b", f"k{number}")
@@ -213,8 +213,8 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
     clock = ManualClock()
     with closing(Store.open(settings, writer="s", clock=clock)) as store:
         asyncio.run(doing(store))
-    assert check(settings).clean
-    assert rebuild(settings).objects == 10
+    assert check_store(settings).clean
+    assert rebuild_index(settings).objects == 10
 
 
 def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_path: Path) -> None:
@@ -222,21 +222,21 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
     settings = dataclasses.replace(settings_at(tmp_path), segment_bytes=20_000)
 
     async def doing(store: Store) -> None:
-        await put(store, "stays", bytes(10_000))
-        gone = await put(store, "gone", bytes(5_000))
+        await put_object(store, "stays", bytes(10_000))
+        gone = await put_object(store, "gone", bytes(5_000))
         upload = await store.create_upload("b", "upload")
-        await put(store, "fills", bytes(20_000))
-        await put(store, "in the next file", b"")
+        await put_object(store, "fills", bytes(20_000))
+        await put_object(store, "in the next file", b"")
         await store.delete("b", "gone")
         await store.abort_upload(upload)
-        await put(store, "fills too", bytes(30_000))
-        await put(store, "again in the next", b"")
+        await put_object(store, "fills too", bytes(30_000))
+        await put_object(store, "again in the next", b"")
         old = gone.extents[0].file
         for file in sorted(set(store.compactable(0.0)) - {old}):
             assert await store.compact(file)
 
     def gone_for_good() -> None:
-        assert rebuild(settings).problems == []
+        assert rebuild_index(settings).problems == []
         with opened(settings, "s") as store:
             assert len(store.list("b").entries) == 5
             assert store.get("b", "gone") is None
@@ -264,16 +264,16 @@ def test_a_file_that_only_remembers_a_deletion_is_kept(tmp_path: Path) -> None:
     settings = dataclasses.replace(settings_at(tmp_path), segment_bytes=20_000)
 
     async def doing(store: Store) -> None:
-        await put(store, "stays", bytes(20_000))
-        await put(store, "gone", b"in the same group or the next file")
-        await put(store, "fills", bytes(20_000))
+        await put_object(store, "stays", bytes(20_000))
+        await put_object(store, "gone", b"in the same group or the next file")
+        await put_object(store, "fills", bytes(20_000))
         await store.delete("b", "gone")
-        await put(store, "passing", bytes(30_000))
-        await put(store, "next file", b"")
+        await put_object(store, "passing", bytes(30_000))
+        await put_object(store, "next file", b"")
         await store.delete("b", "passing")
 
     run(settings, doing)
-    assert rebuild(settings).problems == []
+    assert rebuild_index(settings).problems == []
     with opened(settings) as store:
         assert [key for key, _ in store.list("b").entries] == ["fills", "next file", "stays"]
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit import failpoints
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
+from meshd.store.engine.file_scan import DataFileScan
 from meshd.store.errors import CorruptExtentError, DiskFailedError, DiskFullError
-from meshd.store.index import Index
-from meshd.store.rebuilding import rebuild
+from meshd.store.index.index import Index
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
-from meshd.store.surveying import FileSurvey
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.telemetry import metrics
-from meshd.testing.store_writing import LARGE, put, put_part, refused
-from meshd.testing.version_suite import OFF, ON, shape
-from meshwire.tars import END
+from meshd.util import failpoints
+from meshd.util.clock import SystemClock
+from meshwire.formats.tar import END
+from tests.support.store_calls import LARGE, error_of, put_object, put_part
+from tests.support.version_suite import OFF, ON, version_bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -59,7 +59,9 @@ def failing(text: str) -> Iterator[None]:
 def counted(name: str, kind: str = "") -> float:
     """A counter of the store, as Prometheus sees it."""
     label = f'{{kind="{kind}"}}' if kind else ""
-    found = re.search(rf"^meshd_store_{name}_total{re.escape(label)} (\S+)$", metrics.render().decode(), re.M)
+    found = re.search(
+        rf"^meshd_store_{name}_total{re.escape(label)} (\S+)$", metrics.render_metrics().decode(), re.M
+    )
     return float(found.group(1)) if found else 0.0
 
 
@@ -73,10 +75,10 @@ class Stock:
 
 
 async def stock(store: Store) -> Stock:
-    await put(store, "k", b"null")
-    old = await put(store, "k", b"old" * 100, versioning=ON)
-    await put(store, "k", os.urandom(LARGE), versioning=ON)
-    await put(store, "plain", b"plain")
+    await put_object(store, "k", b"null")
+    old = await put_object(store, "k", b"old" * 100, versioning=ON)
+    await put_object(store, "k", os.urandom(LARGE), versioning=ON)
+    await put_object(store, "plain", b"plain")
     upload, other = await store.create_upload("b", "u"), await store.create_upload("b", "u")
     await put_part(store, upload, 1, os.urandom(LARGE))
     await put_part(store, upload, 2, b"tail")
@@ -89,9 +91,9 @@ def facts(settings: StoreSettings) -> Any:
 
 
 WRITES: dict[str, Any] = {
-    "put": lambda store, _: put(store, "k", b"x", versioning=ON),
-    "put large": lambda store, _: put(store, "k", bytes(LARGE), versioning=ON),
-    "put null": lambda store, _: put(store, "k", b"x", versioning=OFF),
+    "put": lambda store, _: put_object(store, "k", b"x", versioning=ON),
+    "put large": lambda store, _: put_object(store, "k", bytes(LARGE), versioning=ON),
+    "put null": lambda store, _: put_object(store, "k", b"x", versioning=OFF),
     "part": lambda store, has: put_part(store, has.upload, 2, b"again"),
     "part large": lambda store, has: put_part(store, has.upload, 3, bytes(LARGE)),
     "complete": lambda store, has: store.complete_upload(has.upload, [1, 2], Meta("e-2"), versioning=ON),
@@ -122,18 +124,18 @@ def test_a_disk_that_fails_changes_nothing(settings: StoreSettings, name: str) -
                 told = counted("disk_errors", kind)
                 before = _visible(store)
                 with failing(f"{point}=error({number})"):
-                    await refused(error, WRITES[name](store, has))
+                    await error_of(error, WRITES[name](store, has))
                     assert _visible(store) == before  # and read while the disk still fails
                 assert counted("disk_errors", kind) > told
-        await put(store, "another", b"x")
+        await put_object(store, "another", b"x")
         await WRITES[name](store, has)
 
     run(settings, doing)
     before = facts(settings)
-    assert rebuild(settings).problems == []
+    assert rebuild_index(settings).problems == []
     assert facts(settings) == before
     Store.recover(settings)
-    report = check(settings)
+    report = check_store(settings)
     assert (report.problems, report.leftovers) == ([], [])
 
 
@@ -153,47 +155,47 @@ def test_a_nearly_full_disk_takes_what_frees_room(
     async def doing(store: Store) -> None:
         has = await stock(store)
         before = _visible(store)
-        monkeypatch.setattr("meshd.store.room.spare", lambda path, reserves=1: 0)
+        monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", lambda path, reserves=1: 0)
         for name in GROW:
-            await refused(DiskFullError, WRITES[name](store, has))
+            await error_of(DiskFullError, WRITES[name](store, has))
         assert _visible(store) == before
         for name in WRITES:
             if name not in GROW:
                 await WRITES[name](store, has)
         monkeypatch.undo()
-        assert shape(store, "k") == [before[0][0][3]]
-        await put(store, "k", b"room again")
+        assert version_bodies(store, "k") == [before[0][0][3]]
+        await put_object(store, "k", b"room again")
 
     run(settings, doing)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_a_read_error_is_told_and_the_rest_is_read(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        record, other = await put(store, "k", b"data"), await put(store, "l", b"more")
+        record, other = await put_object(store, "k", b"data"), await put_object(store, "l", b"more")
         with failing("store.read.before=error(5)"):
             with pytest.raises(DiskFailedError, match="meshd fsck"):
                 store.read(record, 0, 4)
-            await refused(DiskFailedError, store.link("b", "copy", record, Meta("e")))
+            await error_of(DiskFailedError, store.link("b", "copy", record, Meta("e")))
         with failing("store.read.before=error(5):after 1"):
             assert store.read(other, 0, 4) == b"more"
         assert store.read(record, 0, 4) == b"data"
 
     run(settings, doing)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_a_segment_that_cannot_be_read_does_not_stop_compaction(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         for number in range(20):
-            await put(store, f"k{number}", os.urandom(20_000))
+            await put_object(store, f"k{number}", os.urandom(20_000))
         files = store.compactable(0.0)
         assert len(files) > 2
         before = _visible(store)
         with failing("store.survey.before_read=error(5)"):
-            await refused(DiskFailedError, store.compact(files[0]))
+            await error_of(DiskFailedError, store.compact(files[0]))
         with failing("store.data.before_write=error(28)"):
-            await refused(DiskFullError, store.compact(files[0]))
+            await error_of(DiskFullError, store.compact(files[0]))
         assert _visible(store) == before
         for file in files:
             assert await store.compact(file)
@@ -201,16 +203,16 @@ def test_a_segment_that_cannot_be_read_does_not_stop_compaction(settings: StoreS
 
     run(settings, doing)
     Store.recover(settings)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_compaction_wants_room_first(settings: StoreSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     async def doing(store: Store) -> None:
         for number in range(8):
-            await put(store, f"k{number}", bytes(20_000))
+            await put_object(store, f"k{number}", bytes(20_000))
         file = store.compactable(0.0)[0]
-        monkeypatch.setattr("meshd.store.room.spare", lambda path, reserves=1: 0)
-        await refused(DiskFullError, store.compact(file))
+        monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", lambda path, reserves=1: 0)
+        await error_of(DiskFullError, store.compact(file))
         monkeypatch.undo()
         assert await store.compact(file)
 
@@ -222,19 +224,19 @@ def test_a_rebuild_keeps_a_file_that_cannot_be_read(settings: StoreSettings) -> 
 
     async def doing(store: Store) -> None:
         for number in range(20):
-            await put(store, f"k{number}", os.urandom(20_000))
+            await put_object(store, f"k{number}", os.urandom(20_000))
 
     run(settings, doing)
     files = sorted(settings.data_dir.glob("extents/*/*.tar"))
     with failing("store.survey.before_read=error(5)"):
-        report = rebuild(settings)
+        report = rebuild_index(settings)
     assert (report.objects, len(report.problems)) == (0, len(files))
     Store.recover(settings)
     run(settings, lambda store: _compact_all(store))
     Store.recover(settings)
     assert sorted(settings.data_dir.glob("extents/*/*.tar")) == files
-    assert rebuild(settings).objects == 20
-    assert check(settings).clean
+    assert rebuild_index(settings).objects == 20
+    assert check_store(settings).clean
 
 
 async def _upload(store: Store, key: str) -> None:
@@ -245,19 +247,19 @@ async def _upload(store: Store, key: str) -> None:
 
 
 async def _another(store: Store) -> None:
-    await put(store, "another", bytes(LARGE))
+    await put_object(store, "another", bytes(LARGE))
 
 
 def _no_pread(monkeypatch: pytest.MonkeyPatch, bad: Path) -> None:
     """The device cannot read one file."""
-    read = FileSurvey._pread
+    read = DataFileScan._pread
 
-    def pread(survey: FileSurvey, offset: int, length: int) -> bytes:
+    def pread(survey: DataFileScan, offset: int, length: int) -> bytes:
         if survey.path == str(bad):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(survey, offset, length)
 
-    monkeypatch.setattr(FileSurvey, "_pread", pread)
+    monkeypatch.setattr(DataFileScan, "_pread", pread)
 
 
 @pytest.mark.parametrize("how", ["unreadable", "damaged", "damaged and sealed", "a part is away"])
@@ -278,7 +280,7 @@ def test_a_rebuild_keeps_what_it_cannot_account_for(
         segment.write_bytes(whole[:at] + b"-" + whole[at + 1 :] + (END if "sealed" in how else b""))
     else:
         large[0].rename(settings.data_dir / "away")
-    report = rebuild(settings)
+    report = rebuild_index(settings)
     assert (report.objects, len(report.problems)) == (0, 1)
     Store.recover(settings)
     run(settings, _another)
@@ -288,10 +290,10 @@ def test_a_rebuild_keeps_what_it_cannot_account_for(
         segment.write_bytes(whole)
     elif how == "a part is away":
         (settings.data_dir / "away").rename(large[0])
-    report = rebuild(settings)
+    report = rebuild_index(settings)
     assert (report.objects, report.problems) == (2, [])
     Store.recover(settings)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 async def _compact_all(store: Store) -> None:
@@ -304,8 +306,8 @@ def test_metrics_count_writes_and_damage(settings: StoreSettings) -> None:
 
     async def doing(store: Store) -> None:
         before = [counted(name) for name in names]
-        record = await put(store, "k", bytes(1000))
-        await put(store, "l", bytes(LARGE))
+        record = await put_object(store, "k", bytes(1000))
+        await put_object(store, "l", bytes(LARGE))
         os.truncate(store.locate(record)[0].path, record.extents[0].offset)
         with pytest.raises(CorruptExtentError):
             store.read(record, 0, 1000)
@@ -315,7 +317,7 @@ def test_metrics_count_writes_and_damage(settings: StoreSettings) -> None:
         assert LARGE + 1000 < written < LARGE + 5000
 
     run(settings, doing)
-    assert b"meshd_store_sync_seconds_count" in metrics.render()
+    assert b"meshd_store_sync_seconds_count" in metrics.render_metrics()
 
 
 def test_thousands_of_abandoned_uploads_cost_what_is_asked_for(settings: StoreSettings) -> None:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
-from meshd.store.memory import MemoryStore
 from meshd.store.store import Store
-from meshd.testing.store_suite import StoreSuite
+from meshd.store.tools.fsck import check_store
+from meshd.util.clock import SystemClock
+from tests.support.reference_store import MemoryStore
+from tests.support.store_suite import StoreSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from meshd.store.interface import ObjectStore
+    from meshd.store.api import ObjectStore
 
 
 class TestMemoryStore(StoreSuite):
@@ -34,7 +34,7 @@ class _OnDisk(StoreSuite):
     def _checked(self) -> Iterator[None]:
         """After each test the store on disk is whole."""
         yield
-        report = check(self.settings)
+        report = check_store(self.settings)
         assert report.clean, report.problems
         assert report.leftovers == []
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
 from meshd.store.errors import ExhaustedError
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put
+from meshd.util.clock import SystemClock
+from tests.support.store_calls import LARGE, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +54,8 @@ def test_no_disk_is_taken_out_of_service(store: Store) -> None:
 
 def test_nothing_goes_to_quarantine(store: Store) -> None:
     async def scrub() -> None:
-        await put(store, "small", b"small" * 100)
-        large = await put(store, "large", os.urandom(LARGE))
+        await put_object(store, "small", b"small" * 100)
+        large = await put_object(store, "large", os.urandom(LARGE))
         await store.scrub.begin()
         with no_descriptors():
             while await store.scrub.step(_rest):
@@ -68,7 +68,7 @@ def test_nothing_goes_to_quarantine(store: Store) -> None:
 
 
 def test_a_read_says_what_is_missing(store: Store) -> None:
-    record = asyncio.run(put(store, "large", os.urandom(LARGE)))
+    record = asyncio.run(put_object(store, "large", os.urandom(LARGE)))
     with no_descriptors(), pytest.raises(ExhaustedError, match="ulimit -n"):
         store.read(record, 0, 100)
     assert store.read(record, 0, 100)

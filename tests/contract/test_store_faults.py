@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit import failpoints
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
+from meshd.store.disks.layout import has_free_space
 from meshd.store.errors import (
     CorruptExtentError,
     DiskFailedError,
@@ -26,12 +24,14 @@ from meshd.store.errors import (
     NoSuchUploadError,
     StoreClosedError,
 )
-from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
-from meshd.store.room import has_room
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put, put_part, refused
-from meshd.testing.waiting import PATIENCE
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util import failpoints
+from meshd.util.clock import SystemClock
+from tests.support.bounded_wait import WAIT_TIMEOUT
+from tests.support.store_calls import LARGE, error_of, put_object, put_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -51,7 +51,7 @@ def damages() -> None:
 def _whole_afterwards(settings: StoreSettings, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "damages" not in request.fixturenames and (settings.index_dir / "data.mdb").exists():
-        report = check(settings)
+        report = check_store(settings)
         assert report.clean, report.problems
         assert report.leftovers == []
 
@@ -95,21 +95,21 @@ def test_a_failing_disk_fails_the_write_and_nothing_else(
     settings: StoreSettings, point: str, size: int, number: int, error: type[Exception]
 ) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "k", b"before")
+        await put_object(store, "k", b"before")
         with failing(f"{point}=error({number})"):
-            await refused(error, put(store, "k", bytes(size)))
-            await refused(error, put(store, "fresh", bytes(size), size=size))
+            await error_of(error, put_object(store, "k", bytes(size)))
+            await error_of(error, put_object(store, "fresh", bytes(size), size=size))
         found = store.get("b", "k")
         assert found is not None
         assert store.read(found, 0, 10) == b"before"
         assert store.get("b", "fresh") is None
-        await put(store, "k", b"after" * 50_000)
-        await put(store, "l", b"after")
+        await put_object(store, "k", b"after" * 50_000)
+        await put_object(store, "l", b"after")
 
     run(settings, doing)
-    run(settings, lambda store: put(store, "again", b"x"))  # type: ignore[arg-type, return-value]  # its record is not needed
+    run(settings, lambda store: put_object(store, "again", b"x"))  # type: ignore[arg-type, return-value]  # its record is not needed
     before = _listing(settings)
-    assert rebuild(settings).problems == []
+    assert rebuild_index(settings).problems == []
     assert _listing(settings) == before
 
 
@@ -123,12 +123,12 @@ def test_one_of_a_group_that_cannot_be_kept_does_not_harm_the_others(settings: S
         gone = await store.create_upload("b", "u")
         await store.abort_upload(gone)
         results = await asyncio.gather(
-            put(store, "a", b"1"),
-            put(store, "b", b"2", metadata={"x": "y" * 20_000}),
-            put(store, "c", bytes(LARGE), metadata={"x": "y" * 20_000}),
+            put_object(store, "a", b"1"),
+            put_object(store, "b", b"2", metadata={"x": "y" * 20_000}),
+            put_object(store, "c", bytes(LARGE), metadata={"x": "y" * 20_000}),
             put_part(store, gone, 1, b"late"),
             put_part(store, gone, 2, bytes(LARGE)),
-            put(store, "d", bytes(LARGE)),
+            put_object(store, "d", bytes(LARGE)),
             return_exceptions=True,
         )
         kinds = [type(result) for result in results if isinstance(result, Exception)]
@@ -141,12 +141,12 @@ def test_one_of_a_group_that_cannot_be_kept_does_not_harm_the_others(settings: S
 def test_an_object_that_does_not_fit_is_refused_at_once(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         writer = store.writer("b", "k", size=1 << 60)
-        await refused(DiskFullError, writer.write(bytes(2 << 20)))
+        await error_of(DiskFullError, writer.write(bytes(2 << 20)))
         await writer.abort()
 
     run(settings, doing)
-    assert has_room(str(settings.data_dir), 0)
-    assert not has_room(str(settings.data_dir), 1 << 60)
+    assert has_free_space(str(settings.data_dir), 0)
+    assert not has_free_space(str(settings.data_dir), 1 << 60)
 
 
 def test_a_full_index_is_a_full_disk(settings: StoreSettings) -> None:
@@ -155,16 +155,16 @@ def test_a_full_index_is_a_full_disk(settings: StoreSettings) -> None:
     async def fill(store: Store) -> None:
         for number in range(5000):
             names = [f"{number}-{i}" * 40 for i in range(16)]
-            await asyncio.gather(*[put(store, name, metadata={"m": "x" * 900}) for name in names])
+            await asyncio.gather(*[put_object(store, name, metadata={"m": "x" * 900}) for name in names])
 
     async def doing(store: Store) -> None:
-        assert "index_map_bytes" in str(await refused(DiskFullError, fill(store)))
+        assert "index_map_bytes" in str(await error_of(DiskFullError, fill(store)))
         count = store.stats().objects
         assert count > 100
         assert len(store.list("b", limit=5000).entries) == count
 
     run(small, doing)
-    run(settings, lambda store: put(store, "fits", b"now"))  # type: ignore[arg-type, return-value]  # its record is not needed
+    run(settings, lambda store: put_object(store, "fits", b"now"))  # type: ignore[arg-type, return-value]  # its record is not needed
 
 
 def test_cancelled_writers_leave_nothing(settings: StoreSettings) -> None:
@@ -196,12 +196,12 @@ def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSe
 
     def pause() -> None:
         writes.set()
-        assert go_on.wait(PATIENCE)
+        assert go_on.wait(WAIT_TIMEOUT)
 
     async def doing(store: Store) -> None:
         writer = store.writer("b", "k", size=None)
         await writer.write(os.urandom(2 << 20))
-        await asyncio.to_thread(writes.wait, PATIENCE)
+        await asyncio.to_thread(writes.wait, WAIT_TIMEOUT)
         own = writer._own
         assert own is not None
         if how == "dropped":
@@ -214,12 +214,12 @@ def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSe
             await asyncio.gather(ending, return_exceptions=True)
         os.fstat(own._fd)
         go_on.set()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while own._fd >= 0:  # noqa: ASYNC110  nothing tells of it
                 await asyncio.sleep(0.01)
         drafts.append(Path(own._draft))
 
-    failpoints.call("store.own.before_write", pause)
+    failpoints.set_callback("store.own.before_write", pause)
     try:
         run(settings, doing)
     finally:
@@ -230,9 +230,9 @@ def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSe
 
 def test_a_file_that_is_not_closed_well_does_not_end_all_writing(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "k", bytes(LARGE))
-        async with asyncio.timeout(PATIENCE):
-            await put(store, "k2", bytes(LARGE))
+        await put_object(store, "k", bytes(LARGE))
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            await put_object(store, "k2", bytes(LARGE))
         assert len(store.list("b").entries) == 2
 
     with failing("store.own.after_close=error"):
@@ -243,7 +243,7 @@ def test_a_cancelled_commit_happens_or_not_but_never_half(settings: StoreSetting
     async def doing(store: Store) -> None:
         for turns in range(12):
             for size in (10, LARGE):
-                task = asyncio.create_task(put(store, "k", bytes([turns]) * size))
+                task = asyncio.create_task(put_object(store, "k", bytes([turns]) * size))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 task.cancel()
@@ -262,7 +262,7 @@ def test_a_closed_store_takes_nothing(settings: StoreSettings) -> None:
         writer = store.writer("b", "k", size=None)
         await writer.write(b"x")
         store.close()
-        await refused(StoreClosedError, writer.commit(Meta("e")))
+        await error_of(StoreClosedError, writer.commit(Meta("e")))
 
     run(settings, doing)
 
@@ -271,16 +271,16 @@ def test_a_closed_store_takes_nothing(settings: StoreSettings) -> None:
 def test_damaged_bytes_are_not_served(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         for key, size in (("small", 1000), ("large", LARGE)):
-            record = await put(store, key, bytes(size))
+            record = await put_object(store, key, bytes(size))
             _scribble(store.locate(record)[0].path, record.extents[0].offset + 500)
             with pytest.raises(CorruptExtentError, match="meshd fsck"):
                 store.read(record, 0, size)
-        await refused(
+        await error_of(
             CorruptExtentError, store.link("b", "copy", store.get("b", "small") or record, Meta("e"))
         )
 
     run(settings, doing)
-    problems = check(settings).problems
+    problems = check_store(settings).problems
     assert sorted((problem.kind, problem.name) for problem in problems) == [
         ("damaged", "b/large"),
         ("damaged", "b/small"),
@@ -290,13 +290,13 @@ def test_damaged_bytes_are_not_served(settings: StoreSettings) -> None:
 @pytest.mark.usefixtures("damages")
 def test_a_removed_file_is_told_apart_from_damage(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        record = await put(store, "k", bytes(LARGE))
+        record = await put_object(store, "k", bytes(LARGE))
         os.unlink(store.locate(record)[0].path)
         with pytest.raises(ExtentGoneError, match="look it up again"):
             store.read(record, 0, 10)
 
     run(settings, doing)
-    assert [problem.kind for problem in check(settings).problems] == ["missing"]
+    assert [problem.kind for problem in check_store(settings).problems] == ["missing"]
 
 
 @pytest.mark.usefixtures("damages")
@@ -304,18 +304,18 @@ def test_a_damaged_header_costs_a_rebuild_that_member_alone(settings: StoreSetti
     """Also when the data of a member are themselves a data file of this store."""
 
     async def doing(store: Store) -> None:
-        await put(store, "inner", b"not this one")
-        await put(store, "hit", _file_of(store, "inner"))
-        await put(store, "hit2", b"y")
-        await put(store, "behind", b"safe")
+        await put_object(store, "inner", b"not this one")
+        await put_object(store, "hit", _file_of(store, "inner"))
+        await put_object(store, "hit2", b"y")
+        await put_object(store, "behind", b"safe")
         for key in ("hit", "hit2"):
             record = store.get("b", key) or _none()
             _scribble(store.locate(record)[0].path, record.extents[0].offset - 950)
         await store.delete("b", "inner")
 
     run(settings, doing)
-    assert {problem.kind for problem in check(settings).problems} == {"header"}
-    assert len(rebuild(settings).problems) >= 2
+    assert {problem.kind for problem in check_store(settings).problems} == {"header"}
+    assert len(rebuild_index(settings).problems) >= 2
     with opened(settings) as store:
         assert [key for key, _ in store.list("b").entries] == ["behind"]
 
@@ -341,8 +341,8 @@ def test_gnu_tar_lists_every_data_file(settings: StoreSettings) -> None:
 
     async def doing(store: Store) -> None:
         for key in keys:
-            await put(store, key, b"data")
-            await put(store, f"{key}-large", bytes(LARGE))
+            await put_object(store, key, b"data")
+            await put_object(store, f"{key}-large", bytes(LARGE))
         await store.delete("b", keys[0])
 
     run(settings, doing)

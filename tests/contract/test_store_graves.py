@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import ManualClock
-from meshd.store.checking import check
-from meshd.store.graves import Graves, graves_of, graves_since
-from meshd.store.index import Index, object_key
-from meshd.store.rebuilding import rebuild
+from meshd.store.index.index import Index, object_key
+from meshd.store.index.tombstones import Tombstones, tombstones_complete_since, tombstones_of_name
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
-from meshd.testing.store_writing import put, put_part
-from meshd.testing.version_suite import ON
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util.clock import ManualClock
+from tests.support.store_calls import put_object, put_part
+from tests.support.version_suite import ON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
     from typing import Any
 
-    from meshd.store.graves import Grave
+    from meshd.store.index.tombstones import Tombstone
 
 HOUR = 3600.0
 
@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> Iterator[StoreSettings]:
         tmp_path, segment_bytes=20_000, index_map_bytes=1 << 28, tombstone_seconds=HOUR
     )
     yield settings
-    report = check(settings)
+    report = check_store(settings)
     assert report.clean, report.problems
 
 
@@ -46,23 +46,23 @@ def run(
         asyncio.run(doing(store))
 
 
-def graves(settings: StoreSettings, key: str) -> list[Grave]:
+def graves(settings: StoreSettings, key: str) -> list[Tombstone]:
     with closing(Index.open(settings)) as index, index.reading() as txn:
-        return list(graves_of(index, txn, object_key("b", key)))
+        return list(tombstones_of_name(index, txn, object_key("b", key)))
 
 
 async def remove_all_kinds(store: Store) -> list[str]:
     """Null version, version of its own, aborted and completed upload, of the key `k`; their names."""
-    await put(store, "k", b"null")
+    await put_object(store, "k", b"null")
     await store.delete("b", "k")
-    record = await put(store, "k", b"versioned", versioning=ON)
+    record = await put_object(store, "k", b"versioned", versioning=ON)
     await store.delete_version("b", "k", record.version)
     aborted = await store.create_upload("b", "k")
     await store.abort_upload(aborted)
     completed = await store.create_upload("b", "k")
     await put_part(store, completed, 1, b"part")
     await store.complete_upload(completed, [1], Meta("whole"))
-    await put(store, "k2", b"another")
+    await put_object(store, "k2", b"another")
     await store.delete("b", "k2")
     return ["", record.version, aborted.upload_id, completed.upload_id]
 
@@ -97,7 +97,7 @@ def test_removals_are_forgotten_after_their_time(settings: StoreSettings) -> Non
     async def doing(store: Store) -> None:
         await remove_all_kinds(store)
         clock.advance(HOUR / 2)
-        await put(store, "later", b"1")
+        await put_object(store, "later", b"1")
         await store.delete("b", "later")
         await store.forget_graves()
         early = store.graves_since()
@@ -113,12 +113,12 @@ def test_removals_are_forgotten_after_their_time(settings: StoreSettings) -> Non
 def test_too_many_are_forgotten_early_and_it_is_told_since_when(
     settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.store.graves._MOST", 10)
+    monkeypatch.setattr("meshd.store.index.tombstones._MOST", 10)
     clock = ManualClock()
 
     async def doing(store: Store) -> None:
         for number in range(40):
-            await put(store, f"{number:02}", b"x")
+            await put_object(store, f"{number:02}", b"x")
             await store.delete("b", f"{number:02}")
             clock.advance(60)
         await store.forget_graves()
@@ -132,7 +132,7 @@ def test_too_many_are_forgotten_early_and_it_is_told_since_when(
 
 def test_the_latest_removal_of_a_name_counts(settings: StoreSettings) -> None:
     with closing(Index.open(settings)) as index, index.writing() as txn:
-        kept = Graves(index, txn, keep=True)
+        kept = Tombstones(index, txn, keep=True)
         name = object_key("b", "k")
         for stamp in (5, 9, 7):
             kept.bury(txn, name, stamp)
@@ -147,7 +147,7 @@ def test_a_rebuild_remembers_them_too(settings: StoreSettings, compacted: bool) 
     async def doing(store: Store) -> None:
         await remove_all_kinds(store)
         for number in range(12):  # seals the segments before
-            await put(store, f"fill-{number}", bytes(9_000))
+            await put_object(store, f"fill-{number}", bytes(9_000))
         if compacted:
             for file in store.compactable(0.0):
                 assert await store.compact(file)
@@ -157,17 +157,17 @@ def test_a_rebuild_remembers_them_too(settings: StoreSettings, compacted: bool) 
     run(settings, clock, doing)
     before = {key: graves(settings, key) for key in ("k", "k2")}
     assert len(before["k"]) == 4
-    rebuild(settings)
+    rebuild_index(settings)
     assert {key: graves(settings, key) for key in ("k", "k2")} == before
     with closing(Index.open(settings)) as index, index.reading() as txn:
-        assert graves_since(index, txn) > 0
+        assert tombstones_complete_since(index, txn) > 0
 
 
 def test_a_write_after_a_removal_lives_on(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "k", b"1")
+        await put_object(store, "k", b"1")
         await store.delete("b", "k")
-        record = await put(store, "k", b"2")
+        record = await put_object(store, "k", b"2")
         assert store.get("b", "k") == record
         assert store.get_version("b", "k", NULL) == record
 

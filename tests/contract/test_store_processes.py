@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.kit import failpoints
-from meshd.kit.clock import ManualClock
-from meshd.store.checking import check
-from meshd.store.members import ALIGNED
-from meshd.store.rebuilding import rebuild
+from meshd.store.engine.member_header import ALIGNED
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put
-from meshwire.conditions import Conditions
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util import failpoints
+from meshd.util.clock import ManualClock
+from meshwire.http_values.conditional_requests import Conditions
 from tests.contract.store_neighbour import Neighbour, increment, settings_at
+from tests.support.store_calls import LARGE, put_object
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def test_compare_and_swap_is_exact_across_processes(tmp_path: Path) -> None:
         lost = asyncio.run(increment(store, "n", 40)) + one.answer() + two.answer()
         assert int(value(store, "n")) == 120
         assert lost > 0
-    assert check(settings_at(tmp_path)).clean
+    assert check_store(settings_at(tmp_path)).clean
 
 
 @pytest.mark.parametrize("conditions", [None, Conditions(if_none_match=("*",))])
@@ -57,17 +57,17 @@ def test_a_write_is_of_the_time_it_was_asked_for(tmp_path: Path, conditions: Con
                 began.set()
                 goes_on.wait(60)
 
-            failpoints.call("store.data.after_sync", stand_still)
-            first = asyncio.ensure_future(put(store, "first", b"1"))
+            failpoints.set_callback("store.data.after_sync", stand_still)
+            first = asyncio.ensure_future(put_object(store, "first", b"1"))
             assert await asyncio.to_thread(began.wait, 60)
             then = clock.stamp()
-            second = asyncio.ensure_future(put(store, "second", b"2", conditions=conditions))
+            second = asyncio.ensure_future(put_object(store, "second", b"2", conditions=conditions))
             await asyncio.sleep(0.1)  # until it is queued
             clock.advance(60)
             goes_on.set()
             for write in (await first, await second):
                 assert write.stamp < then + 1_000_000_000
-            assert (await put(store, "third", b"3")).stamp > then + 59_000_000_000
+            assert (await put_object(store, "third", b"3")).stamp > then + 59_000_000_000
 
         asyncio.run(run())
 
@@ -84,14 +84,14 @@ def test_an_overtaken_write_still_holds_after_a_rebuild(tmp_path: Path) -> None:
                 neighbour.tell(do="put", key="k", data="theirs")
                 theirs.append(neighbour.answer())
 
-            failpoints.call(point, overtake)
-            ours = asyncio.run(put(store, "k", b"o" * size))
+            failpoints.set_callback(point, overtake)
+            ours = asyncio.run(put_object(store, "k", b"o" * size))
             assert ours.stamp > theirs[0]
             assert value(store, "k") == b"o" * size
-        assert rebuild(settings_at(tmp_path)).problems == []
+        assert rebuild_index(settings_at(tmp_path)).problems == []
         with opened(tmp_path, "w0") as store:
             assert value(store, "k") == b"o" * size
-        assert check(settings_at(tmp_path)).clean
+        assert check_store(settings_at(tmp_path)).clean
 
 
 def test_a_write_that_missed_a_deletion_still_holds_after_a_rebuild(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_a_write_that_missed_a_deletion_still_holds_after_a_rebuild(tmp_path: Pa
                     neighbour.tell(do="delete many", count=others)
                     assert neighbour.answer() == others
 
-                failpoints.call(point, miss)
-                asyncio.run(put(store, key, b"o" * size))
+                failpoints.set_callback(point, miss)
+                asyncio.run(put_object(store, key, b"o" * size))
                 assert value(store, key) == b"o" * size
-            assert rebuild(settings_at(tmp_path)).problems == []
+            assert rebuild_index(settings_at(tmp_path)).problems == []
             with opened(tmp_path, "w0") as store:
                 assert value(store, key) == b"o" * size
-            assert check(settings_at(tmp_path)).clean
+            assert check_store(settings_at(tmp_path)).clean
 
 
 def test_a_put_before_a_deletion_of_nothing_still_holds_after_a_rebuild(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_put_before_a_deletion_of_nothing_still_holds_after_a_rebuild(tmp_path
         closing(Store.open(settings_at(tmp_path), writer="w0", clock=clock)) as store,
         Neighbour(tmp_path, "w1", clock_ahead=1000) as neighbour,
     ):
-        asyncio.run(put(store, "k", b"before"))
+        asyncio.run(put_object(store, "k", b"before"))
         clock.advance(1001)
 
         def overtake() -> None:
@@ -133,10 +133,10 @@ def test_a_put_before_a_deletion_of_nothing_still_holds_after_a_rebuild(tmp_path
             neighbour.tell(do="delete twice", key="k", seconds=2)
             assert neighbour.answer() == [True, False]
 
-        failpoints.call("store.data.after_sync", overtake)
-        asyncio.run(put(store, "k", b"ours"))
+        failpoints.set_callback("store.data.after_sync", overtake)
+        asyncio.run(put_object(store, "k", b"ours"))
         assert value(store, "k") == b"ours"
-    assert rebuild(settings_at(tmp_path)).problems == []
+    assert rebuild_index(settings_at(tmp_path)).problems == []
     with opened(tmp_path, "w0") as store:
         assert value(store, "k") == b"ours"
 
@@ -145,10 +145,10 @@ def test_a_put_behind_an_overtaken_deletion_still_holds_after_a_rebuild(tmp_path
     """One group deletes and puts a key that a neighbour, its clock ahead, has just written."""
     point, held, gathered = "store.data.after_sync", threading.Event(), threading.Event()
     with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "w1", clock_ahead=1000) as neighbour:
-        asyncio.run(put(store, "k", b"before"))
+        asyncio.run(put_object(store, "k", b"before"))
 
         def hold() -> None:
-            failpoints.call(point, overtake)
+            failpoints.set_callback(point, overtake)
             held.set()
             gathered.wait(30)
 
@@ -158,10 +158,10 @@ def test_a_put_behind_an_overtaken_deletion_still_holds_after_a_rebuild(tmp_path
             neighbour.answer()
 
         async def doing() -> None:
-            failpoints.call(point, hold)
-            first = asyncio.create_task(put(store, "first", b""))
+            failpoints.set_callback(point, hold)
+            first = asyncio.create_task(put_object(store, "first", b""))
             await asyncio.to_thread(held.wait, 30)
-            both = asyncio.gather(store.delete("b", "k"), put(store, "k", b"ours"))
+            both = asyncio.gather(store.delete("b", "k"), put_object(store, "k", b"ours"))
             for _ in range(20):  # until both are queued
                 await asyncio.sleep(0)
             gathered.set()
@@ -169,7 +169,7 @@ def test_a_put_behind_an_overtaken_deletion_still_holds_after_a_rebuild(tmp_path
 
         asyncio.run(doing())
         assert value(store, "k") == b"ours"
-    assert rebuild(settings_at(tmp_path)).problems == []
+    assert rebuild_index(settings_at(tmp_path)).problems == []
     with opened(tmp_path, "w0") as store:
         assert value(store, "k") == b"ours"
 
@@ -188,22 +188,24 @@ def test_a_neighbour_that_dies_harms_nobody(tmp_path: Path) -> None:
             assert int(value(store, "n")) - before in (1, 2)
         assert int(value(store, "m")) == 90
     Store.recover(settings_at(tmp_path))
-    report = check(settings_at(tmp_path))
+    report = check_store(settings_at(tmp_path))
     assert report.clean, report.problems
 
 
 def test_compaction_goes_on_beside_writers_and_readers(tmp_path: Path) -> None:
     async def fill(store: Store) -> None:
-        await asyncio.gather(*[put(store, f"k{number}", b"%d" % number * 3000) for number in range(60)])
+        await asyncio.gather(
+            *[put_object(store, f"k{number}", b"%d" % number * 3000) for number in range(60)]
+        )
 
     with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "s") as steward:
         asyncio.run(fill(store))
-        asyncio.run(put(store, "seals", b"the full segment"))
+        asyncio.run(put_object(store, "seals", b"the full segment"))
         held = {key: record for key, record in store.list("b").entries}
         steward.tell(do="compact")
         asyncio.run(increment(store, "n", 50))
         assert steward.answer()
         for key, record in held.items():
             assert store.read(record, 0, record.size) == value(store, key)
-    report = check(settings_at(tmp_path))
+    report = check_store(settings_at(tmp_path))
     assert report.clean, report.problems

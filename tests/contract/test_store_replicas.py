@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
-from meshd.store.memory import MemoryStore
-from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
-from meshd.testing.replica_suite import ReplicaSuite, state
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util.clock import SystemClock
+from tests.support.reference_store import MemoryStore
+from tests.support.replica_suite import ReplicaSuite, store_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from meshd.store.interface import ObjectStore
+    from meshd.store.api import ObjectStore
 
 
 class TestMemory(ReplicaSuite):
@@ -45,7 +45,7 @@ class TestDisks(ReplicaSuite):
     def open_store(self) -> Iterator[ObjectStore]:
         with closing(Store.open(self.settings, writer="w0", clock=SystemClock())) as store:
             yield store
-            self.seen = state(store)
+            self.seen = store_state(store)
 
     def renew(self) -> None:
         self._examine()
@@ -55,9 +55,9 @@ class TestDisks(ReplicaSuite):
         """Whole, and the same when it is made again from the data files."""
         if not self.settings.data_dir.exists():
             return
-        report = check(self.settings)
+        report = check_store(self.settings)
         assert report.clean, report.problems
         assert report.leftovers == []
-        assert rebuild(self.settings).problems == []
+        assert rebuild_index(self.settings).problems == []
         with closing(Store.open(self.settings, writer="w0", clock=SystemClock())) as store:
-            assert state(store) == self.seen
+            assert store_state(store) == self.seen

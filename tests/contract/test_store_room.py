@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
 from meshd.store.errors import DiskFullError
-from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.telemetry import metrics
-from meshd.testing.store_writing import LARGE, put, put_part, refused
-from meshd.testing.version_suite import ON
+from meshd.util.clock import SystemClock
+from tests.support.store_calls import LARGE, error_of, put_object, put_part
+from tests.support.version_suite import ON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -43,7 +43,7 @@ class Free:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: dict[str, int] = {}
-        monkeypatch.setattr("meshd.store.room.spare", self._spare)
+        monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", self._spare)
 
     def _spare(self, path: str, reserves: int = 1) -> int:
         return self.left.get(os.path.basename(path), 1 << 40)
@@ -65,7 +65,11 @@ def disks_of(store: Store) -> set[int]:
 
 
 def displaced() -> float:
-    found = [line for line in metrics.render().decode().splitlines() if line.startswith("meshd_store_displ")]
+    found = [
+        line
+        for line in metrics.render_metrics().decode().splitlines()
+        if line.startswith("meshd_store_displ")
+    ]
     return sum(float(line.split()[-1]) for line in found)
 
 
@@ -85,24 +89,24 @@ def test_a_nearly_full_disk_leaves_what_is_new_to_the_others(
 
     async def doing(store: Store) -> None:
         for key, body in old.items():
-            await put(store, key, body)
+            await put_object(store, key, body)
         assert disks_of(store) == {0, 1}
         before, free.left["a"] = displaced(), 0
         for key, body in new.items():
-            record = await put(store, key, body)
+            record = await put_object(store, key, body)
             assert [extent.disk for extent in record.extents] == [1]
         assert displaced() > before
         read_all(store, old | new)
         for key in KEYS[18:]:  # and what lies on the full one can be deleted
             await store.delete("b", key)
         del free.left["a"]
-        homes = {(await put(store, key, body)).extents[0].disk for key, body in new.items()}
+        homes = {(await put_object(store, key, body)).extents[0].disk for key, body in new.items()}
         assert homes == {0, 1}
         read_all(store, {key: (old | new)[key] for key in (*KEYS[:18], *new)})
 
     run(settings, doing)
-    assert check(settings).clean
-    assert rebuild(settings).objects == 23
+    assert check_store(settings).clean
+    assert rebuild_index(settings).objects == 23
     Store.recover(settings)
     run(settings, lambda store: _reads(store, {key: (old | new)[key] for key in (*KEYS[:18], *new)}))
 
@@ -113,32 +117,32 @@ async def _reads(store: Store, bodies: dict[str, bytes]) -> None:
 
 def test_a_write_is_refused_when_no_disk_takes_it(settings: StoreSettings, free: Free) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "k", b"old")
+        await put_object(store, "k", b"old")
         free.left |= {"a": 1000, "b": 20_000}
         for key in KEYS:
-            await refused(DiskFullError, put(store, key, bytes(30_000)))
-            await refused(DiskFullError, put(store, key, bytes(LARGE), size=LARGE))
-            assert (await put(store, key, bytes(10_000))).extents[0].disk == 1
+            await error_of(DiskFullError, put_object(store, key, bytes(30_000)))
+            await error_of(DiskFullError, put_object(store, key, bytes(LARGE), size=LARGE))
+            assert (await put_object(store, key, bytes(10_000))).extents[0].disk == 1
         free.left["b"] = 0
         for key in KEYS:
-            await refused(DiskFullError, put(store, key, bytes(10_000)))
-        assert {(await put(store, key, bytes(100))).extents[0].disk for key in KEYS} == {0}
+            await error_of(DiskFullError, put_object(store, key, bytes(10_000)))
+        assert {(await put_object(store, key, bytes(100))).extents[0].disk for key in KEYS} == {0}
         free.left["a"] = 0
-        await refused(DiskFullError, put(store, "k", b"new"))
+        await error_of(DiskFullError, put_object(store, "k", b"new"))
         await store.delete("b", "k")
 
     run(settings, doing)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_of_writes_at_once_as_many_are_taken_as_fit(settings: StoreSettings, free: Free) -> None:
     """They are made durable in one group, and the room of the disks is counted over all of it."""
 
     async def doing(store: Store) -> None:
-        await put(store, "first", bytes(10))
+        await put_object(store, "first", bytes(10))
         free.left |= {"a": 25_000, "b": 45_000}
         answers = await asyncio.gather(
-            *[put(store, key, bytes(10_000)) for key in KEYS], return_exceptions=True
+            *[put_object(store, key, bytes(10_000)) for key in KEYS], return_exceptions=True
         )
         taken = [answer for answer in answers if not isinstance(answer, BaseException)]
         refusals = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -154,7 +158,7 @@ def test_uploads_copies_and_compaction_use_the_disk_with_room(settings: StoreSet
 
     async def doing(store: Store) -> None:
         for key, body in bodies.items():
-            await put(store, key, body)
+            await put_object(store, key, body)
         free.left["a"] = 0
         upload = await store.create_upload("b", "u")
         for number in range(1, 5):
@@ -171,17 +175,17 @@ def test_uploads_copies_and_compaction_use_the_disk_with_room(settings: StoreSet
         assert sealed == {1}  # compaction made room on the full one
 
     run(settings, doing)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_the_index_keeps_room_for_deletions(settings: StoreSettings, free: Free) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "k", b"x")
+        await put_object(store, "k", b"x")
         free.left["index"] = 0
-        error = await refused(DiskFullError, put(store, "l", b"x"))
+        error = await error_of(DiskFullError, put_object(store, "l", b"x"))
         assert "--index-dir" in str(error)
         await store.delete("b", "k")
         del free.left["index"]
-        await put(store, "l", b"x")
+        await put_object(store, "l", b"x")
 
     run(settings, doing)

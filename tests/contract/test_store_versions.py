@@ -13,20 +13,20 @@ import pytest
 from click.testing import CliRunner
 
 from meshd.cli.fsck import fsck
-from meshd.cli.inspecting import inspect
+from meshd.cli.inspect_store import inspect
 from meshd.config import StoreSettings
-from meshd.kit import failpoints
-from meshd.kit.clock import ManualClock
-from meshd.store.checking import check
+from meshd.store.disks.layout import Disks
 from meshd.store.errors import DiskFailedError
-from meshd.store.index import Index, object_key
-from meshd.store.layout import Disks
-from meshd.store.rebuilding import Rebuilder, find_disks, rebuild
+from meshd.store.index.index import Index, object_key
 from meshd.store.records import NULL, Meta, Part
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put, put_part, refused
-from meshd.testing.version_suite import OFF, ON, shape
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import IndexRebuilder, find_disks, rebuild_index
+from meshd.util import failpoints
+from meshd.util.clock import ManualClock
 from tests.contract.store_neighbour import Neighbour, create_versions, settings_at
+from tests.support.store_calls import LARGE, error_of, put_object, put_part
+from tests.support.version_suite import OFF, ON, version_bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreSettings]:
     """A store of segments of 20 kB, rebuilt in steps of two; whole afterwards."""
-    monkeypatch.setattr("meshd.store.gathering._BATCH", 2)
+    monkeypatch.setattr("meshd.store.tools.index_rebuild._BATCH", 2)
     settings = StoreSettings.at(
         tmp_path, small_object_bytes=64 << 10, segment_bytes=20_000, index_map_bytes=1 << 28
     )
     yield settings
     Store.recover(settings)
-    report = check(settings)
+    report = check_store(settings)
     assert report.clean, report.problems
     assert report.leftovers == []
 
@@ -65,7 +65,7 @@ def rebuilt(settings: StoreSettings, *, backwards: bool) -> list[Any]:
     """What the index would be, made from the data files in one order or the other."""
     beside = settings.data_dir / "beside"
     with closing(Index(beside, map_bytes=1 << 26, sync=False)) as index:
-        rebuilder = Rebuilder(index)
+        rebuilder = IndexRebuilder(index)
         store, roots = find_disks(settings)
         for file in sorted(Disks(roots).files(), reverse=backwards):
             rebuilder.take_file(*file)
@@ -87,8 +87,8 @@ def same_after_rebuild(settings: StoreSettings) -> None:
 
 async def fill(store: Store) -> None:
     """Ends the open segment."""
-    await put(store, "filler", bytes(20_000), bucket="filler")
-    await put(store, "next", b"", bucket="filler")
+    await put_object(store, "filler", bytes(20_000), bucket="filler")
+    await put_object(store, "next", b"", bucket="filler")
 
 
 async def compact(store: Store, *, but: int = 0) -> None:
@@ -100,22 +100,22 @@ def test_a_deleted_version_stays_deleted_whatever_is_compacted(settings: StoreSe
     """Its bytes lie in a file that stays; the files that remember the deletion are written again."""
 
     async def doing(store: Store) -> None:
-        await put(store, "stays", bytes(10_000))
-        gone = await put(store, "k", bytes(3000), versioning=ON)
+        await put_object(store, "stays", bytes(10_000))
+        gone = await put_object(store, "k", bytes(3000), versioning=ON)
         marker = (await store.delete("b", "k", versioning=ON)).marker
-        null = await put(store, "k", b"null", versioning=OFF)
+        null = await put_object(store, "k", b"null", versioning=OFF)
         assert marker is not None
         old = gone.extents[0].file
         assert {old} == {marker.extents[0].file, null.extents[0].file}
         await fill(store)
-        await put(store, "k", b"newer", versioning=ON)
+        await put_object(store, "k", b"newer", versioning=ON)
         for version in (gone.version, marker.version, NULL):
             await store.delete_version("b", "k", version)
         await fill(store)
         for _ in range(3):
             await compact(store, but=old)
             await fill(store)
-        assert shape(store) == [b"newer"]
+        assert version_bodies(store) == [b"newer"]
 
     run(settings, doing)
     same_after_rebuild(settings)
@@ -130,14 +130,14 @@ def test_a_deleted_version_stays_deleted_whatever_is_compacted(settings: StoreSe
 
 def test_a_newer_version_does_not_bury_an_older_null_one(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "stays", bytes(10_000))
-        null = await put(store, "k", b"null")
+        await put_object(store, "stays", bytes(10_000))
+        null = await put_object(store, "k", b"null")
         await fill(store)
         await store.delete("b", "k")
-        await put(store, "k", b"version", versioning=ON)
+        await put_object(store, "k", b"version", versioning=ON)
         await fill(store)
         await compact(store, but=null.extents[0].file)
-        assert shape(store) == [b"version"]
+        assert version_bodies(store) == [b"version"]
 
     run(settings, doing)
     same_after_rebuild(settings)
@@ -156,7 +156,7 @@ async def put_parted(store: Store, key: str, size: int) -> bytes:
 
 def test_compaction_moves_every_version(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        made = [await put(store, "k", os.urandom(3000), versioning=ON) for _ in range(4)]
+        made = [await put_object(store, "k", os.urandom(3000), versioning=ON) for _ in range(4)]
         data = [store.read(record, 0, 3000) for record in reversed(made)]
         await store.amend("b", "k", made[1].version, tags={"t": "1"})
         await store.link("b", "k", made[0], Meta("copy"), versioning=ON)
@@ -168,19 +168,19 @@ def test_compaction_moves_every_version(settings: StoreSettings) -> None:
         whole = store.read(done, 0, done.size)
         await store.amend("b", "k", done.version, tags={"t": "2"})
         await store.delete("b", "k", versioning=ON)
-        await put(store, "k", b"null", versioning=OFF)
+        await put_object(store, "k", b"null", versioning=OFF)
         await store.delete("b", "k", versioning=OFF)
-        await put(store, "k", b"top", versioning=ON)
+        await put_object(store, "k", b"top", versioning=ON)
         for _ in range(3):
             await fill(store)
             await compact(store)
-            assert shape(store) == [b"top", None, None, whole, *parted, data[3], *data]
+            assert version_bodies(store) == [b"top", None, None, whole, *parted, data[3], *data]
             amended = store.get_version("b", "k", done.version), store.get_version("b", "k", made[1].version)
             assert [found and found.tags for found in amended] == [{"t": "2"}, {"t": "1"}]
 
     run(settings, doing)
     same_after_rebuild(settings)
-    assert rebuild(settings).versions == 10
+    assert rebuild_index(settings).versions == 10
 
 
 def test_an_amendment_that_overtakes_compaction_holds(tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ def test_an_amendment_that_overtakes_compaction_holds(tmp_path: Path) -> None:
             assert neighbour.answer() == {"t": "1"}
 
         async def doing() -> None:
-            await put(store, "k", b"data")
-            await put(store, "filler", bytes(60_000))
-            await put(store, "filler", bytes(60_000))
-            await put(store, "next", b"")
-            failpoints.call("store.compact.placed", amend)
-            await refused(DiskFailedError, compact(store))
+            await put_object(store, "k", b"data")
+            await put_object(store, "filler", bytes(60_000))
+            await put_object(store, "filler", bytes(60_000))
+            await put_object(store, "next", b"")
+            failpoints.set_callback("store.compact.placed", amend)
+            await error_of(DiskFailedError, compact(store))
 
         asyncio.run(doing())
         failpoints.configure("")
@@ -207,14 +207,14 @@ def test_an_amendment_that_overtakes_compaction_holds(tmp_path: Path) -> None:
         assert found is not None
         assert found.tags == {"t": "1"}
     same_after_rebuild(settings)
-    assert check(settings).clean
+    assert check_store(settings).clean
 
 
 def test_amendments_beside_compaction_are_kept(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         keys = [f"k{number}" for number in range(40)]
         for number, key in enumerate(keys):
-            await put(store, key, os.urandom(900), versioning=ON if number % 2 else "")
+            await put_object(store, key, os.urandom(900), versioning=ON if number % 2 else "")
         for turn in range(4):
             await fill(store)
             changes = [store.amend("b", key, None, tags={"turn": str(turn)}) for key in keys]
@@ -237,7 +237,7 @@ def test_of_two_processes_one_makes_the_first_version(tmp_path: Path) -> None:
             neighbour.tell(do="create versions", keys=keys)
         made = [asyncio.run(create_versions(store, keys)), one.answer(), two.answer()]
         assert sum(made) == len(keys)
-        assert all(shape(store, key) == [b"x"] for key in keys)
+        assert all(version_bodies(store, key) == [b"x"] for key in keys)
     same_after_rebuild(settings)
 
 
@@ -251,36 +251,36 @@ def test_an_overtaken_version_gets_the_higher_id(tmp_path: Path) -> None:
                 neighbour.tell(do="put", key=key, data="theirs")
                 neighbour.answer()
 
-            failpoints.call(point, overtake)
-            ours = asyncio.run(put(store, f"k{size}", b"o" * size, versioning=ON))
+            failpoints.set_callback(point, overtake)
+            ours = asyncio.run(put_object(store, f"k{size}", b"o" * size, versioning=ON))
             assert store.get_version("b", f"k{size}", ours.version) == ours
-            assert shape(store, f"k{size}") == [b"o" * size, b"theirs"]
+            assert version_bodies(store, f"k{size}") == [b"o" * size, b"theirs"]
     same_after_rebuild(settings)
 
 
 def test_fsck_sees_versions_out_of_order(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         for number in range(3):
-            await put(store, "k", b"%d" % number, versioning=ON)
-        await put(store, "n", b"null")
-        await put(store, "n", b"version", versioning=ON)
+            await put_object(store, "k", b"%d" % number, versioning=ON)
+        await put_object(store, "n", b"null")
+        await put_object(store, "n", b"version", versioning=ON)
 
     run(settings, doing)
-    assert (check(settings).objects, check(settings).versions) == (2, 3)
+    assert (check_store(settings).objects, check_store(settings).versions) == (2, 3)
     with closing(Index.open(settings)) as index, index.writing() as txn:
         versions, name = index.versions, object_key("b", "k")
         versions.objects.delete(txn, name)
         versions.nulls.delete(txn, object_key("b", "n"))
-    told = {(problem.kind, problem.name) for problem in check(settings).problems}
+    told = {(problem.kind, problem.name) for problem in check_store(settings).problems}
     assert ("mismatch", "b/k") in told
     assert ("mismatch", "b/n") in told
-    assert rebuild(settings).problems == []
+    assert rebuild_index(settings).problems == []
 
 
 def test_inspect_shows_versions(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        await put(store, "k", b"null")
-        await put(store, "k", b"version", versioning=ON, tags={"t": "1"})
+        await put_object(store, "k", b"null")
+        await put_object(store, "k", b"version", versioning=ON, tags={"t": "1"})
         await store.delete("b", "k", versioning=ON)
 
     run(settings, doing)
@@ -315,12 +315,12 @@ def test_a_file_that_goes_while_another_is_compacted_counts_as_compacted(setting
     """It held nothing but the manifest of an object whose bytes lie in the other one."""
 
     async def doing(store: Store) -> None:
-        await put(store, "k", bytes(1000))
+        await put_object(store, "k", bytes(1000))
         await fill(store)
         await store.amend("b", "k", None, tags={"t": "1"})
-        await put(store, "passing", bytes(20_000))
+        await put_object(store, "passing", bytes(20_000))
         for key in ("passing", "next", "filler"):
-            await put(store, key, b"", bucket="b" if key == "passing" else "filler")
+            await put_object(store, key, b"", bucket="b" if key == "passing" else "filler")
         for file in sorted(store.compactable(0.0)):
             assert await store.compact(file)
         found = store.get("b", "k")

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import SystemClock
-from meshd.store.changes import bare
+from meshd.store.replica.changes import without_local_fields
 from meshd.store.store import Store
+from meshd.util.clock import SystemClock
 
 LARGE = 100_000
 KEYS = {
@@ -40,7 +40,7 @@ async def scrub_and_restore(store: Store) -> None:
         assert record is not None
         writer = store.replica_writer(bucket, key, size=record.size)
         await writer.write(KEYS[key])
-        await writer.commit_as(bare(record))
+        await writer.commit_as(without_local_fields(record))
 
 
 def main(place: Path) -> None:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from meshd.config import StoreSettings
-from meshd.kit import failpoints
-from meshd.kit.clock import SystemClock
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.testing.waiting import await_end
-from meshwire.conditions import Conditions
+from meshd.util import failpoints
+from meshd.util.clock import SystemClock
+from meshwire.http_values.conditional_requests import Conditions
 from tests.crash.version_load import VersionLoad
+from tests.support.bounded_wait import await_end
 
 SMALL = 8 << 10
 TASKS = 8

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.config import load_settings
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
+from meshd.core.document_store import RESERVED_BUCKET
 from meshd.store.store import Store
-from meshd.testing.daemons import Daemon
+from meshd.store.tools.fsck import check_store
+from meshd.util.clock import SystemClock
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +102,7 @@ def check_clean(daemon: Daemon) -> None:
         assert store.list(RESERVED_BUCKET, prefix="jobs/").entries == ()
     finally:
         store.close()
-    report = check(settings)
+    report = check_store(settings)
     assert report.clean, report.problems
 
 

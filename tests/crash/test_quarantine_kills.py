@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
 from meshd.store.errors import CorruptExtentError
-from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.testing.store_writing import put, put_part
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util.clock import SystemClock
 from tests.crash.quarantine_load import DAMAGED, KEYS, LARGE, settings
+from tests.support.store_calls import put_object, put_part
 
 ROOT = Path(__file__).parents[2]
 KILLED = -9
@@ -45,7 +45,7 @@ def _fill(place: Path) -> None:
     async def run() -> None:
         with closing(Store.open(settings(place), writer="s", clock=SystemClock())) as store:
             for key in ("small", "large", "sound"):
-                await put(store, key, KEYS[key], size=len(KEYS[key]))
+                await put_object(store, key, KEYS[key], size=len(KEYS[key]))
             upload = await store.create_upload("b", "parts")
             await put_part(store, upload, 1, KEYS["parts"][:LARGE])
             await put_part(store, upload, 2, KEYS["parts"][LARGE:])
@@ -82,13 +82,13 @@ def test_killed_in_the_middle(failpoint: str, tmp_path: Path) -> None:
     _fill(place)
     assert _run(place, failpoint if "=" in failpoint else f"{failpoint}=kill") == KILLED
     Store.recover(settings(place))
-    kinds = {problem.kind for problem in check(settings(place)).problems}
+    kinds = {problem.kind for problem in check_store(settings(place)).problems}
     assert kinds <= {"quarantined", "damaged"}
     for key, body in _read(place).items():
         assert body in (None, KEYS[key])
     assert _run(place) == 0
-    assert check(settings(place)).problems == []
+    assert check_store(settings(place)).problems == []
     assert _read(place) == KEYS
-    rebuild(settings(place))
-    assert check(settings(place)).problems == []
+    rebuild_index(settings(place))
+    assert check_store(settings(place)).problems == []
     assert _read(place) == KEYS

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.kit.clock import SystemClock
-from meshd.store.checking import check
-from meshd.store.index import Index
-from meshd.store.layout import Disks
-from meshd.store.rebuilding import rebuild
+from meshd.store.disks.layout import Disks
+from meshd.store.index.index import Index
 from meshd.store.store import Store
-from meshd.testing.waiting import PATIENCE
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.util.clock import SystemClock
 from tests.crash.store_load import expected, store_settings
 from tests.crash.version_load import BUCKET, history, versions
+from tests.support.bounded_wait import WAIT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ class Crashes:
     def verify(self) -> None:
         """Recovers, then compares every object and lets fsck look at everything."""
         Store.recover(self.settings)
-        report = check(self.settings)
+        report = check_store(self.settings)
         assert report.clean, report.problems
         assert report.leftovers == []
         with closing(Store.open(self.settings, writer="w0", clock=SystemClock())) as store:
@@ -147,7 +147,7 @@ def starter() -> Iterator[subprocess.Popen[bytes]]:
         stdout=subprocess.PIPE,
     )
     yield process
-    process.communicate(timeout=PATIENCE)
+    process.communicate(timeout=WAIT_TIMEOUT)
     assert process.returncode == 0
 
 
@@ -158,7 +158,7 @@ def test_killed_at_a_failpoint(name: str, tmp_path: Path, starter: subprocess.Po
         assert crashes.crash(failpoints=f"{name}=kill:after {skip}") == KILLED
         crashes.verify()
     before = crashes.contents()
-    assert rebuild(crashes.settings).problems == []
+    assert rebuild_index(crashes.settings).problems == []
     assert crashes.contents() ^ before == set()
     crashes.verify()
 
@@ -171,7 +171,7 @@ def test_killed_at_random_times(tmp_path: Path, starter: subprocess.Popen[bytes]
             scribble(crashes.settings)
         crashes.verify()
     before = crashes.contents()
-    rebuild(crashes.settings)
+    rebuild_index(crashes.settings)
     assert crashes.contents() ^ before == set()
 
 
@@ -194,5 +194,5 @@ def test_the_index_comes_back_when_it_is_lost_in_a_crash(
     for _ in range(3):
         assert crashes.crash(kill_after=0.2) == KILLED
         (crashes.settings.index_dir / "data.mdb").unlink()
-        rebuild(crashes.settings)
+        rebuild_index(crashes.settings)
         crashes.verify()

@@ -14,9 +14,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from meshd.config import load_settings
-from meshd.store.checking import check
-from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end, await_true
+from meshd.store.tools.fsck import check_store
+from tests.support.bounded_wait import await_end, await_true
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,5 +162,5 @@ def test_workers_killed_under_mixed_load(tmp_path: Path, seed: int) -> None:
         for load in loads:
             for key, (value,) in load.allowed.items():
                 assert listed.get(key) == (None if value is None else len(value))
-    report = check(load_settings({"data_dir": str(tmp_path / "data")}, env={}).store)
+    report = check_store(load_settings({"data_dir": str(tmp_path / "data")}, env={}).store)
     assert report.clean, report.problems

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from meshd.store.interface import ObjectStore
+    from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshwire.s3.settings import Versioning
+    from meshwire.s3.bucket_settings import Versioning
 
 BUCKET = "versions"
 _KEPT = 6  # versions a key has at most, so that they are also removed

@@ -53,32 +53,32 @@ SECTIONS = (
         "Datasets",
         "What is there, what a sample is made of, and what nodes do to it: [told in order](sdk.md#datasets).",
         (
-            Entry("meshsdk.opening.open", "mesh.open"),
-            _given("meshsdk.datasets.Dataset", "mesh.Dataset"),
-            Entry("meshsdk.mixing.mix", "mesh.mix"),
-            Entry("meshsdk.mixing.Stage", "mesh.Stage", members=False),
-            Entry("meshsdk.selecting.class_of_prefix", "mesh.class_of_prefix"),
-            _given("meshsdk.native.SnapshotInfo"),
-            _given("meshsdk.native.FieldInfo"),
-            _given("meshsdk.native.FieldSchema"),
-            _given("meshsdk.native.PlanInfo"),
-            _given("meshsdk.preflights.Preflight"),
-            Entry("meshwire.snapshotstats.SnapshotStats", made=False, members=False),
-            Entry("meshwire.snapshotstats.Spread", made=False, members=False),
+            Entry("meshsdk.open_dataset.open", "mesh.open"),
+            _given("meshsdk.datasets.dataset.Dataset", "mesh.Dataset"),
+            Entry("meshsdk.datasets.split_mix.mix", "mesh.mix"),
+            Entry("meshsdk.datasets.split_mix.Stage", "mesh.Stage", members=False),
+            Entry("meshsdk.datasets.fields.class_of_prefix", "mesh.class_of_prefix"),
+            _given("meshsdk.client.native_api.SnapshotInfo"),
+            _given("meshsdk.client.native_api.FieldInfo"),
+            _given("meshsdk.client.native_api.FieldSchema"),
+            _given("meshsdk.client.native_api.PlanInfo"),
+            _given("meshsdk.datasets.preflight.Preflight"),
+            Entry("meshwire.dataset.snapshot_stats.SnapshotStats", made=False, members=False),
+            Entry("meshwire.dataset.snapshot_stats.Spread", made=False, members=False),
         ),
     ),
     Section(
         "The loader",
         "Batches in a training process: [told in order](sdk.md#the-loader); [what is exact](batches.md).",
         (
-            Entry("meshsdk.loaders.Loader", "mesh.Loader"),
-            _given("meshsdk.batches.Batch", "mesh.Batch"),
-            _given("meshsdk.batches.Ragged", "mesh.Ragged"),
-            Entry("meshsdk.orders.Blocks", "mesh.Blocks"),
-            Entry("meshsdk.orders.LengthBuckets", "mesh.LengthBuckets", members=False),
-            Entry("meshsdk.normalizing.Normalize", "mesh.Normalize"),
+            Entry("meshsdk.loader.loader.Loader", "mesh.Loader"),
+            _given("meshsdk.datasets.batch.Batch", "mesh.Batch"),
+            _given("meshsdk.datasets.batch.Ragged", "mesh.Ragged"),
+            Entry("meshsdk.datasets.shuffle.Blocks", "mesh.Blocks"),
+            Entry("meshsdk.datasets.shuffle.LengthBuckets", "mesh.LengthBuckets", members=False),
+            Entry("meshsdk.loader.output_stage.Normalize", "mesh.Normalize"),
             _given("meshsdk.meters.LoaderStats"),
-            _given("meshsdk.native.BadSample"),
+            _given("meshsdk.client.native_api.BadSample"),
         ),
     ),
     Section(
@@ -92,11 +92,11 @@ SECTIONS = (
         "The S3 client",
         "For scripts, and what datasets and loaders go through: [told in order](sdk.md#the-s3-client).",
         (
-            Entry("meshsdk.connecting.connect", "mesh.connect"),
-            _given("meshsdk.client.Client", "mesh.Client"),
-            _given("meshsdk.client.ObjectInfo"),
-            Entry("meshsdk.gathers.Item", "mesh.Item"),
-            _given("meshsdk.gathers.Gathered", "mesh.Gathered"),
+            Entry("meshsdk.client.s3_client.connect", "mesh.connect"),
+            _given("meshsdk.client.s3_client.Client", "mesh.Client"),
+            _given("meshsdk.client.s3_client.ObjectInfo"),
+            Entry("meshsdk.client.gather.Item", "mesh.Item"),
+            _given("meshsdk.client.gather.Gathered", "mesh.Gathered"),
             Entry("meshsdk.transfers.upload"),
             Entry("meshsdk.transfers.download"),
             Entry("meshsdk.transfers.stream"),
@@ -108,11 +108,12 @@ SECTIONS = (
         "Adapters",
         "One module for each library, imported by whoever uses it: [told in order](adapters.md).",
         tuple(
+            Entry(f"meshsdk.loader.plain_batches.{name}", f"plain.{name}", members=False)
+            for name in ("PlainLoader", "as_dict", "plain_types")
+        )
+        + tuple(
             Entry(f"meshsdk.adapters.{name}", name, members=False)
             for name in (
-                "plain.PlainLoader",
-                "plain.as_dict",
-                "plain.plain_types",
                 "checkpoints.CheckpointWriter",
                 "checkpoints.CheckpointReader",
                 "torchdata.LoaderDataset",
@@ -163,7 +164,8 @@ def page() -> str:
 def _found(section: Section) -> Iterator[tuple[str, Documented]]:
     for entry in section.entries:
         home, _, name = entry.home.rpartition(".")
-        module = Module(_SDK / (home.replace(".", "/") + ".py"))
+        source = _SDK / home.replace(".", "/")
+        module = Module(source / "__init__.py" if source.is_dir() else source.with_suffix(".py"))
         for each in module.names() if name == "*" else (name,):
             title = entry.title + each if name == "*" else entry.title or each
             yield home, module.find(each, title, made=entry.made, members=entry.members)

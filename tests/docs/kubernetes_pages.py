@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshoperator.crds import crds
-from meshoperator.reference import reference
+from meshoperator.resources.crds import crds, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshd.transform.describing import reference
+from meshd.transform.op_docs import render_reference
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
 BEGIN, END = "<!-- begin: written by tests/docs/ops_page.py -->\n", "<!-- end -->"
@@ -19,7 +19,7 @@ def written(page: str) -> str:
     _, end, after = rest.partition(END)
     assert begin, f"docs/ops.md has lost its mark {BEGIN!r}"
     assert end, f"docs/ops.md has lost its mark {END!r}"
-    return f"{before}{begin}\n{reference()}\n{end}{after}"
+    return f"{before}{begin}\n{render_reference()}\n{end}{after}"
 
 
 if __name__ == "__main__":

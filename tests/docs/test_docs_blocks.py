@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from meshd.testing.daemons import Daemon
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

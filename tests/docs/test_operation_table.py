@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "s3.md"
 _ROW = re.compile(r"^\| (?P<names>[A-Z][A-Za-z0-9, ]+) \| (?P<how>yes|unset|501)\b")

@@ -19,7 +19,7 @@ from examples import arguments, ddp, features, lars, series, sweep, tokens, toys
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 BUCKET = "toys"
 DDP = (f"s3://{BUCKET}/photos", "--batch", "16", "--epochs", "2", "--accumulate", "2", "--warm", "2")

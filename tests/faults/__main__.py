@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import cast, get_args
 
-from meshd.testing.forkserver import ForkServers, forked_from
 from tests.faults.campaign import Campaign
 from tests.faults.schedules import Kind
+from tests.support.fork_server import ForkServers, forked_from
 
 
 def main() -> int:

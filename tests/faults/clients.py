@@ -23,9 +23,9 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
-from meshd.kit.clock import SystemClock
-from meshd.testing.waiting import await_end
+from meshd.util.clock import SystemClock
 from tests.faults.history import ABSENT, History, Listing, Read, Write
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from meshd.testing.waiting import await_end
 from meshwire.cluster import routes
 from tests.faults.clients import BUCKET, LONGEST, attempted, connect, content, now, read_value
 from tests.faults.history import ABSENT, Read, Write
 from tests.faults.registers import Registers
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

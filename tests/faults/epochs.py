@@ -17,13 +17,13 @@ import numpy as np
 from PIL import Image
 
 import meshsdk
-from meshd.testing.waiting import await_end
 from meshsdk import ops
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 BUCKET: Final = "training"
 SIDE: Final = 160

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from meshd.testing.waiting import await_end
 from tests.faults.clients import BUCKET, LONGEST, attempted, connect, content, now, read_value
 from tests.faults.givenup import Attempt, Haste, Mark
 from tests.faults.history import Read
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from meshd.control.etcd.gateway import decoded, encoded
-from meshd.kit.clock import SHIFT, SystemClock, write_shift
-from meshd.testing.meshes import Mesh
-from meshd.testing.waiting import await_end
+from meshd.util.clock import CLOCK_SHIFT_ENV, SystemClock, write_clock_shift
 from meshwire.cluster import parse_map
 from tests.faults.clients import BUCKET
 from tests.faults.networks import Networks, available
 from tests.faults.schedules import JUMPS, KINDS, NETWORK
+from tests.support.bounded_wait import await_end
+from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
     import random
     from types import TracebackType
 
     from meshd.control.etcd.gateway import Gateway
-    from meshd.testing.daemons import Daemon
     from meshwire.cluster import ClusterMap
     from tests.faults.schedules import Fault, Kind
+    from tests.support.daemons import Daemon
 
 _DISK = "size=1500m"
 _RESTORED = 60.0  # seconds for damage to be restored from the other copies
@@ -57,12 +57,12 @@ class Hosts:
         self.networks = self._ends.enter_context(Networks(size)) if available() else None
         outside = "127.0.0.1" if self.networks is None else self.networks.outside
         audits = {f"n{n}": ("--audit-log", str(self._audit(f"n{n}"))) for n in range(1, size + 1)}
-        self.mesh = Mesh(size, self._place / "mesh", etcd_host=outside, own=audits, **options)
+        self.mesh = DaemonCluster(size, self._place / "mesh", etcd_host=outside, own=audits, **options)
         self._ends.callback(self.mesh.close)
         self.names = sorted(self.mesh.nodes)
         for name in self.names:
-            write_shift(self._clock(name), 0.0)
-            self.mesh[name].env[SHIFT] = str(self._clock(name))
+            write_clock_shift(self._clock(name), 0.0)
+            self.mesh[name].env[CLOCK_SHIFT_ENV] = str(self._clock(name))
         self._slow: dict[str, _Slow] = {}
         self.waited = 0.0
 
@@ -173,7 +173,7 @@ class Hosts:
             case "full":
                 fill(node.data_dir)
             case "clock":
-                write_shift(self._clock(name), chance.choice((-1, 1)) * chance.choice(JUMPS))
+                write_clock_shift(self._clock(name), chance.choice((-1, 1)) * chance.choice(JUMPS))
             case "partition" | "isolate" | "control":
                 self._cut(fault)
 
@@ -195,7 +195,7 @@ class Hosts:
             case "corrupt":
                 self._scrub(name)
             case "clock":
-                write_shift(self._clock(name), 0.0)
+                write_clock_shift(self._clock(name), 0.0)
             case "restart":
                 pass
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from botocore.exceptions import ClientError
 
-from meshd.testing.meshes import Mesh
-from meshd.testing.relays import Relay
 from meshwire.cluster import routes
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.relay import Relay
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -53,7 +53,7 @@ class Scene:
     def __enter__(self) -> Self:
         with self._ends:
             self._ends.callback(self.relay.close)
-            self.mesh = self._ends.enter_context(Mesh.start(2, workers=2, lease=3.0))
+            self.mesh = self._ends.enter_context(DaemonCluster.start(2, workers=2, lease=3.0))
             endpoint = self.mesh.add(OTHER, "--advertise", f"http://{self.relay}").endpoint
             self.relay.target = int(endpoint.rpartition(":")[2])
             self.mesh.whole()

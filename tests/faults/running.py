@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
-from meshd.kit.yielding import GIVING_WAY
-from meshd.testing.daemons import failing
+from meshd.util.shared_counters import NICE_FAILPOINT
 from tests.faults.clients import BUCKET, Crowd, final_values, now
 from tests.faults.concurrent_writers import ConcurrentWriters
 from tests.faults.epochs import EPOCHS, References, Trainer, connect, fill
@@ -23,6 +22,7 @@ from tests.faults.injector import Injector
 from tests.faults.losses import lose
 from tests.faults.registers import check_registers
 from tests.faults.schedules import loss, schedule
+from tests.support.daemons import with_failpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ class Testbed:
 
     def __enter__(self) -> Self:
         world = self._ends.enter_context(self._world)
-        self._ends.enter_context(failing(f"{GIVING_WAY}=error"))
+        self._ends.enter_context(with_failpoints(f"{NICE_FAILPOINT}=error"))
         try:
             world.start()
             world.mesh["n1"].client().create_bucket(Bucket=BUCKET)

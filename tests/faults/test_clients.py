@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from tests.faults.clients import BUCKET, Crowd, content, final_values
 from tests.faults.history import ABSENT, check
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

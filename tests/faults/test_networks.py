@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshd.testing.forkserver import forked_from
 from tests.faults.networks import Networks, available
+from tests.support.daemons import Daemon
+from tests.support.fork_server import forked_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,12 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshd.kit.clock import SystemClock
-from meshd.testing.daemons import Daemon
+from meshd.util.clock import SystemClock
 from tests.fuzz import wire
 from tests.fuzz.corpora import CORPORA, corpus, keep
 from tests.fuzz.mutating import mutated
 from tests.fuzz.targets import TARGETS
+from tests.support.daemons import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / ".fuzz"

@@ -8,20 +8,18 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from meshd.service.archives.inflating import PIECE, inflated, inflated_member
-from meshd.service.archives.spans import Forward
-from meshd.service.archives.walking import ENDLESS, bounded, walk_tar
-from meshwire.archives.index import ArchiveIndex
-from meshwire.archives.kinds import ArchiveError
-from meshwire.archives.zips import DEFLATED, scan_zip
-from meshwire.columns import ColumnError
-from meshwire.shardindex import index_tar
-from meshwire.tars import TarError
+from meshd.datasets.archives.decompression import PIECE, decompress, decompress_member
+from meshd.datasets.archives.reader import UNLIMITED, ForwardReader, limit_bytes, walk_tar
+from meshwire.dataset.archive_index import ArchiveIndex, index_tar
+from meshwire.dataset.archive_keys import ArchiveError
+from meshwire.formats.tar import TarError
+from meshwire.formats.zip_archive import DEFLATED, scan_zip
+from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshwire.archives.kinds import ArchiveKind
+    from meshwire.dataset.archive_keys import ArchiveKind
 
 _MOST = 4 << 20
 _KINDS: tuple[ArchiveKind, ...] = ("tgz", "tar.zst")
@@ -54,7 +52,7 @@ def zipped(data: bytes) -> None:
         if member.method == DEFLATED and member.size <= _MOST:
             packed = data[member.data_offset :][: member.packed]
             with contextlib.suppress(ArchiveError):
-                pieces = list(inflated_member([packed], member.size, member.crc32, member.name))
+                pieces = list(decompress_member([packed], member.size, member.crc32, member.name))
                 assert sum(map(len, pieces)) == member.size
 
 
@@ -69,13 +67,13 @@ def packed(data: bytes) -> None:
     assert whole == split
     if whole is not None:
         with contextlib.suppress(TarError):
-            for _ in walk_tar(Forward(iter([whole])), ENDLESS):
+            for _ in walk_tar(ForwardReader(iter([whole])), UNLIMITED):
                 pass
 
 
 def _inflated(kind: ArchiveKind, pieces: list[bytes]) -> bytes | None:
     try:
-        return b"".join(_checked(bounded(inflated(kind, pieces), _MOST)))
+        return b"".join(_checked(limit_bytes(decompress(kind, pieces), _MOST)))
     except ArchiveError:
         return None
 

@@ -11,30 +11,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshd.testing.examples import BytesList, Int64List, example, record
-from meshd.testing.mds import mds_files
-from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
-from meshwire.columns import ColumnError
-from meshwire.documents import PlanError
-from meshwire.examples import ExampleError, features
-from meshwire.lines import LineIndex, index_lines
-from meshwire.mds import MdsError, index_samples, parse_mds, sample_bounds
-from meshwire.packing import PackTable
-from meshwire.parquetrows import FOOT_BYTES, RowLengths, lengths_place
-from meshwire.plans import OpSpec, parse_spec, spec_document
-from meshwire.randomness import KeyedRandom
-from meshwire.recordindexes import RecordIndex
-from meshwire.snapshots import Snapshot
-from meshwire.tfrecordsources import TfrecordError, index_records
-from meshwire.zarrchunks import parse_chunked
-from meshwire.zarrsources import parse_array
+from meshd.transform.op_chain import compile_chain
+from meshwire.dataset.build_snapshot import Snapshot
+from meshwire.formats.json_lines import LineIndex, index_lines
+from meshwire.formats.mds import MdsError, index_samples, parse_mds, sample_bounds
+from meshwire.formats.parquet_rows import FOOTER_BYTES, RowLengths, lengths_range
+from meshwire.formats.record_index import RecordIndex
+from meshwire.formats.tf_example import ExampleError, parse_features
+from meshwire.formats.tfrecord_index import TfrecordError, index_records
+from meshwire.formats.zarr_source import parse_array, parse_chunked
+from meshwire.frame.columns import ColumnError
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec, parse_spec, spec_document
+from meshwire.plan.sequence_packing import PackTable
+from meshwire.strict_json import PlanError
+from tests.support.mds_writer import mds_files
+from tests.support.tf_example_writer import BytesList, Int64List, example, record
 
 if TYPE_CHECKING:
-    from meshd.transform.chains import Chain
+    from meshd.transform.op_chain import OpChain
 
 
-def _chain(op: str, **args: object) -> Chain:
+def _chain(op: str, **args: object) -> OpChain:
     return compile_chain([(0, OpSpec(op, "x", args))])
 
 
@@ -110,7 +109,7 @@ def records(data: bytes) -> None:
     """Features lie in the file, the same however it is cut; or it is refused, the same way."""
     for message in (data, data[1:]):
         with contextlib.suppress(ExampleError):
-            for feature in features(message).values():
+            for feature in parse_features(message).values():
                 assert 0 <= feature.begin <= feature.end <= len(message)
     file = record(data) + record(example({"x": Int64List([7]), "y": BytesList([data])})) + data
     found = []
@@ -127,7 +126,7 @@ def records(data: bytes) -> None:
         index = lengths.choose(list(lengths.columns)[:2], len(data))
         assert all((offsets >= 0).all() for offsets, _ in index.places.values())
     with contextlib.suppress(ColumnError):
-        at, length = lengths_place(data[-FOOT_BYTES:], len(data))
+        at, length = lengths_range(data[-FOOTER_BYTES:], len(data))
         assert 0 <= at <= at + length <= len(data)
 
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.transform.builtin.decoding import (
+from meshd.transform.builtin.image_codecs import (
     MAX_PIXELS,
     decode,
     decode_jpeg,
     decode_jpeg_rows,
     read_jpeg_head,
 )
-from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+from meshd.transform.op_chain import compile_chain
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec
 
 if TYPE_CHECKING:
-    from meshd.transform.chains import Chain
+    from meshd.transform.op_chain import OpChain
 
 _OPS = [(0, OpSpec("decode", "image")), (1, OpSpec("random_resized_crop", "image", {"size": 4}))]
 _FUSED, _PLAIN = compile_chain(_OPS), compile_chain(_OPS, fuse=False)
@@ -57,7 +57,7 @@ def _upper_rows(data: bytes) -> None:
     assert np.array_equal(decode_jpeg_rows(data, head, "rgb", rows)[:rows], whole[:rows])
 
 
-def _outcome(chain: Chain, data: bytes) -> Any:
+def _outcome(chain: OpChain, data: bytes) -> Any:
     try:
         return chain.render(data, partial(KeyedRandom, 7, 0, 3))
     except BadSampleError:

@@ -13,44 +13,35 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from meshd.web.hosts import Hosts
-from meshwire import httpdates, percents
-from meshwire import tars as tar_format
-from meshwire.declarations import extents, parse_declaration
-from meshwire.documents import PlanError, canonical_json, read_json
-from meshwire.expressions import order_key, parse_expression
-from meshwire.multipart import FormError, FormReader
-from meshwire.policies import PolicyError, Question, decide, is_public, parse_policy
-from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
-from meshwire.s3 import (
-    acls,
-    documents,
-    forms,
-    lifecycledocuments,
-    policydocuments,
-    settingdocuments,
-    tagging,
-    versionlistings,
-)
-from meshwire.s3.chunked import ChunkedDecoder
-from meshwire.s3.errors import S3Error
+from meshd.server.s3.authentication import VirtualHosts
+from meshwire.dataset.archive_index import index_tar
+from meshwire.dataset.expressions import parse_expression, sort_key
+from meshwire.errors import S3Error
+from meshwire.formats import tar as tar_format
+from meshwire.http_values import dates, percent_encoding
+from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
+from meshwire.http_values.multipart_form_data import FormError, FormReader
+from meshwire.iam import AccessRequest, PolicyError, evaluate, is_public_policy, parse_policy
+from meshwire.plan.op_declarations import output_shape, parse_declaration
+from meshwire.s3 import acl_xml, lifecycle_xml, settings_xml, xml_documents
 from meshwire.s3.operations import operation_name
-from meshwire.s3.parsing import RequestHead, parse_request
-from meshwire.s3.rendering import render_error
-from meshwire.shardindex import index_tar
-from meshwire.sigv2 import read_old_claim, verify_old
-from meshwire.sigv4 import STREAMING_PAYLOADS, Verified, verify
-from meshwire.sigv4.claims import read_claim
-from meshwire.views import parse_view
+from meshwire.s3.parse_request import RequestHead, parse_request
+from meshwire.s3.responses import render_error
+from meshwire.sigv4 import STREAMING_PAYLOADS, Verified, post_object, verify
+from meshwire.sigv4.aws_chunked import ChunkedDecoder
+from meshwire.sigv4.parse_authorization import read_claim
+from meshwire.sigv4.sigv2 import read_sigv2_claim, verify_sigv2
+from meshwire.strict_json import PlanError, canonical_json, read_json
+from meshwire.views.view_kinds import parse_view
 from tests.fuzz import archives, datasets, images, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from meshwire.policies import PolicyKind
+    from meshwire.iam import PolicyKind
 
 T = TypeVar("T")
-_HOSTS = Hosts(("s3.example.com",))
+_HOSTS = VirtualHosts(("s3.example.com",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +82,10 @@ def request(data: bytes) -> None:
         assert render_error(refusal, resource=head.raw_path, request_id="0").status >= 300
     with contextlib.suppress(S3Error):
         if (claim := read_claim(head)) is not None:
-            verify(claim, head, "secret", httpdates.parse_amz(claim.timestamp) or 0)
+            verify(claim, head, "secret", dates.parse_amz(claim.timestamp) or 0)
     with contextlib.suppress(S3Error):
-        if (old := read_old_claim(head)) is not None:
-            verify_old(old, head, "secret", 0)
+        if (old := read_sigv2_claim(head)) is not None:
+            verify_sigv2(old, head, "secret", 0)
 
 
 _KINDS = sorted(STREAMING_PAYLOADS)
@@ -134,21 +125,21 @@ def _decode(
 
 
 _READERS: tuple[Callable[[bytes], object], ...] = (
-    documents.parse_delete,
-    documents.parse_complete,
-    documents.parse_create_bucket,
-    documents.parse_error,
-    documents.parse_list_result,
-    documents.parse_list_buckets,
-    documents.parse_location,
-    documents.parse_initiate,
-    documents.parse_complete_result,
-    documents.parse_copy_result,
-    documents.parse_delete_result,
-    documents.parse_parts,
-    versionlistings.parse_versions,
-    acls.parse_acl,
-    tagging.parse_tagging,
+    xml_documents.parse_delete,
+    xml_documents.parse_complete,
+    xml_documents.parse_create_bucket,
+    xml_documents.parse_error,
+    xml_documents.parse_list_result,
+    xml_documents.parse_list_buckets,
+    xml_documents.parse_location,
+    xml_documents.parse_create_upload_result,
+    xml_documents.parse_complete_result,
+    xml_documents.parse_copy_result,
+    xml_documents.parse_delete_result,
+    xml_documents.parse_parts,
+    xml_documents.parse_list_versions,
+    acl_xml.parse_acl,
+    settings_xml.parse_tagging,
 )
 
 
@@ -157,11 +148,11 @@ def xml(data: bytes) -> None:
     for read in _READERS:
         with contextlib.suppress(S3Error):
             read(data)
-    _round(data, settingdocuments.parse_versioning, settingdocuments.versioning)
-    _round(data, settingdocuments.parse_public_access, settingdocuments.public_access)
-    _round(data, settingdocuments.parse_ownership, settingdocuments.ownership)
-    _round(data, settingdocuments.parse_cors, settingdocuments.cors)
-    _round(data, lifecycledocuments.parse_lifecycle, lifecycledocuments.lifecycle)
+    _round(data, settings_xml.parse_versioning, settings_xml.versioning_document)
+    _round(data, settings_xml.parse_public_access, settings_xml.public_access_document)
+    _round(data, settings_xml.parse_ownership, settings_xml.ownership_document)
+    _round(data, settings_xml.parse_cors, settings_xml.cors_document)
+    _round(data, lifecycle_xml.parse_lifecycle, lifecycle_xml.lifecycle_document)
 
 
 def _round(data: bytes, read: Callable[[bytes], T], write: Callable[[T], bytes]) -> None:
@@ -182,7 +173,7 @@ def tar(data: bytes) -> None:
 
     found, at, torn = [], 0, 0
     try:
-        for member in tar_format.scan(read, 0, len(data)):
+        for member in tar_format.scan_tar(read, 0, len(data)):
             assert at <= member.start < member.data_offset
             assert member.data_offset + member.size <= len(data)
             assert member.next_offset > at
@@ -196,11 +187,11 @@ def tar(data: bytes) -> None:
 
 
 _QUESTIONS = (
-    Question("s3:GetObject", "arn:aws:s3:::bucket/a/b"),
-    Question(
+    AccessRequest("s3:GetObject", "arn:aws:s3:::bucket/a/b"),
+    AccessRequest(
         "s3:PutObject", "arn:aws:s3:::bucket/ü", "user", {"aws:username": "user", "aws:sourceip": "::1"}
     ),
-    Question("s3:ListBucket", "arn:aws:s3:::bucket", "user", {"s3:prefix": "a/", "s3:max-keys": "7"}),
+    AccessRequest("s3:ListBucket", "arn:aws:s3:::bucket", "user", {"s3:prefix": "a/", "s3:max-keys": "7"}),
 )
 
 
@@ -216,14 +207,14 @@ def form(data: bytes) -> None:
         return
     fields, filename, file = whole
     assert len(file) < len(body)
-    expanded = forms.expanded(fields, filename)
-    for read in (forms.read_form_claim, forms.read_status, forms.read_redirect):
+    expanded = post_object.expand_filename(fields, filename)
+    for read in (post_object.read_form_claim, post_object.read_status, post_object.read_redirect):
         with contextlib.suppress(S3Error):
             read(expanded)
     with contextlib.suppress(S3Error):
-        forms.read_upload(expanded, "bucket")
+        post_object.read_post_object(expanded, "bucket")
     with contextlib.suppress(S3Error):
-        policydocuments.read_policy(expanded.get("policy", "")).check(expanded, "bucket", 0)
+        post_object.parse_post_policy(expanded.get("policy", "")).check(expanded, "bucket", 0)
 
 
 def _read_form(pieces: Sequence[bytes]) -> tuple[dict[str, str], str, bytes] | None:
@@ -242,7 +233,7 @@ def post_policy(data: bytes) -> None:
     given = {"key": "a", "content-type": "image/png", "x-amz-meta-a": "1"}
     for text in (base64.b64encode(data).decode(), data.decode("utf-8", "surrogateescape")):
         with contextlib.suppress(S3Error):
-            read = policydocuments.read_policy(text)
+            read = post_object.parse_post_policy(text)
             assert read.least >= 0
             read.check(given, "bucket", 0)
 
@@ -257,13 +248,13 @@ def policy(data: bytes) -> None:
             read = parse_policy(data, kind=kind, bucket="bucket")
         except PolicyError:
             continue
-        is_public(read)
+        is_public_policy(read)
         for question in _QUESTIONS:
-            verdict = decide([read], question)
-            assert verdict == decide([read, read], question)
+            verdict = evaluate([read], question)
+            assert verdict == evaluate([read, read], question)
         with contextlib.suppress(ValueError):
             again = parse_policy(json.dumps(json.loads(data)), kind=kind, bucket="bucket")
-            assert [decide([again], q) for q in _QUESTIONS] == [decide([read], q) for q in _QUESTIONS]
+            assert [evaluate([again], q) for q in _QUESTIONS] == [evaluate([read], q) for q in _QUESTIONS]
 
 
 def fields(data: bytes) -> None:
@@ -275,14 +266,16 @@ def fields(data: bytes) -> None:
             with contextlib.suppress(UnsatisfiableRangeError):
                 offset, length = resolve_range(span, size)
                 assert 0 <= offset < offset + length <= size
-    for read in (httpdates.parse_http, httpdates.parse_iso, httpdates.parse_amz):
+    for read in (dates.parse_http, dates.parse_iso, dates.parse_amz):
         read(text)
-    with contextlib.suppress(percents.PercentError):
-        assert percents.decode(percents.encode(percents.decode(text))) == percents.decode(text)
-    with contextlib.suppress(percents.PercentError):
-        percents.split_query(text)
+    with contextlib.suppress(percent_encoding.PercentError):
+        assert percent_encoding.decode(
+            percent_encoding.encode(percent_encoding.decode(text))
+        ) == percent_encoding.decode(text)
+    with contextlib.suppress(percent_encoding.PercentError):
+        percent_encoding.split_query(text)
     with contextlib.suppress(S3Error):
-        tagging.read_header({"x-amz-tagging": text})
+        settings_xml.read_tagging_header({"x-amz-tagging": text})
 
 
 _SAMPLE = {"key": "a/b.jpg", "size": 12, "json": b'{"a": [1, {"b": "x"}], "c": null}', "raw": b"\xff"}
@@ -297,7 +290,7 @@ def expression(data: bytes) -> None:
     for sample in (_SAMPLE, {}):
         value = read.evaluate(sample)
         assert value is None or type(value) in (str, bool, float)
-        assert order_key(value) == order_key(read.evaluate(sample))
+        assert sort_key(value) == sort_key(read.evaluate(sample))
 
 
 def view(data: bytes) -> None:
@@ -315,7 +308,7 @@ def declaration(data: bytes) -> None:
         args = {argument.name: 3 for argument in read.arguments}
         for shape in ((), (1,), (4, None, 3), (None,) * 16):
             with contextlib.suppress(ValueError):
-                made = extents(read, shape, args)
+                made = output_shape(read, shape, args)
                 assert len(made) == len(read.output.shape or ())
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _PATIENCE_S = 20.0  # it ends by itself: it is told that nothing more comes

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwire.cluster import ClusterMap, Node, place, slot_of
-from meshwire.cluster.weighing import costs, hashes, logarithms
+from meshwire.cluster import ClusterMap, Node, compute_placement, slot_of
+from meshwire.cluster.placement import fixed_point_logs, slot_costs, slot_hashes
 
 DATA = Path(__file__).parent / "cluster" / "placements.json"
 REWRITE = os.environ.get("GOLDEN") == "rewrite"
@@ -39,14 +39,14 @@ def vectors() -> dict[str, Any]:
     numbers = np.array([1, 2, 3, 1000, 1 << 40, (1 << 53) + 1, (1 << 64) - 1], dtype=np.uint64)
     found: dict[str, Any] = {
         "slots": [slot_of(bucket, key, 1 << 14) for bucket, key in NAMES],
-        "hashes": [str(value) for value in hashes("n0", slots).tolist()],
-        "logarithms": [str(value) for value in logarithms(numbers).tolist()],
+        "hashes": [str(value) for value in slot_hashes("n0", slots).tolist()],
+        "logarithms": [str(value) for value in fixed_point_logs(numbers).tolist()],
     }
     for name, cluster in clusters().items():
-        table = place(cluster, 3).table
+        table = compute_placement(cluster, 3).table
         found[name] = {
             "document": cluster.to_json().decode(),
-            "costs": [[str(cost) for cost in row] for row in costs(cluster.nodes[:3], slots).tolist()],
+            "costs": [[str(cost) for cost in row] for row in slot_costs(cluster.nodes[:3], slots).tolist()],
             "first": table[:8].tolist(),
             "table": hashlib.sha256(table.astype("<i2").tobytes()).hexdigest(),
         }
@@ -66,7 +66,7 @@ def test_the_table_of_logarithms_is_not_left_to_a_library() -> None:
     with localcontext(prec=60):
         two = Decimal(2).ln()
         exact = [(Decimal(4096 + i) / 4096).ln() / two * (1 << 36) for i in range(4097)]
-        at = logarithms((np.arange(4096, dtype=np.uint64) + np.uint64(4096)) << np.uint64(20)).tolist()
+        at = fixed_point_logs((np.arange(4096, dtype=np.uint64) + np.uint64(4096)) << np.uint64(20)).tolist()
         for number, value in zip(exact, at, strict=False):
             assert value - (32 << 36) == int(number.to_integral_value())
             assert abs(number % 1 - Decimal("0.5")) > Decimal(2) ** -15 or number % 1 == 0

@@ -21,9 +21,9 @@ import pytest
 from PIL import Image
 
 from meshd.transform import registry
-from meshd.transform.chains import compile_chain
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+from meshd.transform.op_chain import compile_chain
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec
 
 DATA = Path(__file__).parent / "ops" / "images.json"
 REWRITE = os.environ.get("GOLDEN") == "rewrite"

@@ -15,17 +15,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from meshwire.epochs import epoch_order
-from meshwire.fields import parse_fields
-from meshwire.frames import layout, parse_header, verify, views
-from meshwire.lengthbuckets import BucketOrder
-from meshwire.permutations import Feistel, order
-from meshwire.plans import LoaderState, ShuffleSpec, canonical, parse_spec, plan_hash
-from meshwire.randomness import KeyedRandom, derive_key
-from meshwire.sampleframes import SampleFrame, sample_layout
-from meshwire.shardindex import index_tar
-from meshwire.snapshots import build_from_objects, build_from_tars
-from meshwire.tars import TarMember
+from meshwire.dataset.archive_index import index_tar
+from meshwire.dataset.build_snapshot import build_from_objects, build_from_tars
+from meshwire.dataset.fields import parse_fields
+from meshwire.formats.tar import TarMember
+from meshwire.frame.sample_frames import SampleFrame, sample_layout
+from meshwire.frame.tensor_frame import frame_layout, parse_frame_header, tensor_views, verify_frame
+from meshwire.plan.epoch_order import epoch_order
+from meshwire.plan.keyed_random import KeyedRandom, derive_key
+from meshwire.plan.plan_spec import LoaderState, ShuffleSpec, canonical_spec, parse_spec, plan_hash
+from meshwire.plan.shuffle import BucketOrder, Feistel, shuffle_order
 
 DATA = Path(__file__).parent / "plans"
 REWRITE = os.environ.get("GOLDEN") == "rewrite"
@@ -63,10 +62,10 @@ def orders() -> dict[str, Any]:
         "feistel_10": Feistel(10, 1).many(np.arange(10)).tolist(),
         "feistel_1000": Feistel(1000, 2**64 - 1).many(np.arange(0, 1000, 97)).tolist(),
         "feistel_large": Feistel(2**62, 5).many(large).tolist(),
-        "global": order(ShuffleSpec("global"), starts, 7, 0).many(np.arange(20)).tolist(),
-        "global_epoch_1": order(ShuffleSpec("global"), starts, 7, 1).many(np.arange(20)).tolist(),
-        "blocks_2": order(ShuffleSpec("blocks", 2), starts, 7, 0).many(np.arange(20)).tolist(),
-        "none": order(ShuffleSpec("none"), starts, 7, 0).many(np.arange(20)).tolist(),
+        "global": shuffle_order(ShuffleSpec("global"), starts, 7, 0).many(np.arange(20)).tolist(),
+        "global_epoch_1": shuffle_order(ShuffleSpec("global"), starts, 7, 1).many(np.arange(20)).tolist(),
+        "blocks_2": shuffle_order(ShuffleSpec("blocks", 2), starts, 7, 0).many(np.arange(20)).tolist(),
+        "none": shuffle_order(ShuffleSpec("none"), starts, 7, 0).many(np.arange(20)).tolist(),
     }
 
 
@@ -105,7 +104,7 @@ def documents() -> dict[str, Any]:
     objects = build_from_objects(rows, source="s3://photos/train", fields=fields).snapshot
     tars = build_from_tars([("a.tar", "e", 4096, index)], source="s3://photos", fields=fields).snapshot
     return {
-        "canonical": canonical(spec).decode(),
+        "canonical": canonical_spec(spec).decode(),
         "plan": plan_hash("ab" * 32, spec),
         "snapshot_of_objects": objects.hash,
         "snapshot_of_tars": tars.hash,
@@ -122,7 +121,7 @@ def tensors() -> bytes:
         ("__pos", "I64", (2,)),
         ("__status", "U8", (2,)),
     ]
-    frame = layout(fields, metadata)
+    frame = frame_layout(fields, metadata)
     data = bytearray(frame.size)
     frame.tensors["image"].view(data)[...] = np.arange(150, dtype=np.uint8).reshape(2, 3, 5, 5)
     frame.tensors["label"].view(data)[:] = [3, -1]
@@ -163,9 +162,9 @@ def test_frames_are_those_of_the_file(make: Any) -> None:
 
 def test_the_kept_frames_are_read_by_us_and_by_stock_safetensors() -> None:
     data = (DATA / "tensors.safetensors").read_bytes()
-    verify(data)
-    assert parse_header(data).metadata["step"] == "17"
-    assert safetensors.numpy.load(data)["label"].tolist() == views(data)["label"].tolist() == [3, -1]
+    verify_frame(data)
+    assert parse_frame_header(data).metadata["step"] == "17"
+    assert safetensors.numpy.load(data)["label"].tolist() == tensor_views(data)["label"].tolist() == [3, -1]
     frame = SampleFrame((DATA / "samples.safetensors").read_bytes())
     assert [bytes(blob) for blob in frame] == [b"first", b"second blob"]
     assert [frame.name(0), frame.status.tolist()] == ["a/1.jpg", [0, 4]]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshwire.s3.chunked import ChunkedDecoder
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead
+from meshwire.errors import S3Error
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, presign, read_claim, verify
+from meshwire.sigv4.aws_chunked import ChunkedDecoder
 
 if TYPE_CHECKING:
     from meshwire.sigv4 import Verified

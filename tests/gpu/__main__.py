@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
 from tests.gpu.checking import WITH, WITHOUT, LeftOut, photographs
 from tests.gpu.grounds import Gpu, Rehearsal
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,20 +17,18 @@ import torch
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.arenas import Arena, PinnedMemory
-from meshsdk.doctor.checkups import settle
+from meshsdk.client.arena import Arena, PinnedMemory
+from meshsdk.datasets.batch import Frame
 from meshsdk.errors import ConfigurationError
-from meshsdk.frames import Frame
-from meshsdk.lanes import CudaLane
-from meshsdk.normalizing import IMAGENET_MEAN, IMAGENET_STD, Normalize
-from meshsdk.outputs import DeviceStage
-from meshsdk.tops.gpus import look
-from meshsdk.traces.ranges import nvtx_of
+from meshsdk.loader.measurement_runs import synchronize_gpu
+from meshsdk.loader.output_stage import IMAGENET_MEAN, IMAGENET_STD, CudaCopyStream, DeviceStage, Normalize
+from meshsdk.top.gpus import read_gpus
+from meshsdk.traces.nvtx import nvtx_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshsdk.lanes import Lane
+    from meshsdk.loader.output_stage import DeviceCopyStream
     from tests.gpu.grounds import Ground
 
 Arrays = dict[str, np.ndarray]
@@ -65,7 +63,7 @@ def pinned(ground: Ground) -> str:
     return "a slot and pieces of it"
 
 
-def copies(ground: Ground, lane: Lane | None = None, frames: int = 200) -> str:
+def copies(ground: Ground, lane: DeviceCopyStream | None = None, frames: int = 200) -> str:
     """Slots are reused, device memory too, and every batch has its own bytes: with the consumer's stream late
     and each batch dropped at once."""
     lane = lane or ground.lane()
@@ -148,14 +146,14 @@ def other_gpu(ground: Ground) -> str:
     _real(ground)
     count = torch.cuda.device_count()
     try:
-        CudaLane(f"cuda:{count}")
+        CudaCopyStream(f"cuda:{count}")
     except ConfigurationError:
         pass
     else:
         raise AssertionError(f"cuda:{count} was taken, of {count} GPUs")
     if count < 2:
         raise LeftOut("one GPU; a number too high is told")
-    lane = CudaLane("cuda:1")
+    lane = CudaCopyStream("cuda:1")
     arena, stage = Arena(8 * FRAME, lane.memory), DeviceStage(lane)
     with torch.cuda.device(0):
         batch = stage.finish(stage.begin(received(arena, 3), 0))
@@ -222,7 +220,7 @@ def nvtx(ground: Ground, dataset: mesh.Dataset) -> str:
 def nvml(ground: Ground) -> str:
     """`mesh top` sees the GPU, its memory, and this process on it."""
     _real(ground)
-    seen = look()
+    seen = read_gpus()
     if find_spec("pynvml") is None:
         raise LeftOut(seen.why)
     assert seen.found, seen.why
@@ -244,7 +242,7 @@ def settled(ground: Ground) -> str:
     ground.wait()
     ground.busy(0.2)
     began = time.monotonic()
-    settle(ground.device)
+    synchronize_gpu(ground.device)
     took = time.monotonic() - began
     assert 0.1 < took < 1.0, f"{took:.2f} s for work of 0.2 s"
     return f"{1000 * took:.0f} ms for work of 200 ms"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from meshsdk.arenas import HostMemory
-from meshsdk.lanes import CudaLane
+from meshsdk.client.arena import HostMemory
+from meshsdk.loader.output_stage import CudaCopyStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from meshsdk.arenas import Memory
-    from meshsdk.lanes import Lane
+    from meshsdk.client.arena import Memory
+    from meshsdk.loader.output_stage import DeviceCopyStream
 
 
 class Ground(Protocol):
@@ -29,9 +29,9 @@ class Ground(Protocol):
     device: str
     real: bool
 
-    def lane(self) -> Lane: ...
+    def lane(self) -> DeviceCopyStream: ...
 
-    def busy(self, seconds: float, lane: Lane | None = None) -> None:
+    def busy(self, seconds: float, lane: DeviceCopyStream | None = None) -> None:
         """The consumer's stream, or a lane's, has other things to do for a while."""
 
     def wait(self) -> None:
@@ -47,10 +47,10 @@ class Gpu:
         self.device = device
         self._cycles = 0.0
 
-    def lane(self) -> Lane:
-        return CudaLane(self.device)
+    def lane(self) -> DeviceCopyStream:
+        return CudaCopyStream(self.device)
 
-    def busy(self, seconds: float, lane: Lane | None = None) -> None:
+    def busy(self, seconds: float, lane: DeviceCopyStream | None = None) -> None:
         if not self._cycles:
             self._cycles = self._measured()
         with contextlib.nullcontext() if lane is None else lane.working():
@@ -111,10 +111,10 @@ class Rehearsal:
 
     device, real = "cpu", False
 
-    def lane(self) -> Lane:
+    def lane(self) -> DeviceCopyStream:
         return PromptLane()
 
-    def busy(self, seconds: float, lane: Lane | None = None) -> None:
+    def busy(self, seconds: float, lane: DeviceCopyStream | None = None) -> None:
         """The CPU is never asked to do nothing."""
 
     def wait(self) -> None:

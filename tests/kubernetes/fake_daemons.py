@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from meshoperator.daemons import Access, DaemonError
-from meshoperator.meshes import Cluster
+from meshoperator.cluster_model import Cluster
+from meshoperator.daemon_client import DaemonError, MeshAccess
 from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.world import NAME, NAMESPACE
 
@@ -54,19 +54,19 @@ class FakeDaemons:
 
     async def aclose(self) -> None: ...
 
-    async def of(self, namespace: str, name: str) -> tuple[Cluster, Access]:
+    async def of(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
         found = self.world.api.find("meshclusters", NAME)
         assert found is not None
         spec = parse(MeshClusterSpec, found["spec"])
-        return Cluster(name, namespace, found["metadata"]["uid"], spec), Access("mesh", "", "")
+        return Cluster(name, namespace, found["metadata"]["uid"], spec), MeshAccess("mesh", "", "")
 
-    async def nodes(self, access: Access) -> list[Access]:
-        return [Access(name, "", "") for name in self.answering()]
+    async def nodes(self, access: MeshAccess) -> list[MeshAccess]:
+        return [MeshAccess(name, "", "") for name in self.answering()]
 
-    async def metrics(self, access: Access) -> str:
+    async def metrics(self, access: MeshAccess) -> str:
         return ""
 
-    async def ask(self, access: Access, method: str, target: str, document: Any = None) -> Any:
+    async def ask(self, access: MeshAccess, method: str, target: str, document: Any = None) -> Any:
         """Raises DaemonError."""
         before = copy.deepcopy(self.state)
         document = json.loads(json.dumps(document)) if document is not None else None

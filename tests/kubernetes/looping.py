@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lightkube import AsyncClient, KubeConfig
 
-from meshd.testing.waiting import await_end
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

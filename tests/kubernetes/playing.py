@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightkube import ApiError
 
-from meshoperator.clusters import ClusterLoop
-from meshoperator.kube import Kube
-from meshoperator.recording import Recorder
+from meshoperator.controllers.cluster_controller import ClusterController
+from meshoperator.kube.client import Kube
+from meshoperator.kube.event_recorder import EventRecorder
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.emulated import Api, Fault, KilledError
 from tests.kubernetes.world import NAME, NAMESPACE, World, mesh_cluster
@@ -96,7 +96,7 @@ class Operator:
 
     def __init__(self, api: Api) -> None:
         kube = Kube(api.client())
-        self.loop = ClusterLoop(kube, OperatorSettings(), Recorder(kube, lambda: NOW), lambda: NOW)
+        self.loop = ClusterController(kube, OperatorSettings(), EventRecorder(kube, lambda: NOW), lambda: NOW)
 
 
 async def play(world: World, scenes: list[Scene], *, begun: bool = False) -> None:

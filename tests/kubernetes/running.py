@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.forkserver import Process
+    from tests.support.fork_server import Process
 
 
 @dataclass

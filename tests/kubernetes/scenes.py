@@ -18,8 +18,8 @@ from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import ConfigMap, Event, Pod, Secret
 from lightkube.types import PatchType
 
-from meshd.testing.sessions import boto_session
 from meshwire.cluster import parse_map
+from tests.support.boto_sessions import boto_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Secret, ServiceAccountToken
 
-from meshd.testing.forkserver import launch
+from tests.support.fork_server import launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -39,7 +39,7 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     pods["mesh-s-1"]["status"] = {"conditions": [unfit]}
     cluster = world.map()
     assert cluster is not None
-    world.set_map(transitions.missed(cluster, "mesh-s-0"))
+    world.set_map(transitions.mark_node_away(cluster, "mesh-s-0"))
     asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
     found = api.find("meshclusters", NAME)
     assert found is not None

@@ -16,15 +16,14 @@ import pytest
 from lightkube.resources.core_v1 import ConfigMap, Secret
 
 from meshd.config import KubernetesAddress, parse_control
-from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Versioned, Write
-from meshd.control.kubernetes import KubernetesControl, open_kubernetes
-from meshd.control.kubernetes.access import ApiServer, of_kubeconfig
-from meshd.control.kubernetes.api import AmbiguousError, Api
-from meshd.control.kubernetes.mirror import Copy
-from meshd.control.kubernetes.objects import OPEN_TOPICS
-from meshd.kit.clock import ManualClock, SystemClock
-from meshd.testing.control_suite import ControlSuite, closing
-from meshd.testing.waiting import await_true
+from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Versioned, Write
+from meshd.control.kubernetes.api_client import AmbiguousError, ApiClient, ApiServer, server_from_kubeconfig
+from meshd.control.kubernetes.kubernetes_control import KubernetesControl, open_kubernetes
+from meshd.control.kubernetes.resource_encoding import OPEN_TOPICS
+from meshd.control.kubernetes.watch_cache import LocalCopy
+from meshd.util.clock import ManualClock, SystemClock
+from tests.support.bounded_wait import await_true
+from tests.support.control_suite import ControlSuite, closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-    from meshd.control.interface import ControlStore
-    from meshd.control.kubernetes.mirror import Mirror
-    from meshd.kit.clock import Clock
+    from meshd.control.control_api import ControlStore
+    from meshd.control.kubernetes.watch_cache import WatchCache
+    from meshd.util.clock import Clock
 
 
 def store(
     kubeconfig: Path, namespace: str, name: str = "mesh", clock: Clock | None = None, **changes: Any
 ) -> KubernetesControl:
-    api = Api(of_kubeconfig(kubeconfig), SystemClock(), deadline=changes.pop("deadline", 5.0))
+    api = ApiClient(server_from_kubeconfig(kubeconfig), SystemClock(), deadline=changes.pop("deadline", 5.0))
     return KubernetesControl(api, namespace, name, clock or SystemClock(), **changes)
 
 
@@ -166,7 +165,7 @@ def test_counting_from_many_sides_loses_no_step(kubeconfig: Path, namespace: str
 def test_without_the_api_reads_go_on_and_writes_say_so(kubeconfig: Path, namespace: str) -> None:
     async def main() -> None:
         with relayed(kubeconfig) as relay:
-            api = Api(relay.server, SystemClock())
+            api = ApiClient(relay.server, SystemClock())
             with closed(KubernetesControl(api, namespace, "mesh", SystemClock())) as control:
                 version = await control.put("topic/a", b"1")
                 relay.cut()
@@ -188,7 +187,7 @@ def test_without_the_api_reads_go_on_and_writes_say_so(kubeconfig: Path, namespa
             relay.cut()
             with pytest.raises(ControlError, match="is it running"):
                 KubernetesControl(
-                    Api(relay.server, SystemClock(), deadline=0.2), namespace, "mesh", SystemClock()
+                    ApiClient(relay.server, SystemClock(), deadline=0.2), namespace, "mesh", SystemClock()
                 )
 
     asyncio.run(main())
@@ -257,11 +256,11 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
     asyncio.run(main())
 
 
-def _comes_later(mirror: Mirror, **entries: Versioned) -> None:
+def _comes_later(mirror: WatchCache, **entries: Versioned) -> None:
     """As if this copy were of a time after the one that the API's store was put back to."""
     with mirror._moved:
         copy = mirror._copy
-        mirror._copy = Copy({**copy.entries, **entries}, copy.topics, copy.revision + 1_000_000)
+        mirror._copy = LocalCopy({**copy.entries, **entries}, copy.topics, copy.revision + 1_000_000)
 
 
 def _break_off(control: KubernetesControl) -> None:
@@ -361,7 +360,7 @@ def test_who_may_not_is_told_so(kubeconfig: Path, namespace: str, tmp_path: Path
     stranger.write_text(json.dumps(document))
     with pytest.raises(ControlError, match="the token is not, or no longer, valid") as caught:
         store(stranger, namespace)
-    assert "wr0ng" not in str(caught.value) + repr(of_kubeconfig(stranger))
+    assert "wr0ng" not in str(caught.value) + repr(server_from_kubeconfig(stranger))
 
 
 def test_an_address_opens_it(kubeconfig: Path, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +442,7 @@ class Relay:
 
 @contextmanager
 def relayed(kubeconfig: Path) -> Iterator[Relay]:
-    relay = Relay(of_kubeconfig(kubeconfig))
+    relay = Relay(server_from_kubeconfig(kubeconfig))
     try:
         yield relay
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from meshd.testing.daemons import Daemon
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,10 +15,10 @@ from lightkube import ApiError
 from lightkube.resources.core_v1 import Event, Node, Pod
 from lightkube.types import PatchType
 
-from meshoperator import gauges
-from meshoperator.clusters import ClusterLoop
-from meshoperator.kube import Kube
-from meshoperator.recording import Recorder
+from meshoperator import metrics
+from meshoperator.controllers.cluster_controller import ClusterController
+from meshoperator.kube.client import Kube
+from meshoperator.kube.event_recorder import EventRecorder
 from meshoperator.resources import KINDS
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.looping import Loop, client
@@ -121,12 +121,12 @@ def staged(
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
         own = Kube(api)
-        clusters = ClusterLoop(own, OperatorSettings(), Recorder(own, now), now)
+        clusters = ClusterController(own, OperatorSettings(), EventRecorder(own, now), now)
         try:
             yield Scene(kube, namespace, lambda: loop.run(clusters.run(namespace, "mesh")), later)
         finally:
             loop.run(api.close())
-            gauges.forget_cluster(namespace, "mesh")
+            metrics.forget_cluster(namespace, "mesh")
             free: Any = {"metadata": {"finalizers": None}}
             with suppress(ApiError):  # a test may have deleted it
                 kube.patch(MESH, "mesh", free, namespace=namespace, patch_type=PatchType.MERGE)
@@ -158,7 +158,7 @@ def judge(scene: Scene, word: str, said: str, advice: str) -> None:
     (ready,) = (each for each in about["status"]["conditions"] if each["type"] == "Ready")
     assert said in ready["message"]
     assert advice in ready["message"]
-    assert (scene.namespace, "mesh", NAME, word) in gauges.stuck._metrics
+    assert (scene.namespace, "mesh", NAME, word) in metrics.stuck._metrics
 
 
 def waiting(reason: str, message: str) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def test_a_container_that_does_not_start(
         scene.container(state={"running": {}}, ready=True, lastState={})
         scene.say(conditions=[{"type": "Ready", "status": "True"}])
         assert scene.status().get("trouble") is None
-        assert not [key for key in gauges.stuck._metrics if key[0] == namespace]
+        assert not [key for key in metrics.stuck._metrics if key[0] == namespace]
 
 
 def test_a_volume_that_cannot_be_mounted(

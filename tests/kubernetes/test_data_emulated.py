@@ -13,15 +13,15 @@ import httpx2
 import pytest
 from lightkube import ApiError
 
-from meshd.testing.daemons import Daemon
-from meshoperator.admission import LABEL, SECRET
-from meshoperator.dataloops import FINALIZER
-from meshoperator.dataprogram import DataProgram
-from meshoperator.kube import Kube
+from meshoperator.controllers.data_controller import FINALIZER
+from meshoperator.kube.client import Kube
+from meshoperator.manager import DataManager
+from meshoperator.planners.admission import LABEL, SECRET
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.dying import Ear
 from tests.kubernetes.emulated import Api, Fault
 from tests.kubernetes.world import mesh_cluster
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,9 +53,9 @@ def world(daemon: Daemon) -> Api:
     return api
 
 
-def program(api: Api, daemon: Daemon, leads: asyncio.Event) -> DataProgram:
+def program(api: Api, daemon: Daemon, leads: asyncio.Event) -> DataManager:
     settings = OperatorSettings(endpoint=daemon.endpoint)
-    return DataProgram(Kube(api.client()), settings, Ear(), leads, time.time)
+    return DataManager(Kube(api.client()), settings, Ear(), leads, time.time)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -18,8 +18,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Pod, Secret
 from lightkube.types import PatchType
 
-from meshd.testing.certificates import Authority
-from meshoperator.admission import DONE, LABEL, SECRET
+from meshoperator.planners.admission import DONE, LABEL, SECRET
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
@@ -36,6 +35,7 @@ from tests.kubernetes.test_webhook import (
     serving,
     until,
 )
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

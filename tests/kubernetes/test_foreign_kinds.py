@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from meshoperator.children import children
-from meshoperator.meshes import Cluster
+from meshoperator.cluster_model import Cluster
+from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.test_chart import rendered
@@ -57,7 +57,7 @@ def of_the_chart(name: str) -> list[dict[str, Any]]:
 def of_the_operator(**spec: Any) -> list[dict[str, Any]]:
     whole = parse(MeshClusterSpec, mesh_cluster(1, metrics={"serviceMonitor": True}, **spec)["spec"])
     cluster = Cluster("mesh", "ns", "uid", whole)
-    return [each for each in children(cluster, settled=True) if each["apiVersion"] in MODELS]
+    return [each for each in cluster_manifests(cluster, settled=True) if each["apiVersion"] in MODELS]
 
 
 def of_the_docs() -> list[dict[str, Any]]:

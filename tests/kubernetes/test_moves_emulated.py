@@ -9,15 +9,15 @@ import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from meshoperator.clusters import ClusterLoop
-from meshoperator.datasets import DatasetLoop
-from meshoperator.kube import Kube
-from meshoperator.loads import LoadLoop
-from meshoperator.placements import PlacementLoop
-from meshoperator.placing import Board
-from meshoperator.recording import Recorder
+from meshoperator.controllers.cluster_controller import ClusterController
+from meshoperator.controllers.dataset_controller import DatasetController
+from meshoperator.controllers.load_controller import LoadController
+from meshoperator.controllers.placement_controller import PlacementController
+from meshoperator.controllers.view_controller import ViewController
+from meshoperator.kube.client import Kube
+from meshoperator.kube.event_recorder import EventRecorder
+from meshoperator.planners.placement_inputs import PlacementBoard
 from meshoperator.settings import OperatorSettings
-from meshoperator.views import ViewLoop
 from tests.kubernetes.dying import Calls, DiedError
 from tests.kubernetes.emulated import Api
 from tests.kubernetes.fake_daemons import OBJECTS, SIZE, FakeDaemons, State, resource
@@ -127,15 +127,17 @@ class Operator:
         api = Kube(scene.api.client())
         kube: Any = Mortal(api, scene, calls)
         daemons: Any = Mortal(scene.daemons, scene, calls)
-        recorder = Recorder(api, lambda: NOW)  # nobody reads events: to die after one is to die before it
-        board, now = Board(), scene.daemons.now
+        recorder = EventRecorder(
+            api, lambda: NOW
+        )  # nobody reads events: to die after one is to die before it
+        board, now = PlacementBoard(), scene.daemons.now
         self.scene, self.settings = scene, OperatorSettings()
-        self.placement = PlacementLoop(kube, self.settings, board)
-        self.clusters = ClusterLoop(kube, self.settings, recorder, lambda: NOW)
+        self.placement = PlacementController(kube, self.settings, board)
+        self.clusters = ClusterController(kube, self.settings, recorder, lambda: NOW)
         self.loops = (
-            DatasetLoop(kube, daemons, recorder, now, board),
-            LoadLoop(kube, daemons, recorder, now),
-            ViewLoop(kube, daemons, recorder, now),
+            DatasetController(kube, daemons, recorder, now, board),
+            LoadController(kube, daemons, recorder, now),
+            ViewController(kube, daemons, recorder, now),
         )
 
     async def run(self, *, clusters: bool) -> None:

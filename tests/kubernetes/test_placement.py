@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightkube.resources.core_v1 import Node
 
-from meshoperator.admission import label
-from meshoperator.datasources import mark
-from meshoperator.kube import Kube
-from meshoperator.placements import PlacementLoop
-from meshoperator.placing import Board, Holding
+from meshoperator.controllers.placement_controller import PlacementController
+from meshoperator.kube.client import Kube
+from meshoperator.planners.admission import label
+from meshoperator.planners.dataset_model import dataset_mark
+from meshoperator.planners.placement_inputs import Holding, PlacementBoard
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.looping import Loop, client
 from tests.kubernetes.test_crds_served import create, resource
@@ -54,7 +54,7 @@ def test_nodes_are_labelled_by_what_lies_on_them(kubeconfig: Path, kube: Client,
     first, second, third, fourth = hosts
     daemon(kube, namespace, "mesh-s-0", first)
     daemon(kube, namespace, "mesh-s-1", third)
-    board, key = Board(), mark(namespace, "photos")
+    board, key = PlacementBoard(), dataset_mark(namespace, "photos")
 
     def labels() -> dict[str, set[str]]:
         found = {}
@@ -66,7 +66,7 @@ def test_nodes_are_labelled_by_what_lies_on_them(kubeconfig: Path, kube: Client,
 
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
-        planner = PlacementLoop(Kube(api), OperatorSettings(), board)
+        planner = PlacementController(Kube(api), OperatorSettings(), board)
         try:
             loop.run(planner.run())
             assert set().union(*labels().values()) == set()  # not looked at yet

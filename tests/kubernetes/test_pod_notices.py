@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lightkube.resources.core_v1 import Event, Pod
 from lightkube.types import PatchType
 
-from meshoperator.dataprogram import DataProgram
-from meshoperator.kube import Kube
-from meshoperator.podnotices import UNPLACED, PodNotices
-from meshoperator.program import stamp
-from meshoperator.recording import Recorder
+from meshoperator.controllers.pod_events import UNPLACED, PodEvents
+from meshoperator.kube.client import Kube
+from meshoperator.kube.event_recorder import EventRecorder
+from meshoperator.manager import DataManager, now_stamp
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.looping import Loop, client
 from tests.kubernetes.test_webhook import account, dataset, mesh, until
@@ -61,10 +60,10 @@ def test_each_is_told_once_whoever_leads_and_by_metadata_alone(
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
 
-        def operator(*namespaces: str) -> PodNotices:
+        def operator(*namespaces: str) -> PodEvents:
             settings = OperatorSettings(namespaces, webhook=("127.0.0.1", 0))
             own = Kube(api)
-            return PodNotices(own, settings, Recorder(own, stamp), time.monotonic, rest=0)
+            return PodEvents(own, settings, EventRecorder(own, now_stamp), time.monotonic, rest=0)
 
         async def read() -> None:
             async for page in Kube(api).pages_of_metadata("Pod", namespace, {}, 2):
@@ -100,7 +99,7 @@ def test_an_operator_looks_at_pods_by_itself(kubeconfig: Path, kube: Client, nam
         api = await client(kubeconfig)
         own = Kube(api)
         leads, settings = asyncio.Event(), OperatorSettings((namespace,))
-        program = DataProgram(own, settings, Recorder(own, stamp), leads, time.time)
+        program = DataManager(own, settings, EventRecorder(own, now_stamp), leads, time.time)
         tasks = [asyncio.ensure_future(each) for each in program.work()]
         leads.set()
         try:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from meshd.testing.daemons import Daemon
-from meshoperator.children import children
-from meshoperator.meshes import Cluster
+from meshoperator.cluster_model import Cluster
+from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.control_plane import EXAMPLES
 from tests.kubernetes.test_chart import MATRIX, documents, rendered
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,10 @@ def test_pods_of_the_chart(name: str) -> None:
 
 def daemons(spec: dict[str, Any]) -> list[dict[str, Any]]:
     cluster = Cluster("mesh", "ns", "uid", parse(MeshClusterSpec, spec))
-    every = [*children(cluster, settled=True), *children(replace(cluster, places=()), settled=False)]
+    every = [
+        *cluster_manifests(cluster, settled=True),
+        *cluster_manifests(replace(cluster, places=()), settled=False),
+    ]
     return [each["spec"]["template"]["spec"] for each in every if each["kind"] == "StatefulSet"]
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from meshoperator.dataloops import DataLoop
-from meshoperator.kube import _ALL
-from meshoperator.permissions import CLUSTER, KOPF, NAMESPACED
+from meshoperator.controllers.data_controller import DataController
+from meshoperator.kube.client import _ALL, CLUSTER, KOPF, NAMESPACED
 from meshoperator.resources import GROUP
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.test_chart import documents
@@ -99,7 +98,7 @@ def _kinds(module: str, method: str, call: ast.Call) -> set[str]:
     if isinstance(first, ast.Constant) and isinstance(first.value, str):
         return {first.value}
     if isinstance(first, ast.Attribute) and first.attr == "kind":
-        return {each.kind for each in DataLoop.__subclasses__()}
+        return {each.kind for each in DataController.__subclasses__()}
     return BY_VALUE[module, method]
 
 
@@ -116,7 +115,7 @@ def granted(documents: list[dict[str, Any]], kind: str) -> Iterator[Right]:
 
 
 def test_the_tables_allow_what_is_used_and_no_more() -> None:
-    import meshoperator.dataprogram  # noqa: F401 all loops are known then
+    import meshoperator.manager  # noqa: F401 all loops are known then
 
     # the bind of the daemons' role is Kubernetes' own check when the RoleBinding is applied
     own = used() | {("bind", ("rbac.authorization.k8s.io", "clusterroles"))}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from meshoperator.definitions import Definitions
-from meshoperator.kube import Kube
-from meshoperator.leading import TTL, Leading
-from meshoperator.looping import Loops
-from meshoperator.program import watch
+from meshoperator.controllers.work_queue import WorkQueue
+from meshoperator.kube.client import Kube
+from meshoperator.kube.crd_discovery import CrdDiscovery
+from meshoperator.kube.leader_election import TTL, LeaderElection
+from meshoperator.manager import watch
 from tests.kubernetes.emulated import Api
 from tests.kubernetes.world import NAME, NAMESPACE
 
@@ -50,7 +50,7 @@ def test_watches_that_break_are_begun_anew() -> None:
                 done.set()
             return 60.0
 
-        loops = Loops({"MeshCluster": look}, leads, pause=0)
+        loops = WorkQueue({"MeshCluster": look}, leads, pause=0)
         task = asyncio.ensure_future(
             watch(Kube(api.client()), loops, "Pod", None, "shardmesh.io/cluster", 0.01)
         )
@@ -72,7 +72,7 @@ def test_one_of_two_operators_leads() -> None:
 
     async def run() -> None:
         one, other = (
-            Leading(Kube(api.client()), "ns", "op", name, stamp=stamp, monotonic=lambda: clock[0])
+            LeaderElection(Kube(api.client()), "ns", "op", name, stamp=stamp, monotonic=lambda: clock[0])
             for name in ("one", "other")
         )
         assert await one.step()
@@ -101,7 +101,7 @@ def test_passes_wait_for_the_lead_and_are_repeated_when_they_fail() -> None:
             done.set()
             return None
 
-        loops = Loops({"MeshCluster": look}, leads, pause=0)
+        loops = WorkQueue({"MeshCluster": look}, leads, pause=0)
         loops.look("MeshCluster", "ns", "m")
         await asyncio.sleep(0)
         assert calls == []
@@ -120,7 +120,7 @@ def test_a_definition_that_comes_has_the_operator_begin_anew() -> None:
     api, ends = Api(absent={"meshclusters", "meshviews"}), list[str]()
 
     async def run() -> None:
-        found = Definitions(Kube(api.client()), lambda: ends.append("end"), look=0)
+        found = CrdDiscovery(Kube(api.client()), lambda: ends.append("end"), look=0)
         await found.read()
         task = asyncio.ensure_future(found.keep())
         await asyncio.sleep(0.02)
@@ -140,7 +140,7 @@ def test_where_all_definitions_are_there_nobody_looks_again() -> None:
     api = Api()
 
     async def run() -> None:
-        found = Definitions(Kube(api.client()), lambda: None, look=0)
+        found = CrdDiscovery(Kube(api.client()), lambda: None, look=0)
         await found.read()
         calls = api.calls
         async with asyncio.timeout(60):

@@ -22,18 +22,18 @@ from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfigur
 from lightkube.resources.core_v1 import Node, Pod, Secret, ServiceAccount
 
 import meshsdk
-from meshd.testing.certificates import Authority
-from meshd.testing.daemons import Daemon
-from meshoperator.admission import DONE, LABEL, LEVELS, REQUIRE, SECRET, label
-from meshoperator.credentials import Catalogue, CredentialsLoop
-from meshoperator.daemons import Daemons
-from meshoperator.datasources import mark
-from meshoperator.kube import Kube
+from meshoperator.controllers.pod_credentials import DatasetCatalog, PodCredentials
+from meshoperator.daemon_client import DaemonClient
+from meshoperator.kube.client import Kube
+from meshoperator.planners.admission import DONE, LABEL, LEVELS, REQUIRE, SECRET, label
+from meshoperator.planners.dataset_model import dataset_mark
 from meshoperator.settings import OperatorSettings
 from meshoperator.webhook import Webhook
 from tests.kubernetes.looping import Loop, client
 from tests.kubernetes.test_chart import documents
 from tests.kubernetes.test_crds_served import create
+from tests.support.certificates import Authority
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def serving(kubeconfig: Path, folder: Path) -> Iterator[tuple[Loop, Webhook, Kub
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
         kube = Kube(api)
-        hook = Webhook(Catalogue(kube, OperatorSettings()), folder, "127.0.0.1", 0, look=0.1)
+        hook = Webhook(DatasetCatalog(kube, OperatorSettings()), folder, "127.0.0.1", 0, look=0.1)
         loop.run(hook.__aenter__())
         try:
             yield loop, hook, kube
@@ -177,7 +177,7 @@ def host_of(kube: Client, name: str, namespace: str) -> str:
 def hosts(kube: Client, namespace: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Six hosts of a pool of their own: `photos` lies on b, near c; `words` on b and d."""
     pool = uuid.uuid4().hex[:8]
-    photos, words = mark(namespace, "photos"), mark(namespace, "words")
+    photos, words = dataset_mark(namespace, "photos"), dataset_mark(namespace, "words")
     levels = {level: (label(level, photos), label(level, words)) for level, _ in LEVELS}
     placed = {
         "a": {},
@@ -294,8 +294,8 @@ def test_a_pod_has_keys_for_its_dataset_alone(
         kube.create(Secret(metadata=ObjectMeta(name="mesh-root", namespace=namespace), stringData=root))
         api = loop.run(client(kubeconfig))
         own = Kube(api)
-        daemons = Daemons(own, time.time, lambda _: daemon.endpoint)
-        keys = CredentialsLoop(own, daemons, Catalogue(own, OperatorSettings()), lambda: now[0])
+        daemons = DaemonClient(own, time.time, lambda _: daemon.endpoint)
+        keys = PodCredentials(own, daemons, DatasetCatalog(own, OperatorSettings()), lambda: now[0])
         try:
             assert loop.run(keys.run_all(namespace)) == 0
             first = kube.get(Secret, "shardmesh-abc", namespace=namespace)
@@ -346,9 +346,9 @@ def test_a_secret_of_somebody_else_is_not_touched(kubeconfig: Path, kube: Client
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
         own = Kube(api)
-        daemons = Daemons(own, time.time)
+        daemons = DaemonClient(own, time.time)
         try:
-            keys = CredentialsLoop(own, daemons, Catalogue(own, OperatorSettings()), time.time)
+            keys = PodCredentials(own, daemons, DatasetCatalog(own, OperatorSettings()), time.time)
             assert loop.run(keys.run_all(namespace)) == 0
         finally:
             loop.run(daemons.aclose())

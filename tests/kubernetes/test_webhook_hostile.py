@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from meshoperator.admission import ANNOTATION, DONE, INJECT, LABEL, REQUIRE
-from meshoperator.credentials import Catalogue
-from meshoperator.kube import Kube
+from meshoperator.controllers.pod_credentials import DatasetCatalog
+from meshoperator.kube.client import Kube
+from meshoperator.planners.admission import ANNOTATION, DONE, INJECT, LABEL, REQUIRE
 from meshoperator.settings import OperatorSettings
 from meshoperator.webhook import Webhook
 from tests.kubernetes.looping import Loop, client
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-    from meshd.testing.certificates import Authority
+    from tests.support.certificates import Authority
 
 __all__ = ["certificate"]
 IDLE = 2.0
@@ -70,7 +70,7 @@ class Hook:
 def served(kubeconfig: Path, folder: Path, authority: Authority) -> Iterator[Hook]:
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
-        catalogue = Catalogue(Kube(api), OperatorSettings())
+        catalogue = DatasetCatalog(Kube(api), OperatorSettings())
         hook = Webhook(catalogue, folder, "127.0.0.1", 0, idle=IDLE)
         loop.run(hook.__aenter__())
         try:

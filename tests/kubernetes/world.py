@@ -120,18 +120,18 @@ class World:
             here = Node(name, f"http://{name}:9000", zone="a")
             known = cluster.node(name) if cluster else None
             if cluster is None:
-                cluster = transitions.founded(here, slots=1024)
+                cluster = transitions.bootstrap_map(here, slots=1024)
             elif known is None or known.state in ("away", "down"):
-                cluster = transitions.joined(cluster, here)
+                cluster = transitions.join_node(cluster, here)
         if cluster is None:
             return
         for node in cluster.nodes:
             if node.node_id not in alive:
-                cluster = transitions.missed(cluster, node.node_id)
+                cluster = transitions.mark_node_away(cluster, node.node_id)
         for node in cluster.nodes:
             if cluster.owes(node.node_id):
                 try:
-                    cluster = transitions.settled(cluster, node.node_id)
+                    cluster = transitions.mark_complete(cluster, node.node_id)
                 except TransitionError:
                     continue
         self.set_map(cluster)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from meshd.kit.clock import SystemClock
-from meshd.testing.waiting import await_end
+from meshd.util.clock import SystemClock
 from tests.linearizability.model import ANY, Operation
 from tests.linearizability.requests import Endpoint, etag_of
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -21,8 +21,8 @@ from tests.faults import schedules
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.testing.daemons import Daemon
     from tests.faults.hosts import Hosts
+    from tests.support.daemons import Daemon
 
 Kind = Literal[
     "kill",

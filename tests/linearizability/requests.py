@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-from meshd.kit.clock import SystemClock
-from meshwire.s3.parsing import RequestHead
+from meshd.util.clock import SystemClock
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.linearizability.model import MARKER, Version
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from meshd.kit.clock import SystemClock
+from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

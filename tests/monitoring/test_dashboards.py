@@ -11,16 +11,17 @@ import pytest
 import yaml
 
 import meshsdk as mesh
-from meshd.testing.daemons import Daemon
-from meshd.testing.meshes import Mesh
 from meshoperator.monitoring.dashboards import DASHBOARDS
 from meshoperator.monitoring.panels import COLUMNS, document
 from meshoperator.monitoring.rules import RECORDINGS, rule_groups
-from meshsdk import jobs, ops
-from meshsdk.gathers import Item
-from meshsdk.views import create_view, transform_view
+from meshsdk import ops
+from meshsdk.admin import jobs
+from meshsdk.admin.views import create_view, transform_view
+from meshsdk.client.gather import Item
 from tests.monitoring.scraping import prometheus
 from tests.required import required_program
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     place = tmp_path_factory.mktemp("prometheus")
     rules = place / "rules.yaml"
     rules.write_text(yaml.safe_dump(rule_groups()).replace("interval: 30s", "interval: 1s"))
-    with Daemon.start() as daemon, Mesh.start(2) as pair:
+    with Daemon.start() as daemon, DaemonCluster.start(2) as pair:
         work(daemon, place)
         mesh_work(pair)
         nodes = [urlsplit(endpoint).netloc for endpoint in (daemon.endpoint, *pair.endpoints.values())]
@@ -65,7 +66,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
             yield found
 
 
-def mesh_work(pair: Mesh) -> None:
+def mesh_work(pair: DaemonCluster) -> None:
     """Objects that every node is asked for."""
     client = pair["n1"].client()
     client.create_bucket(Bucket="shared")

@@ -13,38 +13,38 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from meshd.assembly.remote import RemoteAssembler
-from meshd.cluster.mesh import Mesh, lone_map
+from meshd.batches.assembly.assembler_rpc import AssemblerClient
+from meshd.cluster.cluster_view import ClusterView, single_node_map
 from meshd.config import NodeSettings, StoreSettings
+from meshd.control.access_keys import KeyLastUsed
 from meshd.control.buckets import Bucket, BucketTable
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.identities import Account, IdentityTable, Key, User
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.control.nodesecret import NodeSecret
-from meshd.control.removals import RemovalTable
-from meshd.kit.clock import ManualClock
-from meshd.net.peers import Peers
-from meshd.runtime.data import data_services
-from meshd.runtime.node import Node, node_access, web_deps
-from meshd.service.archives.reading import Archives
-from meshd.service.documents.uses import UseFile
-from meshd.service.remote.objects import RemoteObjects
+from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.documents.inventory import UsageFile
+from meshd.peer_reads.remote_objects import RemoteObjects
+from meshd.process.wiring.data_services import data_services
+from meshd.process.wiring.node import NodeContext, node_access, web_deps
+from meshd.rpc.peer_client import PeerClient
+from meshd.server.http_server import build_server
+from meshd.server.request_trace import flush_request_counters
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.telemetry import metrics
-from meshd.telemetry.audit import AuditEntry
-from meshd.testing.listening import end_listening
-from meshd.testing.local_objects import local_objects
-from meshd.web.server import build_server
-from meshd.web.settling import count_now
-from meshwire.s3.settings import CorsRule
+from meshd.telemetry.audit_log import AuditEntry
+from meshd.util.clock import ManualClock
+from meshwire.s3.bucket_settings import CorsRule
+from tests.support.reference_control import MemoryControl
+from tests.support.server_shutdown import stop_listening
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.telemetry.audit import AuditLog
-    from meshd.web.connections import MeshServer
-    from meshwire.s3.settings import Versioning
+    from meshd.server.connection import MeshServer
+    from meshd.telemetry.audit_log import AuditLog
+    from meshwire.s3.bucket_settings import Versioning
 
 NOW = 1_700_000_000
 BODY = bytes(range(256)) * 40
@@ -115,26 +115,26 @@ class Pair:
         self.loop, self.clock = asyncio.new_event_loop(), ManualClock(NOW * 10**9)
         self._settings = NodeSettings("n", StoreSettings.at(self._place, durability="relaxed"))
         self.store = Store.open(self._settings.store, writer="w0", clock=self.clock)
-        self._uses = UseFile(self._settings.uses_path, self.clock)
+        self._uses = UsageFile(self._settings.uses_path, self.clock)
         self.loop.run_until_complete(self._open())
 
     async def _open(self) -> None:
         control = MemoryControl(self.clock)
         buckets = BucketTable(control)
-        secret = NodeSecret(control)
-        mesh = Mesh("n", control, buckets.copies, lone=lone_map("n", "http://127.0.0.1:9000"))
-        peers = Peers("n", NodeSecret(control).derive, self.clock)
-        node = Node(
+        secret = ClusterSecret(control)
+        mesh = ClusterView("n", control, buckets.copies, lone=single_node_map("n", "http://127.0.0.1:9000"))
+        peers = PeerClient("n", ClusterSecret(control).derive, self.clock)
+        node = NodeContext(
             self._settings,
             self.clock,
             self.store,
             control,
             buckets,
             IdentityTable(control),
-            KeyUse(control),
+            KeyLastUsed(control),
             self._uses,
-            RemovalTable(control),
-            Archives(self.store, self._uses.note, local_objects(self.store)),
+            DeletedDocumentTable(control),
+            ArchiveService(self.store, self._uses.note, single_node_objects(self.store)),
             mesh,
             peers,
             RemoteObjects(self.store, mesh, peers),
@@ -144,10 +144,10 @@ class Pair:
         await self._people(node)
         await self._fill(node)
         self._audit = Lines()
-        self._frames = RemoteAssembler(self._settings.steward_socket)  # nobody asks it anything
+        self._frames = AssemblerClient(self._settings.steward_socket)  # nobody asks it anything
         self.hot, self.ordinary = [await self._serve(node, hot=hot) for hot in (True, False)]
 
-    async def _people(self, node: Node) -> None:
+    async def _people(self, node: NodeContext) -> None:
         accounts: list[Account] = [
             Account(
                 User(user_id=name, display_name=name, root=name == "root", origin="root"),
@@ -157,7 +157,7 @@ class Pair:
         ]
         await node.identities.replace(frozenset({"root"}), accounts, NOW * 1000)
 
-    async def _fill(self, node: Node) -> None:
+    async def _fill(self, node: NodeContext) -> None:
         rule = CorsRule(("GET",), ("https://page.example",))
         for bucket in (
             Bucket("bench", "root", 1),
@@ -207,7 +207,7 @@ class Pair:
             "root",
         )
 
-    async def _serve(self, node: Node, *, hot: bool) -> Mouth:
+    async def _serve(self, node: NodeContext, *, hot: bool) -> Mouth:
         access = node_access(node)
         data = data_services(node, access, self._frames)
         server = build_server(web_deps(node, access, data, cast("AuditLog", self._audit)), hot=hot)
@@ -257,14 +257,14 @@ class Pair:
     async def _close(self) -> None:
         for mouth, listener in zip((self.hot, self.ordinary), self._listeners, strict=True):
             mouth.close()
-            await end_listening(listener)
+            await stop_listening(listener)
             await mouth.server.shutdown(1)
         await self._frames.aclose()
 
 
 def counted() -> Iterator[tuple[tuple[str, ...], float]]:
     """Every sample of the metrics that requests change."""
-    count_now()
+    flush_request_counters()
     for metric in (metrics.http_requests, metrics.http_bytes, metrics.http_seconds):
         for family in metric.collect():
             for sample in family.samples:

@@ -12,8 +12,8 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from meshoperator.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
-from meshoperator.planning import plan
+from meshoperator.planners.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.planners.placement_planner import plan_placement
 from meshoperator.settings import OperatorSettings
 
 GIB = 1 << 30
@@ -124,7 +124,7 @@ class Cluster:
         current = {name: tuple(sorted(held)) for name, held in self.held.items()}
         inventory = Inventory(tuple(self.nodes.values()), self.datasets, demand, current, free)
         began = time.thread_time()
-        placement = plan(inventory, self.settings)
+        placement = plan_placement(inventory, self.settings)
         day.planned.append(time.thread_time() - began)
         day.unplaced += len(placement.unplaced)
         used = {name: node.used for name, node in self.nodes.items()}

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.kit.clock import ManualClock
-from meshd.service.archives.reading import Archives
-from meshd.store.memory import MemoryStore
+from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Meta
-from meshd.testing.local_objects import local_objects
-from meshwire.archives.zips import scan_zip
+from meshd.util.clock import ManualClock
+from meshwire.formats.zip_archive import scan_zip
 from tests.archive_making import KINDS, archive_of
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from meshd.store.records import Record
@@ -40,7 +40,7 @@ def test_members_and_one_pass_give_what_was_packed(packed: dict[str, bytes], kin
 
 async def _check(packed: dict[str, bytes], key: str, data: bytes) -> None:
     store = MemoryStore(ManualClock())
-    archives = Archives(store, list[str]().append, local_objects(store))
+    archives = ArchiveService(store, list[str]().append, single_node_objects(store))
     record = await _put(store, key, data)
     assert list((await archives.index("b", key, record)).names) == list(packed)
     for name, expected in packed.items():

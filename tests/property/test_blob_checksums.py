@@ -8,7 +8,7 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.batches.blobreading import stored_crc32c
+from meshd.batches.blob_reader import stored_crc32c
 from meshd.store.records import Extent
 
 

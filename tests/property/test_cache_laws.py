@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.cache.policies.interface import Settings
-from meshd.cache.policies.lru import Lru
-from meshd.cache.policies.s3fifo import S3Fifo
-from meshd.cache.policies.segmented import Segmented
-from meshd.cache.policies.sieve import Sieve
-from meshd.cache.simulating import POLICIES, simulate
-from meshd.cache.traces import Read
+from meshd.origins.eviction.comparison_policies import Lru, S3Fifo, Sieve
+from meshd.origins.eviction.policy_api import EvictionSettings
+from meshd.origins.eviction.segment_policy import SegmentPolicy
+from meshd.origins.eviction.simulator import POLICIES, TraceRead, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from meshd.cache.policies.interface import Decision, Eviction, Item
+    from meshd.origins.eviction.policy_api import Decision, Eviction, Item
 
 ITEMS = st.tuples(st.sampled_from("ab"), st.sampled_from([f"{p}{n}" for p in "pqr" for n in range(6)]))
 SIZES = st.integers(1, 40)
@@ -43,7 +40,7 @@ QUOTA = 70
 class Store:
     """Does what it is told, with files that hold items, and never looks into the policy."""
 
-    def __init__(self, policy: Segmented) -> None:
+    def __init__(self, policy: SegmentPolicy) -> None:
         self.policy = policy
         self.files: dict[int, dict[Item, int]] = {}
         self.dirty: set[Item] = set()
@@ -124,8 +121,10 @@ class Store:
                 self.evict(self.policy.sweep())
 
 
-def policy(segment: int) -> Segmented:
-    return Segmented(Settings(150, segment=segment, high=0.95, low=0.8, quotas={"b": QUOTA}, memory=3))
+def policy(segment: int) -> SegmentPolicy:
+    return SegmentPolicy(
+        EvictionSettings(150, segment=segment, high=0.95, low=0.8, quotas={"b": QUOTA}, memory=3)
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -159,9 +158,10 @@ def test_the_same_history_gives_the_same_decisions(steps: list[tuple[Any, ...]])
 def test_decisions_do_not_depend_on_how_a_process_hashes_texts() -> None:
     """Python draws the hashes of texts anew in every process; sets of items must not decide anything."""
     code = (
-        "from meshd.cache.policies.interface import Settings as S; from meshd.cache.traces import *\n"
-        "from meshd.cache.policies.segmented import Segmented\n"
-        "p = Segmented(S(30_000, segment=1000)); p.pin('data', 'sample-0000000')\n"
+        "from meshd.origins.eviction.policy_api import EvictionSettings as S\n"
+        "from meshd.origins.eviction.simulator import *\n"
+        "from meshd.origins.eviction.segment_policy import SegmentPolicy\n"
+        "p = SegmentPolicy(S(30_000, segment=1000)); p.pin('data', 'sample-0000000')\n"
         "t = mixed([epochs(4, 60, 700), zipf(1.0, 400, 80, 300)])\n"
         "p.plan('x', [r.item for r in t[:200]])\n"
         "print([p.decide(r.item, r.size) for r in t])"
@@ -196,15 +196,15 @@ def test_the_others_stay_within_too(
 @given(st.lists(ITEMS, min_size=1, max_size=150), st.randoms(use_true_random=False))
 def test_nobody_serves_more_bytes_than_the_bound(reads: list[Item], random: Any) -> None:
     sizes: dict[Item, int] = {}
-    trace = [Read(item, sizes.setdefault(item, random.randrange(1, 60))) for item in reads]
-    everything = Settings(100, segment=20, high=1, low=1)
+    trace = [TraceRead(item, sizes.setdefault(item, random.randrange(1, 60))) for item in reads]
+    everything = EvictionSettings(100, segment=20, high=1, low=1)
     bound = simulate("belady", trace, everything).bytes
     for name in POLICIES:
         assert simulate(name, trace, everything).bytes <= bound + 1e-12
 
 
 def test_a_restart_finds_what_was_there() -> None:
-    store = Segmented(Settings(100, segment=40))
+    store = SegmentPolicy(EvictionSettings(100, segment=40))
     store.restore(7, ("a", "x"), 30)
     store.restore(7, ("a", "y"), 10)
     store.restore(3, ("a", "z"), 60, dirty=True)
@@ -215,7 +215,7 @@ def test_a_restart_finds_what_was_there() -> None:
 
 
 def test_hints_off_hears_no_plan_and_no_working_set_but_pins() -> None:
-    cache = Segmented(Settings(100, segment=10, hints=False))
+    cache = SegmentPolicy(EvictionSettings(100, segment=10, hints=False))
     cache.declare("run", ("a", ""))
     cache.plan("run", [("a", "x")])
     cache.restore(1, ("a", "x"), 99)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.cluster import ClusterMap, Node, parse_map, place, slot_of
+from meshwire.cluster import ClusterMap, Node, compute_placement, parse_map, slot_of
 from meshwire.cluster import transitions as turn
-from meshwire.cluster.maps import ROLES, STATES
-from meshwire.cluster.placement import moves
-from meshwire.documents import PlanError
+from meshwire.cluster.cluster_map import ROLES, STATES
+from meshwire.cluster.placement import slot_moves
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshwire.cluster.maps import State
-    from meshwire.cluster.placement import Tense
+    from meshwire.cluster.cluster_map import State
+    from meshwire.cluster.placement import OwnershipView
 
 SLOTS = 1 << 9
 
@@ -84,11 +84,11 @@ def test_what_is_wrong_is_named(change: dict[str, object], path: str) -> None:
 @settings(deadline=None, max_examples=60)
 @given(clusters(), st.integers(1, 4))
 def test_placement_is_a_function_of_the_map(cluster: ClusterMap, copies: int) -> None:
-    table = place(cluster, copies)
-    place.cache_clear()
-    again = place(parse_map(cluster.to_json()), copies)
+    table = compute_placement(cluster, copies)
+    compute_placement.cache_clear()
+    again = compute_placement(parse_map(cluster.to_json()), copies)
     assert (table.table == again.table).all()
-    fewer = place(cluster, 1)
+    fewer = compute_placement(cluster, 1)
     assert (fewer.table[:, 0] == table.table[:, 0]).all(), "the first owner does not depend on the copies"
 
 
@@ -97,12 +97,12 @@ def test_placement_is_a_function_of_the_map(cluster: ClusterMap, copies: int) ->
 def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
     cluster: ClusterMap, copies: int
 ) -> None:
-    tenses: dict[Tense, set[State]] = {
+    tenses: dict[OwnershipView, set[State]] = {
         "future": {"joining", "up", "away", "returning"},
         "present": {"up", "draining", "away", "returning"},
     }
     for tense, allowed in tenses.items():
-        placement = place(cluster, copies, tense)
+        placement = compute_placement(cluster, copies, tense)
         able = [node for node in cluster.nodes if node.stores and node.state in allowed]
         zones = {node.zone or node.node_id for node in able}
         for slot in range(SLOTS):
@@ -115,7 +115,7 @@ def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
 @settings(deadline=None, max_examples=40)
 @given(clusters(states=("up",), least=2))
 def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMap) -> None:
-    loads = place(cluster, 1).loads()
+    loads = compute_placement(cluster, 1).loads()
     weights = sum(node.weight for node in cluster.nodes)
     for node in cluster.nodes:
         assert loads[node.node_id] <= 1.1 * SLOTS * node.weight / weights + 1
@@ -123,20 +123,20 @@ def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMa
 
 @pytest.mark.parametrize(("count", "zones"), [(2, 0), (3, 3), (5, 0), (10, 3), (40, 4)])
 def test_a_node_that_joins_takes_about_its_share_and_little_else_moves(count: int, zones: int) -> None:
-    smaller, larger = place(even(count, zones), 2), place(even(count + 1, zones), 2)
-    carried = [move for move in moves(smaller, larger) if move.gains]
+    smaller, larger = compute_placement(even(count, zones), 2), compute_placement(even(count + 1, zones), 2)
+    carried = [move for move in slot_moves(smaller, larger) if move.gains]
     to_it = sum(f"n{count:03d}" in move.gains for move in carried)
     everything = sum(len(move.gains) for move in carried)
     share = 2 * (1 << 14) / (count + 1)
     assert 0.8 * share <= to_it <= 1.15 * share
     assert everything <= 1.35 * share
-    back = [move for move in moves(larger, smaller) if move.gains]
+    back = [move for move in slot_moves(larger, smaller) if move.gains]
     assert sum(len(move.gains) for move in back) == everything
 
 
 def test_a_move_says_who_has_it() -> None:
-    before, after = place(even(4, 2), 2), place(even(5, 2), 2)
-    for move in moves(before, after):
+    before, after = compute_placement(even(4, 2), 2), compute_placement(even(5, 2), 2)
+    for move in slot_moves(before, after):
         old = [node.node_id for node in before.of_slot(move.slot)]
         new = [node.node_id for node in after.of_slot(move.slot)]
         assert move.holders == tuple(old)
@@ -154,7 +154,18 @@ def test_a_slot_is_one_of_them(bucket: str, key: str) -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["joined", "settled", "drained", "stayed", "missed", "lost", "left", "reweighed"]),
+        st.sampled_from(
+            [
+                "join_node",
+                "mark_complete",
+                "drain_node",
+                "cancel_drain",
+                "mark_node_away",
+                "mark_node_down",
+                "remove_node",
+                "set_node_weight",
+            ]
+        ),
         st.integers(0, 5),
         st.integers(0, 9),
     ),
@@ -166,16 +177,16 @@ STEPS = st.lists(
 def test_whatever_happens_versions_grow_and_the_document_is_the_map(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    cluster = turn.founded(Node("n0", "http://10.0.0.0:9000", zone="z0"), SLOTS)
+    cluster = turn.bootstrap_map(Node("n0", "http://10.0.0.0:9000", zone="z0"), SLOTS)
     for name, number, weight in steps:
         zone = f"z{number % 3}"
         node = Node(f"n{number}", f"http://10.0.0.{number}:9000", zone=zone, weight=max(1, weight))
         changed = cluster
         with suppress(turn.TransitionError):
-            if name == "joined":
-                changed = turn.joined(cluster, node)
-            elif name == "reweighed":
-                changed = turn.reweighed(cluster, node.node_id, weight)
+            if name == "join_node":
+                changed = turn.join_node(cluster, node)
+            elif name == "set_node_weight":
+                changed = turn.set_node_weight(cluster, node.node_id, weight)
             else:
                 changed = getattr(turn, name)(cluster, node.node_id)
         assert changed.version == cluster.version + (changed.nodes != cluster.nodes)
@@ -192,44 +203,49 @@ def state(cluster: ClusterMap, node_id: str) -> str:
 
 def test_a_life() -> None:
     one, two = (Node(f"n{i}", f"http://10.0.0.{i}:9000") for i in range(2))
-    cluster = turn.founded(one, SLOTS)
-    cluster = turn.joined(cluster, two)
+    cluster = turn.bootstrap_map(one, SLOTS)
+    cluster = turn.join_node(cluster, two)
     assert cluster.node("n1") == replace(two, state="joining", turned=2)
-    assert place(cluster, 1, "present").loads() == {"n0": SLOTS}
-    assert place(cluster, 1).loads()["n1"] > 0
-    assert place(cluster, 1, "present").loads() == {"n0": SLOTS}, "until everybody has what it should"
-    cluster = turn.settled(turn.settled(cluster, "n1"), "n0")
+    assert compute_placement(cluster, 1, "present").loads() == {"n0": SLOTS}
+    assert compute_placement(cluster, 1).loads()["n1"] > 0
+    assert compute_placement(cluster, 1, "present").loads() == {"n0": SLOTS}, (
+        "until everybody has what it should"
+    )
+    cluster = turn.mark_complete(turn.mark_complete(cluster, "n1"), "n0")
     assert not cluster.moving
     assert [node.state for node in cluster.nodes] == ["up", "up"]
-    cluster = turn.missed(cluster, "n0")
-    assert place(cluster, 1).loads()["n0"] > 0, "its share waits for it"
-    back = turn.joined(cluster, one)
+    cluster = turn.mark_node_away(cluster, "n0")
+    assert compute_placement(cluster, 1).loads()["n0"] > 0, "its share waits for it"
+    back = turn.join_node(cluster, one)
     assert state(back, "n0") == "returning"
-    assert state(turn.settled(back, "n0"), "n0") == "up"
+    assert state(turn.mark_complete(back, "n0"), "n0") == "up"
     with pytest.raises(turn.TransitionError, match="drain it first"):
-        turn.left(cluster, "n1")
-    cluster = turn.lost(cluster, "n0")
-    assert place(cluster, 1).loads() == {"n1": SLOTS}
-    assert place(cluster, 1, "present").loads() == place(turn.missed(back, "n0"), 1, "present").loads()
+        turn.remove_node(cluster, "n1")
+    cluster = turn.mark_node_down(cluster, "n0")
+    assert compute_placement(cluster, 1).loads() == {"n1": SLOTS}
+    assert (
+        compute_placement(cluster, 1, "present").loads()
+        == compute_placement(turn.mark_node_away(back, "n0"), 1, "present").loads()
+    )
     with pytest.raises(turn.TransitionError, match="elsewhere by now"):
-        turn.left(cluster, "n0")
-    cluster = turn.settled(cluster, "n1")
+        turn.remove_node(cluster, "n0")
+    cluster = turn.mark_complete(cluster, "n1")
     assert not cluster.moving
     with pytest.raises(turn.TransitionError, match="last node"):
-        turn.drained(cluster, "n1")
-    assert state(turn.joined(cluster, one), "n0") == "joining", "what it has may be old"
-    assert turn.left(cluster, "n0").nodes == (cluster.node("n1"),)
+        turn.drain_node(cluster, "n1")
+    assert state(turn.join_node(cluster, one), "n0") == "joining", "what it has may be old"
+    assert turn.remove_node(cluster, "n0").nodes == (cluster.node("n1"),)
     with pytest.raises(turn.TransitionError, match="did you mean 'n1'"):
-        turn.drained(cluster, "n11")
+        turn.drain_node(cluster, "n11")
 
 
 def test_of_a_node_that_is_up_the_map_says_when_it_came_back_last() -> None:
     """It may be marked away again while it returns: what it was asked until then is given up, too."""
-    cluster = turn.founded(Node("n1", "http://n1:1"), copies=2)
-    cluster = turn.settled(turn.joined(cluster, Node("n2", "http://n2:1")), "n2")
+    cluster = turn.bootstrap_map(Node("n1", "http://n1:1"), copies=2)
+    cluster = turn.mark_complete(turn.join_node(cluster, Node("n2", "http://n2:1")), "n2")
     for _ in range(2):
-        cluster = turn.joined(turn.missed(cluster, "n2"), Node("n2", "http://n2:1"))
+        cluster = turn.join_node(turn.mark_node_away(cluster, "n2"), Node("n2", "http://n2:1"))
     returned = cluster.version
-    node = turn.settled(turn.settled(cluster, "n1"), "n2").node("n2")
+    node = turn.mark_complete(turn.mark_complete(cluster, "n1"), "n2").node("n2")
     assert node is not None
     assert (node.state, node.since) == ("up", returned)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from meshwire.cluster import Node, place, routes
+from meshwire.cluster import Node, compute_placement, routes
 from meshwire.cluster import transitions as turn
-from meshwire.cluster.maps import relied_and_given
+from meshwire.cluster.cluster_map import read_and_write_copies
 
 if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
@@ -36,11 +36,11 @@ class Histories(RuleBasedStateMachine):
     @initialize(copies=st.integers(1, 3), nodes=st.integers(1, 3))
     def found(self, copies: int, nodes: int) -> None:
         self.copies = copies
-        cluster = turn.founded(member("a"), SLOTS)
+        cluster = turn.bootstrap_map(member("a"), SLOTS)
         for node_id in IDS[1:nodes]:  # before anything was written
-            cluster = turn.joined(cluster, member(node_id))
+            cluster = turn.join_node(cluster, member(node_id))
             for node in cluster.nodes:
-                cluster = turn.settled(cluster, node.node_id)
+                cluster = turn.mark_complete(cluster, node.node_id)
         self.maps, self.version = {cluster.version: cluster}, cluster.version
         self.known = {node_id: self.version for node_id in IDS}
         self.cut: set[str] = set()  # from the control store and from everybody
@@ -58,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         return self.copies if count is None else count.copies
 
     def relied(self, cluster: ClusterMap) -> int:
-        return relied_and_given(self.copies_by(cluster))[0]
+        return read_and_write_copies(self.copies_by(cluster))[0]
 
     def state(self, node_id: str) -> str:
         node = self.map.node(node_id)
@@ -76,43 +76,43 @@ class Histories(RuleBasedStateMachine):
         if node_id in self.cut or self.state(node_id) not in ("absent", "away", "down"):
             return
         self.known[node_id] = self.version
-        self.change(turn.joined(self.map, member(node_id)))
+        self.change(turn.join_node(self.map, member(node_id)))
         self.began.pop(node_id, None)
 
     @rule(node_id=st.sampled_from(IDS))
     def be_missed(self, node_id: str) -> None:
         if self.state(node_id) != "absent":
-            self.change(turn.missed(self.map, node_id))
+            self.change(turn.mark_node_away(self.map, node_id))
 
     @rule(node_id=st.sampled_from(IDS))
     def be_given_up(self, node_id: str) -> None:
-        if self.state(node_id) == "away" and turn.covered(self.map, node_id, self.relied(self.map)):
-            self.change(turn.lost(self.map, node_id))
+        if self.state(node_id) == "away" and turn.can_lose_node(self.map, node_id, self.relied(self.map)):
+            self.change(turn.mark_node_down(self.map, node_id))
 
     @rule(node_id=st.sampled_from(IDS))
     def be_drained(self, node_id: str) -> None:
         with suppress(turn.TransitionError):
-            self.change(turn.drained(self.map, node_id))
+            self.change(turn.drain_node(self.map, node_id))
 
     @rule(node_id=st.sampled_from(IDS))
     def stay(self, node_id: str) -> None:
         with suppress(turn.TransitionError):
-            self.change(turn.stayed(self.map, node_id))
+            self.change(turn.cancel_drain(self.map, node_id))
 
     @rule(node_id=st.sampled_from(IDS), weight=st.integers(1, 5))
     def be_reweighed(self, node_id: str, weight: int) -> None:
         with suppress(turn.TransitionError):
-            self.change(turn.reweighed(self.map, node_id, weight))
+            self.change(turn.set_node_weight(self.map, node_id, weight))
 
     @rule(wanted=st.integers(1, 4))
     def be_recounted(self, wanted: int) -> None:
         with suppress(turn.TransitionError):
-            self.change(turn.recounted(self.map, BUCKET, 1, self.copies_by(self.map), wanted))
+            self.change(turn.set_bucket_copies(self.map, BUCKET, 1, self.copies_by(self.map), wanted))
 
     @rule(node_id=st.sampled_from(IDS))
     def leave(self, node_id: str) -> None:
         with suppress(turn.TransitionError):
-            self.change(turn.left(self.map, node_id))
+            self.change(turn.remove_node(self.map, node_id))
             self.has[node_id] = {s: set() for s in range(SLOTS)}  # its disk is used for something else
 
     # --- who knows what -----------------------------------------------------------------------------
@@ -161,11 +161,11 @@ class Histories(RuleBasedStateMachine):
                 self.known[able[0]] = max(self.known[able[0]], version)
                 self.has[node_id][slot] |= self.has[able[0]][slot]
         with suppress(turn.TransitionError):
-            self.change(turn.settled(self.map, node_id, version))
+            self.change(turn.mark_complete(self.map, node_id, version))
 
     def _anybody(self, cluster: ClusterMap, slot: int) -> bool:
         """Whether some owner that is not given up may have it."""
-        owners = place(cluster, self.relied(cluster), "present").of_slot(slot)
+        owners = compute_placement(cluster, self.relied(cluster), "present").of_slot(slot)
         return any(node.state not in ("down", "joining") for node in owners)
 
     # --- writing ------------------------------------------------------------------------------------

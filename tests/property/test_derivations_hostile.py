@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.datasets.structures import WAYS, parse_derivation
-from meshwire.documents import PlanError
-from meshwire.packing import parse_pack
-from meshwire.structures import parse_names, parse_relabels, parse_renames
+from meshd.datasets.derived_snapshots import DERIVATIONS, parse_derivation
+from meshwire.dataset.derive import parse_names, parse_relabels, parse_renames
+from meshwire.plan.sequence_packing import parse_pack
+from meshwire.strict_json import PlanError
 
-_NAMES = st.sampled_from(["from", "on", *WAYS, "fields", "length", "value", "long", "a"])
+_NAMES = st.sampled_from(["from", "on", *DERIVATIONS, "fields", "length", "value", "long", "a"])
 _TEXTS = st.text(max_size=5) | st.sampled_from(["ab" * 32, "size > 1", "split", "truncate"])
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _TEXTS,
@@ -28,7 +28,7 @@ def test_a_derivation_is_one_way(document: dict[str, Any]) -> None:
         asked = parse_derivation(document)
         assert asked.value is document[asked.way]
         assert len(asked.on) in (0, 2)
-        assert sum(way in document for way in WAYS) == 1
+        assert sum(way in document for way in DERIVATIONS) == 1
 
 
 @given(ANYTHING)

@@ -10,14 +10,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.columns import ColumnError, StringColumn
-from meshwire.fields import parse_fields, sample_key
-from meshwire.frames import FrameError, layout, parse_header, verify, views
-from meshwire.plans import LoaderState, PlanError, PlanSpec, canonical, parse_spec, plan_hash
-from meshwire.sampleframes import SampleFrame, sample_layout
-from meshwire.shardindex import ShardIndex, index_tar
-from meshwire.snapshots import Snapshot, build_from_objects, build_from_tars
-from meshwire.tars import TarMember
+from meshwire.dataset.archive_index import ShardIndex, index_tar
+from meshwire.dataset.build_snapshot import Snapshot, build_from_objects, build_from_tars
+from meshwire.dataset.fields import parse_fields, sample_key
+from meshwire.formats.tar import TarMember
+from meshwire.frame.columns import ColumnError, StringColumn
+from meshwire.frame.sample_frames import SampleFrame, sample_layout
+from meshwire.frame.tensor_frame import (
+    FrameError,
+    frame_layout,
+    parse_frame_header,
+    tensor_views,
+    verify_frame,
+)
+from meshwire.plan.plan_spec import LoaderState, PlanError, PlanSpec, canonical_spec, parse_spec, plan_hash
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -43,7 +49,7 @@ def small_snapshots() -> list[Snapshot]:
 
 
 def small_frames() -> list[bytes]:
-    frame = layout([("a", "U8", (3,)), ("b", "F32", (2, 2)), ("c", "I64", (0,))], {"version": "1"})
+    frame = frame_layout([("a", "U8", (3,)), ("b", "F32", (2, 2)), ("c", "I64", (0,))], {"version": "1"})
     tensors = bytearray(frame.size)
     frame.seal(tensors)
     samples = sample_layout([3, 0, 70], {"version": "1"}, ["x", "y", "z"])
@@ -83,8 +89,8 @@ def test_any_bytes_are_a_plan_or_a_plan_error(data: bytes) -> None:
         spec = parse_spec(data)
     except PlanError:
         return
-    assert parse_spec(canonical(spec)) == spec
-    assert canonical(parse_spec(canonical(spec))) == canonical(spec)
+    assert parse_spec(canonical_spec(spec)) == spec
+    assert canonical_spec(parse_spec(canonical_spec(spec))) == canonical_spec(spec)
 
 
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4))
@@ -94,7 +100,7 @@ def test_any_arguments_that_are_taken_have_one_spelling(args: dict[str, Any]) ->
         spec = parse_spec(document)
     except PlanError:
         return
-    again = parse_spec(canonical(spec))
+    again = parse_spec(canonical_spec(spec))
     assert again == spec
     assert plan_hash("ab" * 32, again) == plan_hash("ab" * 32, spec)
 
@@ -114,7 +120,7 @@ def test_any_text_is_fields_or_a_state_or_a_plan_error(data: bytes | str) -> Non
 @settings(max_examples=600)
 def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
     try:
-        header = parse_header(data)
+        header = parse_frame_header(data)
     except FrameError:
         return
     end = header.body
@@ -122,7 +128,7 @@ def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
         assert slot.offset == end
         end += slot.nbytes
     assert header.size == end
-    for read in (views, verify, SampleFrame):
+    for read in (tensor_views, verify_frame, SampleFrame):
         with contextlib.suppress(FrameError):
             read(data)
 
@@ -203,4 +209,4 @@ def test_states_go_round(seed: int, epoch: int, position: int, skips: int) -> No
 
 
 def test_the_default_plan_is_a_fixed_point() -> None:
-    assert parse_spec(canonical(PlanSpec())) == PlanSpec()
+    assert parse_spec(canonical_spec(PlanSpec())) == PlanSpec()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.documents import PlanError
-from meshwire.expressionfunctions import FUNCTIONS, MAX_RESULT, matches
-from meshwire.expressions import order_key, parse_expression
+from meshwire.dataset.expression_evaluation import FUNCTIONS, MAX_RESULT, matches
+from meshwire.dataset.expressions import parse_expression, sort_key
+from meshwire.strict_json import PlanError
 
 names = st.sampled_from(["key", "size", "json", "missing"])
 constants = st.sampled_from(["1", "0", "-2.5", "1e300", "''", "'a/b'", "none", "true"])
@@ -63,7 +63,7 @@ def test_any_sample_has_a_value(text: str, sample: dict[str, Any]) -> None:
     assert value is None or type(value) in (str, float, bool)
     assert not isinstance(value, float) or math.isfinite(value)
     assert value == expression.evaluate(sample)
-    order_key(value)
+    sort_key(value)
 
 
 @given(

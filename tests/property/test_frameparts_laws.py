@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.frameparts import PLACES, Joining, part_metadata
-from meshwire.frames import FrameError, layout, views
+from meshwire.frame.split_frames import ROW_TENSOR, SplitFrameReader, part_metadata
+from meshwire.frame.tensor_frame import FrameError, frame_layout, tensor_views
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,7 +29,7 @@ def columns(rows: int) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def frame(arrays: dict[str, npt.NDArray[np.generic]], metadata: dict[str, str]) -> bytearray:
-    made = layout([(name, array.dtype, array.shape) for name, array in arrays.items()], metadata)
+    made = frame_layout([(name, array.dtype, array.shape) for name, array in arrays.items()], metadata)
     room = bytearray(made.size)
     for name, slot in made.tensors.items():
         room[slot.offset : slot.offset + slot.nbytes] = arrays[name].tobytes()
@@ -39,13 +39,13 @@ def frame(arrays: dict[str, npt.NDArray[np.generic]], metadata: dict[str, str]) 
 
 def part(whole: dict[str, npt.NDArray[np.generic]], places: list[int], rows: int, step: int = 5) -> bytearray:
     kept = {
-        PLACES: np.array(places, dtype=np.int64),
+        ROW_TENSOR: np.array(places, dtype=np.int64),
         **{name: each.take(places, 0, mode="wrap") for name, each in whole.items()},
     }
     return frame(kept, part_metadata({"version": "1", "step": str(step)}, 3, rows))
 
 
-def take(joining: Joining, data: bytearray) -> None:
+def take(joining: SplitFrameReader, data: bytearray) -> None:
     at = 0
 
     def fill(view: memoryview) -> None:
@@ -57,8 +57,8 @@ def take(joining: Joining, data: bytearray) -> None:
     assert at == len(data)
 
 
-def joint(rows: int) -> Joining:
-    return Joining(rows, 5, lambda size: memoryview(bytearray(size)))
+def joint(rows: int) -> SplitFrameReader:
+    return SplitFrameReader(rows, 5, lambda size: memoryview(bytearray(size)))
 
 
 @settings(deadline=None, max_examples=40)
@@ -72,7 +72,7 @@ def test_parts_make_the_whole(owners: list[int], turns: list[int]) -> None:
         take(joining, each)
     found, size = joining.views()
     one = frame(whole, {"version": "1", "step": "5"})
-    expected = views(one)
+    expected = tensor_views(one)
     assert size == len(one)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwire import httpdates
-from meshwire.s3.parsing import RequestHead
+from meshwire.http_values import dates
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.property.hot_servers import BODY, NOW, OTHER, ROOT, Pair
 
@@ -91,7 +91,7 @@ TARGETS = st.sampled_from(
         "*",
     ]
 )
-DATES = [httpdates.format_http(NOW + delta) for delta in (-100_000, 0, 100_000)]
+DATES = [dates.format_http(NOW + delta) for delta in (-100_000, 0, 100_000)]
 HEADERS: dict[str, list[str]] = {
     "range": [
         "bytes=0-9",

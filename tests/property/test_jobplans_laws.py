@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.documents import PlanError
-from meshwire.fields import sample_key
-from meshwire.jobplans import FileList, JobPlan
-from meshwire.shardforms import SourceObject
-from meshwire.shardlayouts import lay_out
-from meshwire.shardviews import ShardsView
+from meshwire.dataset.fields import sample_key
+from meshwire.formats.shard_bytes import SourceObject
+from meshwire.jobs.job_plan import FileList, JobPlan
+from meshwire.strict_json import PlanError
+from meshwire.views.shard_view import ShardsView, lay_out_shards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +52,7 @@ def listed(keys: Sequence[str]) -> tuple[FileList, list[SourceObject]]:
 def test_shards_are_those_of_the_view(keys: list[str], layout: ShardsView) -> None:
     found, objects = listed(keys)
     plan = found.laid_out(layout, "", ".tar")
-    view = lay_out(layout, objects)
+    view = lay_out_shards(layout, objects)
     made = {plan.outputs[i]: [item.name for item in plan.of(i)] for i in range(len(plan))}
     assert made == {key: [item.key for item in shard.members] for key, shard in view.shards.items()}
 

@@ -13,17 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from meshd.transform.builtin.decoding import decode_jpeg, decode_jpeg_rows, read_jpeg_head
-from meshd.transform.builtin.jpegrows import height_at, of_rest
-from meshd.transform.builtin.resizing import RandomResizedCrop
-from meshd.transform.chains import compile_chain
+from meshd.transform.builtin.image_codecs import (
+    decode_jpeg,
+    decode_jpeg_rows,
+    find_height_offset,
+    is_trailing_data_warning,
+    read_jpeg_head,
+)
+from meshd.transform.builtin.resize import RandomResizedCrop
 from meshd.transform.errors import BadSampleError
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+from meshd.transform.op_chain import compile_chain
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec
 
 if TYPE_CHECKING:
-    from meshd.transform.builtin.decoding import Mode
-    from meshd.transform.chains import Chain
+    from meshd.transform.builtin.image_codecs import Mode
+    from meshd.transform.op_chain import OpChain
 
 SETTINGS = settings(max_examples=150, deadline=None)
 FORMS: list[dict[str, Any]] = [
@@ -85,7 +90,7 @@ def test_a_file_that_is_cut_is_bad_however_little_is_asked_for() -> None:
             decode_jpeg_rows(data[:length], head, "rgb", 8)
 
 
-def cropping(version: str) -> Chain:
+def cropping(version: str) -> OpChain:
     """decode and a random crop, fused."""
     ops = OpSpec("decode", "image", version=version), OpSpec("random_resized_crop", "image", {"size": 16})
     return compile_chain(list(enumerate(ops)))
@@ -125,7 +130,7 @@ def _two_crops(at: float, version: str) -> tuple[Any, Any, bytes, bytes]:
     return upper, lower, bytes(hurt), data
 
 
-def _outcome(chain: Chain, position: int, data: bytes) -> Any:
+def _outcome(chain: OpChain, position: int, data: bytes) -> Any:
     try:
         return chain.render(data, partial(KeyedRandom, 1, 0, position))
     except BadSampleError:
@@ -147,14 +152,14 @@ def _outcome(chain: Chain, position: int, data: bytes) -> Any:
 )
 def test_a_file_out_of_the_ordinary_is_left_whole(what: str, change: Any) -> None:
     data = written(64, 64, 4)
-    assert height_at(data) is not None
-    assert height_at(change(data)) is None, what
+    assert find_height_offset(data) is not None
+    assert find_height_offset(change(data)) is None, what
 
 
 def test_of_warnings_only_that_of_what_is_left_over_passes() -> None:
-    assert of_rest("Corrupt JPEG data: 54609 extraneous bytes before marker 0xd9")
-    assert of_rest("Corrupt JPEG data: 9 extraneous bytes before marker 0xd3")
+    assert is_trailing_data_warning("Corrupt JPEG data: 54609 extraneous bytes before marker 0xd9")
+    assert is_trailing_data_warning("Corrupt JPEG data: 9 extraneous bytes before marker 0xd3")
     for complaint in ("marker 0xda", "marker 0xd8", "marker 0xc4"):
-        assert not of_rest(f"Corrupt JPEG data: 9 extraneous bytes before {complaint}")
-    assert not of_rest("Corrupt JPEG data: bad Huffman code")
-    assert not of_rest("Premature end of JPEG file")
+        assert not is_trailing_data_warning(f"Corrupt JPEG data: 9 extraneous bytes before {complaint}")
+    assert not is_trailing_data_warning("Corrupt JPEG data: bad Huffman code")
+    assert not is_trailing_data_warning("Premature end of JPEG file")

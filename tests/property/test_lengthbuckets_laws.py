@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.documents import PlanError
-from meshwire.lengthbuckets import BucketOrder, Buckets, buckets_document, parse_buckets
-from meshwire.permutations import GlobalOrder
-from meshwire.plans import canonical, parse_spec
+from meshwire.plan.plan_spec import canonical_spec, parse_spec
+from meshwire.plan.shuffle import BucketOrder, BucketSpec, GlobalOrder, buckets_document, parse_buckets
+from meshwire.strict_json import PlanError
 
 
 @given(
@@ -28,7 +27,7 @@ def test_pools_keep_their_samples_and_runs_are_of_like_lengths(
     n: int, rows: int, window: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 50), min_size=n, max_size=n)), np.int64)
-    inner, buckets = GlobalOrder(n, seed, epoch), Buckets("text", rows, window)
+    inner, buckets = GlobalOrder(n, seed, epoch), BucketSpec("text", rows, window)
     order = BucketOrder(inner, lengths, buckets, seed, epoch)
     samples = order.many(np.arange(n))
     for first in range(0, n, buckets.pool):
@@ -46,7 +45,7 @@ def test_pools_keep_their_samples_and_runs_are_of_like_lengths(
 
 def test_runs_and_rows_stand_in_random_order() -> None:
     lengths = np.arange(1000)
-    order = BucketOrder(GlobalOrder(1000, 1, 0), lengths, Buckets("text", 10, 100), 1, 0)
+    order = BucketOrder(GlobalOrder(1000, 1, 0), lengths, BucketSpec("text", 10, 100), 1, 0)
     found = order.many(np.arange(1000)).reshape(100, 10)
     assert abs(np.corrcoef(found.min(1), np.arange(100))[0, 1]) < 0.3
     assert abs((np.argsort(found, 1) - np.arange(10)).mean(0)).max() < 6
@@ -54,7 +53,7 @@ def test_runs_and_rows_stand_in_random_order() -> None:
 
 
 def test_runs_stand_in_another_order_in_each_epoch_and_with_each_seed() -> None:
-    inner, buckets = GlobalOrder(1000, 1, 0), Buckets("text", 10, 100)
+    inner, buckets = GlobalOrder(1000, 1, 0), BucketSpec("text", 10, 100)
     places = ((1, 0), (1, 1), (2, 0))
     orders = [BucketOrder(inner, np.arange(1000), buckets, *place).many(np.arange(1000)) for place in places]
     for one, other in itertools.combinations(orders, 2):
@@ -81,4 +80,4 @@ def test_the_document_gives_the_buckets_back() -> None:
     spec = parse_spec({"buckets": {"field": "text", "rows": 8, "window": 4}})
     assert spec.buckets is not None
     assert parse_buckets(buckets_document(spec.buckets)) == spec.buckets
-    assert parse_spec(canonical(spec)) == spec
+    assert parse_spec(canonical_spec(spec)) == spec

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 
 from meshd.config import StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.service.buckets import lifecycle
-from meshd.service.buckets.lifecycle import Lifecycle
-from meshd.service.semantics.expiry import DAY_MS, Version
-from meshd.store.memory import MemoryStore
+from meshd.objects.buckets import lifecycle_runner
+from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
+from meshd.objects.lifecycle_rules import DAY_MS, ListedVersion
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
-from meshwire.s3.settings import LifecycleRule
+from meshd.util.clock import ManualClock
+from meshwire.s3.bucket_settings import LifecycleRule
 from tests.property.test_lifecycle_laws import expected
+from tests.support.reference_control import MemoryControl
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,15 +84,15 @@ async def live(store: Any, table: BucketTable, clock: ManualClock, history: list
         clock.advance(1)
 
 
-def listed(store: Any) -> list[Version]:
+def listed(store: Any) -> list[ListedVersion]:
     page = store.list_versions(NAME)
     return [
-        Version(key, r.modified, r.stamp, r.size, r.tags, r.version or NULL, r.etag, r.marker, latest)
+        ListedVersion(key, r.modified, r.stamp, r.size, r.tags, r.version or NULL, r.etag, r.marker, latest)
         for (key, r), latest in zip(page.entries, page.latest, strict=True)
     ]
 
 
-def names(versions: list[Version]) -> set[tuple[str, str, str]]:
+def names(versions: list[ListedVersion]) -> set[tuple[str, str, str]]:
     """What tells versions apart, null ones that replaced each other too."""
     return {(version.key, version.version, version.etag) for version in versions}
 
@@ -116,7 +116,7 @@ def check(
                 for key, group in groupby(before, key=lambda entry: entry.key)
                 for action, version in expected(found, [shifted(entry, shift) for entry in group])
             }
-            removed = await Lifecycle(store, table, control, clock, 0).sweep()
+            removed = await LifecycleRunner(store, table, control, clock, 0).sweep()
             after, bucket = listed(store), table.get(NAME)
             assert bucket is not None
             # Where versioning is suspended, the marker that hides an object takes the null version's place.
@@ -145,14 +145,14 @@ def check(
     asyncio.run(act())
 
 
-def shifted(version: Version, by: int) -> Version:
+def shifted(version: ListedVersion, by: int) -> ListedVersion:
     return dataclasses.replace(version, modified=version.modified + by)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pages() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "PAGE", 2)
+        patch.setattr(lifecycle_runner, "PAGE_ENTRIES", 2)
         yield
 
 

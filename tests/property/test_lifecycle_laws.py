@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.semantics import expiry
-from meshd.service.semantics.expiry import DAY_MS, Planner, Version
-from meshwire.s3.settings import LifecycleRule
+from meshd.objects import lifecycle_rules
+from meshd.objects.lifecycle_rules import DAY_MS, ExpiryPlanner, ListedVersion
+from meshwire.s3.bucket_settings import LifecycleRule
 
 if TYPE_CHECKING:
-    from meshd.service.semantics.expiry import Doomed
+    from meshd.objects.lifecycle_rules import ExpiryAction
 
 NOW = 400 * DAY_MS
 days = st.none() | st.integers(1, 6)
@@ -39,9 +39,9 @@ rules = st.lists(
 
 
 @st.composite
-def listings(draw: st.DrawFn) -> list[Version]:
+def listings(draw: st.DrawFn) -> list[ListedVersion]:
     """Versions of some keys as the store lists them: by key, the newest first."""
-    listed: list[Version] = []
+    listed: list[ListedVersion] = []
     for key in sorted(draw(st.sets(st.sampled_from(["a", "ab", "abc", "b", "c"])))):
         times = sorted(
             draw(st.lists(st.integers(NOW - 9 * DAY_MS, NOW), min_size=1, max_size=4)), reverse=True
@@ -50,18 +50,20 @@ def listings(draw: st.DrawFn) -> list[Version]:
             marker = draw(st.booleans())
             size, found = (0, {}) if marker else (draw(st.integers(0, 4)), draw(tags))
             listed.append(
-                Version(key, modified, 9 - number, size, found, f"v{number}", "e", marker, latest=number == 0)
+                ListedVersion(
+                    key, modified, 9 - number, size, found, f"v{number}", "e", marker, latest=number == 0
+                )
             )
     return listed
 
 
-def plan(rules: tuple[LifecycleRule, ...], listed: list[Version]) -> list[Doomed]:
-    planner = Planner(rules, NOW)
+def plan(rules: tuple[LifecycleRule, ...], listed: list[ListedVersion]) -> list[ExpiryAction]:
+    planner = ExpiryPlanner(rules, NOW)
     found = [entry for version in listed for entry in planner.feed(version)]
     return [*found, *planner.finish()]
 
 
-def matches(rule: LifecycleRule, version: Version) -> bool:
+def matches(rule: LifecycleRule, version: ListedVersion) -> bool:
     if not rule.enabled or not version.key.startswith(rule.prefix):
         return False
     if version.marker:
@@ -76,7 +78,7 @@ def old(since: int, limit: int | None) -> bool:
     return limit is not None and (since // DAY_MS) * DAY_MS + (limit + 1) * DAY_MS <= NOW
 
 
-def expected(rules: tuple[LifecycleRule, ...], history: list[Version]) -> list[tuple[str, str]]:
+def expected(rules: tuple[LifecycleRule, ...], history: list[ListedVersion]) -> list[tuple[str, str]]:
     """Of one key, its versions newest first."""
     newest, *noncurrent = history
     gone = []
@@ -104,7 +106,7 @@ def expected(rules: tuple[LifecycleRule, ...], history: list[Version]) -> list[t
 
 @given(rules, listings())
 def test_decisions_are_those_of_a_plain_reading(
-    rules: tuple[LifecycleRule, ...], listed: list[Version]
+    rules: tuple[LifecycleRule, ...], listed: list[ListedVersion]
 ) -> None:
     found = {(e.version.key, e.action, e.version.version) for e in plan(rules, listed)}
     wanted = {
@@ -117,10 +119,10 @@ def test_decisions_are_those_of_a_plain_reading(
 
 @given(rules, listings())
 def test_everything_that_goes_lies_under_the_prefixes(
-    rules: tuple[LifecycleRule, ...], listed: list[Version]
+    rules: tuple[LifecycleRule, ...], listed: list[ListedVersion]
 ) -> None:
     """What is not under them need not be read, and leaving it out changes nothing."""
-    under = tuple(expiry.prefixes(rules))
+    under = tuple(lifecycle_rules.prefixes(rules))
     some = [version for version in listed if under and version.key.startswith(under)]
     assert plan(rules, some) == plan(rules, listed)
     assert not any(a != b and b.startswith(a) for a in under for b in under)
@@ -128,14 +130,16 @@ def test_everything_that_goes_lies_under_the_prefixes(
 
 @given(rules, listings())
 def test_the_header_tells_when_an_object_goes(
-    rules: tuple[LifecycleRule, ...], listed: list[Version]
+    rules: tuple[LifecycleRule, ...], listed: list[ListedVersion]
 ) -> None:
     going = {e.version.key for e in plan(rules, listed) if e.action == "expire"}
     for version in listed:
         if version.latest and not version.marker:
-            moment = expiry.expiration(rules, version.key, version.size, version.tags, version.modified)
+            moment = lifecycle_rules.expiration(
+                rules, version.key, version.size, version.tags, version.modified
+            )
             assert (moment is not None and moment[0] <= NOW) == (version.key in going)
-            header = expiry.expiration_header(
+            header = lifecycle_rules.expiration_header(
                 rules, version.key, version.size, version.tags, version.modified
             )
             assert bool(header) == (moment is not None)

@@ -11,13 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.documents import PlanError
-from meshwire.mixes import BLOCK, Mix, Stage, drawn, drawn_before, mix_document, parse_mix, segments, shares
-from meshwire.mixorders import MixOrder, mix_bounds
-from meshwire.plans import ShuffleSpec, canonical, parse_spec
+from meshwire.plan.epoch_order import MixOrder, mix_bounds
+from meshwire.plan.mix import (
+    BLOCK,
+    Mix,
+    Stage,
+    draw_counts,
+    draw_counts_before,
+    mix_document,
+    parse_mix,
+    segments,
+    shares,
+)
+from meshwire.plan.plan_spec import ShuffleSpec, canonical_spec, parse_spec
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshwire.plans import Shuffle
+    from meshwire.plan.plan_spec import Shuffle
 
 weights = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
 SHUFFLES = [ShuffleSpec("global"), ShuffleSpec("blocks", 2), ShuffleSpec("none")]
@@ -72,7 +82,7 @@ def test_each_part_has_its_quota_and_each_sample_its_share(
                 shares(part.weights, end - part.start), shares(part.weights, first - part.start)
             )
             assert np.bincount(parts[first:end], minlength=len(mix.parts)).tolist() == quotas.tolist()
-    for number, (n, count) in enumerate(zip(mix.parts, drawn(mix, order.n, epoch), strict=True)):
+    for number, (n, count) in enumerate(zip(mix.parts, draw_counts(mix, order.n, epoch), strict=True)):
         times = np.bincount(samples[parts == number] - bounds[number], minlength=n)
         assert times.sum() == count
         assert times.min() >= count // n
@@ -91,7 +101,9 @@ def test_epochs_go_on_where_the_one_before_ended(shuffle: ShuffleSpec, data: st.
     bounds, starts = mix_bounds(mix), starts_of(mix.parts, 7)
     times = np.zeros(sum(mix.parts), np.int64)
     for epoch in range(5):
-        assert drawn_before(mix, mix.positions, epoch) == tuple(np.add.reduceat(times, bounds[:-1]).tolist())
+        assert draw_counts_before(mix, mix.positions, epoch) == tuple(
+            np.add.reduceat(times, bounds[:-1]).tolist()
+        )
         order = MixOrder(mix, bounds, starts, shuffle, 3, epoch)
         times += np.bincount(order.many(np.arange(order.n)), minlength=times.size)
         for begin, end in itertools.pairwise(bounds.tolist()):
@@ -164,5 +176,5 @@ def test_the_document_gives_the_mix_back() -> None:
     spec = parse_spec({"mix": {"parts": [3, 4], "stages": stages}})
     assert spec.mix is not None
     assert parse_mix(mix_document(spec.mix)) == spec.mix
-    assert parse_spec(canonical(spec)) == spec
-    assert b"mix" not in canonical(parse_spec({}))
+    assert parse_spec(canonical_spec(spec)) == spec
+    assert b"mix" not in canonical_spec(parse_spec({}))

@@ -9,7 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from urllib3.filepost import encode_multipart_formdata
 
-from meshwire.multipart import MAX_FORM_BYTES, FormError, FormReader, FormTooLargeError, read_boundary
+from meshwire.http_values.multipart_form_data import (
+    MAX_FORM_BYTES,
+    FormError,
+    FormReader,
+    FormTooLargeError,
+    read_boundary,
+)
 
 BOUNDARY = "b0undary"
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12).filter(

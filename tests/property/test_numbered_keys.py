@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.numbered import Level, Numbered
+from meshwire.views.numbered_keys import KeyLevel, NumberedKeys
 
 COUNTS = st.integers(0, 130)
 
 
 @st.composite
-def numbered(draw: st.DrawFn) -> Numbered:
+def numbered(draw: st.DrawFn) -> NumberedKeys:
     heads = ["epoch=", "/step=", "/c/"]
     levels = []
     for head in heads[: draw(st.integers(1, 2))]:
         count = draw(COUNTS)
         width = draw(st.sampled_from([0, len(str(max(0, count - 1))), 5]))
-        levels.append(Level(head, count, width))
-    return Numbered(tuple(levels), draw(st.sampled_from(["", "/0/0", "-of-8.safetensors"])))
+        levels.append(KeyLevel(head, count, width))
+    return NumberedKeys(tuple(levels), draw(st.sampled_from(["", "/0/0", "-of-8.safetensors"])))
 
 
 @given(numbered(), st.data())
-def test_walking_is_sorting(keys: Numbered, data: st.DataObject) -> None:
+def test_walking_is_sorting(keys: NumberedKeys, data: st.DataObject) -> None:
     every = [
         keys.key(numbers) for numbers in itertools.product(*(range(level.count) for level in keys.levels))
     ]
@@ -52,13 +52,13 @@ def test_walking_is_sorting(keys: Numbered, data: st.DataObject) -> None:
     ],
 )
 def test_a_number_has_one_spelling(key: str) -> None:
-    keys = Numbered((Level("epoch=", 2), Level("/step=", 10, 6)))
+    keys = NumberedKeys((KeyLevel("epoch=", 2), KeyLevel("/step=", 10, 6)))
     assert keys.parse(key) is None
     assert keys.parse("epoch=0/step=000001") == (0, 1)
 
 
 def test_far_places_are_reached_at_once() -> None:
-    keys = Numbered((Level("c/", 10**15),), "/0")
+    keys = NumberedKeys((KeyLevel("c/", 10**15),), "/0")
     assert [key for key, _ in itertools.islice(keys.walk(after="c/123456789/0"), 2)] == [
         "c/1234567890/0",
         "c/12345678900/0",

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshoperator.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
-from meshoperator.planning import plan
+from meshoperator.planners.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.planners.placement_planner import plan_placement
 from meshoperator.settings import OperatorSettings
 
 if TYPE_CHECKING:
     import random
 
-    from meshoperator.inventory import Placement
+    from meshoperator.planners.inventory import Placement
 
 GIB = 1 << 30
 NODES = tuple(
@@ -56,7 +56,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
 @given(inventories())
 def test_the_invariants_of_a_placement(inventory: Inventory) -> None:
     settings = OperatorSettings()
-    placement = plan(inventory, settings)
+    placement = plan_placement(inventory, settings)
     nodes = {node.name: node for node in inventory.nodes}
     places = [(each.dataset, each.node) for each in placement.assignments]
     assert len(places) == len(set(places))
@@ -81,7 +81,7 @@ def test_the_order_of_the_inventory_does_not_matter(inventory: Inventory, chance
     other = Inventory(
         mixed(inventory.nodes), mixed(inventory.datasets), mixed(inventory.demand), inventory.current
     )
-    assert plan(inventory, OperatorSettings()) == plan(other, OperatorSettings())
+    assert plan_placement(inventory, OperatorSettings()) == plan_placement(other, OperatorSettings())
 
 
 def applied(inventory: Inventory, placement: Placement) -> Inventory:
@@ -108,8 +108,8 @@ def test_what_was_planned_stays_as_it_is(inventory: Inventory) -> None:
     """With room for everything, planning again after the moves were made moves nothing."""
     inventory = replace(inventory, nodes=tuple(replace(node, capacity=1 << 20) for node in inventory.nodes))
     settings = OperatorSettings(moves_at_once=1000)
-    after = applied(inventory, plan(inventory, settings))
-    again = plan(after, settings)
+    after = applied(inventory, plan_placement(inventory, settings))
+    again = plan_placement(after, settings)
     assert (again.moves, again.released) == ((), ())
 
 
@@ -118,7 +118,7 @@ def test_plans_come_to_rest(inventory: Inventory) -> None:
     """However scarce the room is: what is moved is worth it, and so there is an end to it."""
     settings = OperatorSettings(moves_at_once=1)
     for _ in range(40):
-        placement = plan(inventory, settings)
+        placement = plan_placement(inventory, settings)
         if not placement.moves and not placement.released:
             return
         inventory = applied(inventory, placement)
@@ -127,7 +127,7 @@ def test_plans_come_to_rest(inventory: Inventory) -> None:
 
 @given(inventories())
 def test_nodes_that_do_not_accept_are_emptied(inventory: Inventory) -> None:
-    placement = plan(inventory, OperatorSettings())
+    placement = plan_placement(inventory, OperatorSettings())
     after = applied(inventory, placement)
     closed = {node.name for node in inventory.nodes if not node.accepting}
     for dataset in inventory.datasets:
@@ -139,7 +139,7 @@ def test_nodes_that_do_not_accept_are_emptied(inventory: Inventory) -> None:
 def test_copies_stand_in_different_racks_where_there_are_such(inventory: Inventory) -> None:
     nodes = {node.name: node for node in inventory.nodes}
     roomy = tuple(replace(node, capacity=1 << 20) for node in inventory.nodes)
-    placement = plan(replace(inventory, nodes=roomy, current={}), OperatorSettings())
+    placement = plan_placement(replace(inventory, nodes=roomy, current={}), OperatorSettings())
     racks = {(node.zone, node.rack) for node in inventory.nodes if node.accepting}
     for dataset in inventory.datasets:
         placed = [nodes[each.node] for each in placement.assignments if each.dataset == dataset.name]
@@ -149,8 +149,8 @@ def test_copies_stand_in_different_racks_where_there_are_such(inventory: Invento
 @given(inventories(), st.integers(0, 200), st.integers(1, 3))
 def test_moves_for_the_better_keep_to_the_bandwidth(inventory: Inventory, rate: int, at_once: int) -> None:
     settings = OperatorSettings(move_bytes_per_second=rate, plan_seconds=1, moves_at_once=at_once)
-    placement = plan(inventory, settings)
-    forced = plan(inventory, replace(settings, move_bytes_per_second=0))
+    placement = plan_placement(inventory, settings)
+    forced = plan_placement(inventory, replace(settings, move_bytes_per_second=0))
     better = [move for move in placement.moves if not move.reason.startswith(("new copy", "keeps"))]
     assert len({move.dataset for move in better}) <= at_once
     assert sum(move.size for move in better) <= rate or len(better) == 1
@@ -159,20 +159,20 @@ def test_moves_for_the_better_keep_to_the_bandwidth(inventory: Inventory, rate: 
 
 def test_many_gpus_far_away_get_a_copy_of_their_own() -> None:
     demand = (Demand("photos", "z0", "r0", "n0", gpus=8), Demand("photos", "z1", "r1", "n1", gpus=8))
-    one = plan(Inventory(NODES, (Dataset("photos", GIB),), demand), OperatorSettings())
+    one = plan_placement(Inventory(NODES, (Dataset("photos", GIB),), demand), OperatorSettings())
     assert len(one.assignments) == 1
-    two = plan(Inventory(NODES, (Dataset("photos", GIB, more=3),), demand), OperatorSettings())
+    two = plan_placement(Inventory(NODES, (Dataset("photos", GIB, more=3),), demand), OperatorSettings())
     assert {each.node for each in two.assignments} == {"n0", "n1"}
     assert two.assignments[1].reason.startswith("one more copy: 8 GPUs in the same host")
     calm = Inventory(NODES, (Dataset("photos", GIB, more=3),), (), {"photos": ("n0", "n1")})
-    assert plan(calm, OperatorSettings()).released == (("photos", "n1"),)
+    assert plan_placement(calm, OperatorSettings()).released == (("photos", "n1"),)
 
 
 def test_pending_pods_draw_copies_to_where_gpus_are_free() -> None:
     demand = (Demand("photos", "", "", "", gpus=8),)
     free = (FreeGpus("z1", "r3", "n3", 8),)
     inventory = Inventory(NODES, (Dataset("photos", GIB),), demand, free_gpus=free)
-    assert plan(inventory, OperatorSettings()).assignments[0].node == "n3"
+    assert plan_placement(inventory, OperatorSettings()).assignments[0].node == "n3"
 
 
 def test_labels_disks_and_full() -> None:
@@ -182,14 +182,16 @@ def test_labels_disks_and_full() -> None:
     )
     fast = Dataset("fast", GIB, tiers=("nvme", "ssd"))
     full = Dataset("full", GIB, full=True, selector={"pool": "b"})
-    placement = plan(Inventory(nodes, (fast, full)), OperatorSettings())
+    placement = plan_placement(Inventory(nodes, (fast, full)), OperatorSettings())
     assert [each.node for each in placement.assignments] == ["n4", "n3", "n4", "n5"]
     assert placement.considered["full"] == "of 6 nodes 3 have other labels"
 
 
 def test_copies_go_near_the_gpus_and_apart_from_each_other() -> None:
     demand = (Demand("photos", "z1", "r1", "n1", gpus=8),)
-    placement = plan(Inventory(NODES, (Dataset("photos", GIB, copies=2),), demand), OperatorSettings())
+    placement = plan_placement(
+        Inventory(NODES, (Dataset("photos", GIB, copies=2),), demand), OperatorSettings()
+    )
     first, second = placement.assignments
     assert first.node == "n1"
     assert first.reason == "new copy: 8 GPUs in the same host"
@@ -200,14 +202,14 @@ def test_copies_go_near_the_gpus_and_apart_from_each_other() -> None:
 def test_a_small_gain_moves_nothing_and_a_large_one_does() -> None:
     photos = (Dataset("photos", GIB),)
     held = {"photos": ("n3",)}
-    assert plan(Inventory(NODES, photos, current=held), OperatorSettings()).moves == ()
+    assert plan_placement(Inventory(NODES, photos, current=held), OperatorSettings()).moves == ()
     demand = (Demand("photos", "z0", "r0", "n0", gpus=8),)
-    (move,) = plan(Inventory(NODES, photos, demand, held), OperatorSettings()).moves
+    (move,) = plan_placement(Inventory(NODES, photos, demand, held), OperatorSettings()).moves
     assert (move.source, move.target) == ("n3", "n0")
 
 
 def test_what_does_not_fit_is_said() -> None:
-    placement = plan(Inventory(NODES, (Dataset("huge", 90 * GIB),)), OperatorSettings())
+    placement = plan_placement(Inventory(NODES, (Dataset("huge", 90 * GIB),)), OperatorSettings())
     assert placement.assignments == ()
     assert "0 of 1 copies placed" in placement.unplaced["huge"]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.permutations import BlocksOrder, Feistel, GlobalOrder, StoredOrder, order
-from meshwire.plans import ShuffleSpec
+from meshwire.plan.plan_spec import ShuffleSpec
+from meshwire.plan.shuffle import BlocksOrder, Feistel, GlobalOrder, StoredOrder, shuffle_order
 
 keys = st.integers(0, 2**64 - 1)
 shard_sizes = st.lists(st.integers(0, 40), min_size=1, max_size=30)
@@ -68,7 +68,7 @@ def test_any_subset_of_positions_in_any_order_gives_the_same_samples(
 ) -> None:
     starts = starts_of(sizes)
     for shuffle in (ShuffleSpec("global"), ShuffleSpec("none"), ShuffleSpec("blocks", 4)):
-        whole = order(shuffle, starts, seed, epoch)
+        whole = shuffle_order(shuffle, starts, seed, epoch)
         everything = whole.many(np.arange(whole.n))
         some = data.draw(st.lists(st.integers(0, max(whole.n - 1, 0)), max_size=30)) if whole.n else []
         assert whole.many(np.array(some, dtype=np.int64)).tolist() == everything[some].tolist()

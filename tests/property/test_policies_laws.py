@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.policies import (
+from meshwire.iam import (
+    AccessRequest,
     PolicyError,
-    Question,
-    covers_every,
-    decide,
-    denies_some,
-    is_public,
-    narrow,
+    allows_whole_prefix,
+    evaluate,
+    evaluate_statements,
+    is_public_policy,
+    matching_statements,
+    may_deny_in_prefix,
     parse_policy,
-    weigh,
 )
 
 if TYPE_CHECKING:
-    from meshwire.policies import Policy
+    from meshwire.iam import Policy
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -98,7 +98,7 @@ def statements(draw: st.DrawFn) -> dict[str, Any]:
 
 documents = st.lists(statements(), min_size=1, max_size=4)
 questions = st.builds(
-    lambda action, key, user, context: Question(action, "arn:aws:s3:::b" + key, user, context),
+    lambda action, key, user, context: AccessRequest(action, "arn:aws:s3:::b" + key, user, context),
     actions,
     keys,
     users,
@@ -112,36 +112,36 @@ def read(document: list[dict[str, Any]]) -> Policy:
 
 
 @given(documents, questions)
-def test_a_deny_wins_and_an_allow_is_needed(document: list[dict[str, Any]], question: Question) -> None:
-    single = [decide([read([statement])], question) for statement in document]
+def test_a_deny_wins_and_an_allow_is_needed(document: list[dict[str, Any]], question: AccessRequest) -> None:
+    single = [evaluate([read([statement])], question) for statement in document]
     expected = "deny" if "deny" in single else "allow" if "allow" in single else "none"
-    assert decide([read(document)], question) == expected
-    assert decide([read([statement]) for statement in document], question) == expected
+    assert evaluate([read(document)], question) == expected
+    assert evaluate([read([statement]) for statement in document], question) == expected
 
 
 @given(documents, questions, st.randoms(use_true_random=False))
-def test_order_does_not_matter(document: list[dict[str, Any]], question: Question, random: Any) -> None:
+def test_order_does_not_matter(document: list[dict[str, Any]], question: AccessRequest, random: Any) -> None:
     shuffled = list(document)
     random.shuffle(shuffled)
-    assert decide([read(shuffled)], question) == decide([read(document)], question)
+    assert evaluate([read(shuffled)], question) == evaluate([read(document)], question)
 
 
 @given(documents, questions)
 def test_more_denies_never_open_more_allows_never_close(
-    document: list[dict[str, Any]], question: Question
+    document: list[dict[str, Any]], question: AccessRequest
 ) -> None:
-    verdict = decide([read(document)], question)
+    verdict = evaluate([read(document)], question)
     every = {"NotAction": "s3:PutBucketWebsite", "NotResource": "arn:aws:s3:::b/none", "Principal": "*"}
-    assert decide([read([*document, {"Effect": "Deny", **every}])], question) == "deny"
-    opened = decide([read([*document, {"Effect": "Allow", **every}])], question)
+    assert evaluate([read([*document, {"Effect": "Deny", **every}])], question) == "deny"
+    opened = evaluate([read([*document, {"Effect": "Allow", **every}])], question)
     assert opened == ("deny" if verdict == "deny" else "allow")
 
 
 @given(documents, questions)
-def test_narrowed_statements_say_the_same(document: list[dict[str, Any]], question: Question) -> None:
+def test_narrowed_statements_say_the_same(document: list[dict[str, Any]], question: AccessRequest) -> None:
     policy = read(document)
-    bare = Question(question.action, "arn:aws:s3:::b", question.principal, question.context)
-    assert weigh(narrow([policy], bare), question) == decide([policy], question)
+    bare = AccessRequest(question.action, "arn:aws:s3:::b", question.principal, question.context)
+    assert evaluate_statements(matching_statements([policy], bare), question) == evaluate([policy], question)
 
 
 patterns = st.text("a/?*", max_size=5)
@@ -170,35 +170,37 @@ def test_what_is_said_of_a_prefix_holds_for_each_resource(
     named = [f"arn:aws:s3:::b/{glob}" for glob in globs]
     statement = {"Effect": effect, "Principal": "*", "Action": "s3:GetObject", form: named}
     policy = read([{**statement, "Condition": condition}])
-    every = Question("s3:GetObject", f"arn:aws:s3:::b/{prefix}", "ann")
+    every = AccessRequest("s3:GetObject", f"arn:aws:s3:::b/{prefix}", "ann")
     facts = {"s3:existingobjecttag/a": "b"} if tagged else {}
-    verdict = decide([policy], Question("s3:GetObject", every.resource + rest, "ann", facts))
-    if covers_every([policy], every):
+    verdict = evaluate([policy], AccessRequest("s3:GetObject", every.resource + rest, "ann", facts))
+    if allows_whole_prefix([policy], every):
         assert verdict == "allow"
     if verdict == "deny":
-        assert denies_some([policy], every)
+        assert may_deny_in_prefix([policy], every)
 
 
 @given(documents, questions, prefixes)
 def test_a_prefix_without_denies_has_no_denied_resource(
-    document: list[dict[str, Any]], question: Question, rest: str
+    document: list[dict[str, Any]], question: AccessRequest, rest: str
 ) -> None:
     policy = read(document)
-    one = Question(question.action, question.resource + rest, question.principal, question.context)
-    verdict = decide([policy], one)
-    assert verdict != "deny" or denies_some([policy], question)
-    if covers_every([policy], question) and not denies_some([policy], question):
+    one = AccessRequest(question.action, question.resource + rest, question.principal, question.context)
+    verdict = evaluate([policy], one)
+    assert verdict != "deny" or may_deny_in_prefix([policy], question)
+    if allows_whole_prefix([policy], question) and not may_deny_in_prefix([policy], question):
         assert verdict == "allow"
 
 
 @given(documents, questions)
-def test_what_strangers_are_allowed_is_public(document: list[dict[str, Any]], question: Question) -> None:
+def test_what_strangers_are_allowed_is_public(
+    document: list[dict[str, Any]], question: AccessRequest
+) -> None:
     """Soundness of `is_public`: a stranger gets nothing from a policy that is not, but for an address."""
     policy = read(document)
     if question.principal or "aws:username" in question.context or "aws:sourceip" in question.context:
         return
-    if decide([policy], question) == "allow":
-        assert is_public(policy)
+    if evaluate([policy], question) == "allow":
+        assert is_public_policy(policy)
 
 
 @given(documents, st.sampled_from(["bucket", "identity"]))
@@ -237,8 +239,8 @@ wild_documents = st.fixed_dictionaries(
     st.sampled_from(["bucket", "identity"]),
     questions,
 )
-def test_any_text_is_a_policy_or_a_policy_error(text: Any, kind: Any, question: Question) -> None:
+def test_any_text_is_a_policy_or_a_policy_error(text: Any, kind: Any, question: AccessRequest) -> None:
     with contextlib.suppress(PolicyError):
         policy = parse_policy(text, kind=kind, bucket="b")
-        assert decide([policy], question) in {"allow", "deny", "none"}
-        is_public(policy)
+        assert evaluate([policy], question) in {"allow", "deny", "none"}
+        is_public_policy(policy)

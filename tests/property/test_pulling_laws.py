@@ -14,24 +14,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshd.cluster.comparing import lacking, scope_of
-from meshd.cluster.offers import DigestsWanted, InventoryWanted, Offers
-from meshd.cluster.pulling import HolderLostError, Pull, Tally
+from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.sync_plan import missing_items, scope_of
+from meshd.cluster.rebalance.sync_source import DigestsRequest, InventoryRequest, SyncSource
 from meshd.config import StoreSettings
-from meshd.kit.clock import ManualClock
-from meshd.store.checking import check
 from meshd.store.errors import StoreError
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.testing.store_writing import LARGE, put, put_part
-from meshd.testing.waiting import PATIENCE
+from meshd.store.tools.fsck import check_store
+from meshd.util.clock import ManualClock
+from tests.support.bounded_wait import WAIT_TIMEOUT
+from tests.support.store_calls import LARGE, put_object, put_part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from meshd.cluster.offers import FetchWanted
-    from meshd.store.inventory import Held
+    from meshd.cluster.rebalance.sync_source import FetchRequest
     from meshd.store.records import Location
+    from meshd.store.replica.inventory import HeldName
 
 SLOTS = 16
 ALL = scope_of({2: np.ones(SLOTS, np.bool_)}, SLOTS)
@@ -64,7 +64,7 @@ def stores(number: int, clock: ManualClock, **changes: Any) -> Iterator[list[Sto
         for store in opened:
             store.close()
         for each in every:
-            report = check(each)
+            report = check_store(each)
             assert report.clean, report.problems
     finally:
         for store in opened:
@@ -78,7 +78,7 @@ async def act(store: Store, step: Step) -> None:
     try:
         if kind in ("put", "version", "large"):
             data = bytes([number]) * (LARGE if kind == "large" else number)
-            await put(store, key, data, versioning="Enabled" if kind == "version" else "")
+            await put_object(store, key, data, versioning="Enabled" if kind == "version" else "")
         elif kind == "delete":
             await store.delete("b", key)
         elif kind == "mark":
@@ -104,20 +104,20 @@ async def act(store: Store, step: Step) -> None:
         pass  # nothing there to do it to
 
 
-def offers(store: Store) -> Offers:
-    return Offers(store, lambda bucket: 2)
+def offers(store: Store) -> SyncSource:
+    return SyncSource(store, lambda bucket: 2)
 
 
-async def pull(to: Store, source: Any, **also: Any) -> Tally:
-    return await Pull(to, offers(to), source, ALL, rest=rest, tally=Tally(), **also).run()
+async def pull(to: Store, source: Any, **also: Any) -> SyncStats:
+    return await AntiEntropySync(to, offers(to), source, ALL, rest=rest, tally=SyncStats(), **also).run()
 
 
-async def held(store: Store) -> list[Held]:
-    return list((await offers(store).inventory(InventoryWanted(ALL, limit=10_000))).names)
+async def held(store: Store) -> list[HeldName]:
+    return list((await offers(store).inventory(InventoryRequest(ALL, limit=10_000))).names)
 
 
 async def sums(store: Store) -> list[int]:
-    given = await offers(store).digests(DigestsWanted(ALL, 0))
+    given = await offers(store).digests(DigestsRequest(ALL, 0))
     found: list[int] = given.array().tolist()
     return found
 
@@ -146,7 +146,7 @@ def test_whoever_pulled_lacks_nothing(before: list[Step], mine: list[Step], thei
             first = await pull(one, offers(other))
             assert first.failed == 0
             own = {each.name: each for each in await held(one)}
-            assert not any(lacking(own.get(each.name), each) for each in await held(other))
+            assert not any(missing_items(own.get(each.name), each) for each in await held(other))
             await pull(other, offers(one))
             assert await sums(one) == await sums(other)
             assert contents(one) == contents(other)
@@ -175,7 +175,7 @@ def test_a_store_whose_word_counts_for_nothing_becomes_as_the_other(
             await other.forget_graves()
             dropped: list[Any] = []
 
-            async def drop(names: list[Held]) -> None:
+            async def drop(names: list[HeldName]) -> None:
                 dropped.append(await one.drop(names))
 
             await pull(one, offers(other), drop=drop, standing=0)
@@ -189,18 +189,18 @@ def test_a_store_whose_word_counts_for_nothing_becomes_as_the_other(
     asyncio.run(doing())
 
 
-class BreakingOff(Offers):
+class BreakingOff(SyncSource):
     """A holder whose answers end after so many bytes."""
 
     def __init__(self, store: Store, after: int) -> None:
         super().__init__(store, lambda bucket: 2)
         self._after = after
 
-    async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
+    async def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
         async for piece in super().frames(wanted):
             if len(piece) > self._after:
                 yield piece[: self._after]
-                raise HolderLostError("cut")
+                raise SyncPeerLostError("cut")
             self._after -= len(piece)
             yield piece
 
@@ -209,15 +209,15 @@ class BreakingOff(Offers):
 def test_a_holder_that_breaks_off_costs_only_another_comparison(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.cluster.pulling._LARGE", 100_000)
-    monkeypatch.setattr("meshd.cluster.offers._SMALL", 100_000)
+    monkeypatch.setattr("meshd.cluster.rebalance.anti_entropy._LARGE", 100_000)
+    monkeypatch.setattr("meshd.cluster.rebalance.sync_source._SMALL", 100_000)
 
     async def doing() -> None:
         clock = ManualClock()
         with stores(2, clock) as (one, other):
             for number in range(20):
-                await put(other, f"k{number}", bytes(number * 100))
-            await put(other, "large", b"l" * LARGE)
+                await put_object(other, f"k{number}", bytes(number * 100))
+            await put_object(other, "large", b"l" * LARGE)
             tally = await pull(one, BreakingOff(other, after))
             assert tally.failed > 0
             assert (await pull(one, offers(other))).failed == 0
@@ -232,25 +232,25 @@ def spoil(place: Location, byte: bytes) -> None:
         file.write(byte)
 
 
-class Crumbling(Offers):
+class Crumbling(SyncSource):
     """Every answer ends in the first object's bytes."""
 
-    async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
+    async def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
         whole = b"".join([piece async for piece in super().frames(wanted)])
         yield whole[:-1]
 
 
 def test_a_holder_that_breaks_off_again_and_again_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was set aside for bytes that did not come is given back: or all that is fetched later waits."""
-    monkeypatch.setattr("meshd.cluster.pulling._BATCH_ITEMS", 1)
-    monkeypatch.setattr("meshd.cluster.pulling._ENTERING", 200_000)
+    monkeypatch.setattr("meshd.cluster.rebalance.anti_entropy._BATCH_ITEMS", 1)
+    monkeypatch.setattr("meshd.cluster.rebalance.anti_entropy._IN_FLIGHT_BYTES", 200_000)
 
     async def doing() -> None:
         clock = ManualClock()
         with stores(2, clock) as (one, other):
             for number in range(12):
-                await put(other, str(number), bytes(10_000))
-            async with asyncio.timeout(PATIENCE):
+                await put_object(other, str(number), bytes(10_000))
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 tally = await pull(one, Crumbling(other, lambda bucket: 2))
             assert (tally.failed, tally.entered) == (12, 0)
             assert (await pull(one, offers(other))).entered == 12
@@ -262,11 +262,11 @@ def test_damaged_bytes_are_not_passed_on() -> None:
     async def doing() -> None:
         told: list[bytes] = []
         with stores(2, ManualClock()) as (one, other):
-            sound = await put(other, "sound", b"s" * 1000)
-            record = await put(other, "bad", b"b" * 1000)
+            sound = await put_object(other, "sound", b"s" * 1000)
+            record = await put_object(other, "bad", b"b" * 1000)
             place = other.locate(record)[0]
             spoil(place, b"x")
-            source = Offers(other, lambda bucket: 2, lambda name, stamp: told.append(name))
+            source = SyncSource(other, lambda bucket: 2, lambda name, stamp: told.append(name))
             tally = await pull(one, source)
             assert (tally.lost, tally.entered) == (1, 1)
             assert [key for key, _ in contents(one)] == ["sound"]

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.s3 import acls, lifecycledocuments, settingdocuments
-from meshwire.s3.errors import S3Error
-from meshwire.s3.results import Owner
-from meshwire.s3.settings import (
+from meshwire.errors import S3Error
+from meshwire.s3 import acl_xml, lifecycle_xml, settings_xml
+from meshwire.s3.bucket_settings import (
     ALL_USERS,
     AUTHENTICATED_USERS,
     OWNERSHIPS,
@@ -22,18 +21,19 @@ from meshwire.s3.settings import (
     LifecycleRule,
     PublicAccessBlock,
 )
+from meshwire.s3.results import Owner
 from tests.property.xml_text import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PARSERS: list[Callable[[bytes], object]] = [
-    acls.parse_acl,
-    lifecycledocuments.parse_lifecycle,
-    settingdocuments.parse_cors,
-    settingdocuments.parse_ownership,
-    settingdocuments.parse_public_access,
-    settingdocuments.parse_versioning,
+    acl_xml.parse_acl,
+    lifecycle_xml.parse_lifecycle,
+    settings_xml.parse_cors,
+    settings_xml.parse_ownership,
+    settings_xml.parse_public_access,
+    settings_xml.parse_versioning,
 ]
 ROOTS = [
     "AccessControlPolicy",
@@ -85,14 +85,14 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
     lambda text: is_plain(text) and text == text.strip() and "," not in text
 )
 permissions = st.sampled_from(["FULL_CONTROL", "READ", "WRITE", "READ_ACP", "WRITE_ACP"])
-ids = texts.filter(lambda text: not text.startswith(acls.MAILTO))
+ids = texts.filter(lambda text: not text.startswith(acl_xml.MAILTO))
 grants = st.builds(Grant, ids | st.sampled_from([ALL_USERS, AUTHENTICATED_USERS]), permissions)
 
 
 @given(ids, st.lists(grants, max_size=5).map(tuple))
 def test_acls_are_read_back(owner: str, given_: tuple[Grant, ...]) -> None:
-    body = acls.write_acl(Owner(owner, "name"), given_, {}).encode()
-    read = acls.parse_acl(body)
+    body = acl_xml.acl_document(Owner(owner, "name"), given_, {}).encode()
+    read = acl_xml.parse_acl(body)
     assert read.owner == owner
     assert Counter(read.acl.grants) == Counter(given_)
 
@@ -103,10 +103,10 @@ def test_grants_in_headers_are_the_grants_of_a_document(listed: list[Grant]) -> 
     headers: dict[str, str] = {}
     for grant in quoted:
         name = f"x-amz-grant-{grant.permission.lower().replace('_', '-')}"
-        kind = "uri" if grant.grantee in acls.GROUPS else "id"
+        kind = "uri" if grant.grantee in acl_xml.GROUPS else "id"
         entry = f'{kind}="{grant.grantee}"'
         headers[name] = f"{headers[name]}, {entry}" if name in headers else entry
-    acl = acls.read_acl(headers)
+    acl = acl_xml.read_acl_headers(headers)
     assert (set() if acl is None else set(acl.grants)) == set(quoted)
 
 
@@ -134,17 +134,17 @@ cors_rules = st.builds(
 
 @given(st.lists(cors_rules, min_size=1, max_size=4).map(tuple))
 def test_cors_rules_are_read_back(rules: tuple[CorsRule, ...]) -> None:
-    assert settingdocuments.parse_cors(settingdocuments.cors(rules)) == rules
+    assert settings_xml.parse_cors(settings_xml.cors_document(rules)) == rules
 
 
 @given(st.builds(PublicAccessBlock, st.booleans(), st.booleans(), st.booleans(), st.booleans()))
 def test_public_access_blocks_are_read_back(block: PublicAccessBlock) -> None:
-    assert settingdocuments.parse_public_access(settingdocuments.public_access(block)) == block
+    assert settings_xml.parse_public_access(settings_xml.public_access_document(block)) == block
 
 
 @given(st.sampled_from(sorted(OWNERSHIPS)))
 def test_ownership_is_read_back(value: str) -> None:
-    assert settingdocuments.parse_ownership(settingdocuments.ownership(value)) == value
+    assert settings_xml.parse_ownership(settings_xml.ownership_document(value)) == value
 
 
 days = st.integers(1, 4000)
@@ -184,4 +184,4 @@ def lifecycle_rules(draw: st.DrawFn) -> LifecycleRule:
 
 @given(st.lists(lifecycle_rules(), min_size=1, max_size=4, unique_by=lambda rule: rule.id).map(tuple))
 def test_lifecycle_rules_are_read_back(rules: tuple[LifecycleRule, ...]) -> None:
-    assert lifecycledocuments.parse_lifecycle(lifecycledocuments.lifecycle(rules)) == rules
+    assert lifecycle_xml.parse_lifecycle(lifecycle_xml.lifecycle_document(rules)) == rules

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.service.views.shards.reading import _page
-from meshwire.documents import PlanError
-from meshwire.fields import sample_key
+from meshd.views.shards.reader import _page
+from meshwire.dataset.fields import sample_key
+from meshwire.formats.shard_bytes import SourceObject
 from meshwire.names import check_key
 from meshwire.s3.operations import ListObjects
-from meshwire.samples import Evaluation, file_name
-from meshwire.shardforms import SourceObject
-from meshwire.shardlayouts import lay_out
-from meshwire.shardviews import ShardsView
-from meshwire.views import parse_view
+from meshwire.strict_json import PlanError
+from meshwire.views.samples import Evaluation, file_name
+from meshwire.views.shard_view import ShardsView, lay_out_shards
+from meshwire.views.view_kinds import parse_view
 
 if TYPE_CHECKING:
-    from meshwire.shardlayouts import ShardLayout
+    from meshwire.views.shard_view import ShardLayout
 
 NAMES = st.text("ab/.-é", min_size=1, max_size=6).filter(lambda name: not name.startswith("/"))
 EXTENSIONS = st.sampled_from(["jpg", "cls", "json", "seg.png"])
@@ -86,7 +85,7 @@ def test_every_sample_once(fields: dict[str, Any], found: dict[tuple[str, str], 
     view = parse_view({"kind": "shards", **fields}, "b")
     assert isinstance(view, ShardsView)
     files = source(view, found, archives)
-    layout = lay_out(view, files, Evaluation(contents))
+    layout = lay_out_shards(view, files, Evaluation(contents))
     laid = [item for shard in layout.shards.values() for item in shard.members]
     wanted = [item for item in files if view.takes_file(file_name(item))]
     if view.where:
@@ -99,7 +98,7 @@ def test_every_sample_once(fields: dict[str, Any], found: dict[tuple[str, str], 
         assert sum(piece.length for piece in shard.pieces(0, shard.size)) == shard.size
         samples = {(item.key if item.name else "", sample_key(file_name(item))[0]) for item in shard.members}
         assert len(samples) <= view.count
-    again = lay_out(view, files, Evaluation(contents))
+    again = lay_out_shards(view, files, Evaluation(contents))
     assert {key: shard.etag for key, shard in again.shards.items()} == {
         key: shard.etag for key, shard in layout.shards.items()
     }
@@ -131,7 +130,7 @@ def plain_page(layout: ShardLayout, operation: ListObjects) -> tuple[list[str], 
 def test_any_page(groups: list[str], prefix: str, delimiter: str, limit: int, after: str) -> None:
     view = ShardsView("b", count=1, group="folder(key)")
     files = sorted(SourceObject(f"{group}/{n}.jpg", "e", 1) for n, group in enumerate(groups))
-    layout = lay_out(view, files)
+    layout = lay_out_shards(view, files)
     operation = ListObjects("b--v", 2, prefix, delimiter, limit, after)
     found = _page(layout, operation)
     keys = [entry.key for entry in found.entries]

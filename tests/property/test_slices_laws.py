@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.plans import PlanError, batch_rows, rank_slice, steps
-from meshwire.slices import TAILS
+from meshwire.plan.loader_state import TAILS
+from meshwire.plan.plan_spec import PlanError, batch_rows, rank_slice, step_count
 
 if TYPE_CHECKING:
-    from meshwire.slices import Tail
+    from meshwire.plan.loader_state import Tail
 
 sizes = st.integers(0, 300)
 batches = st.integers(1, 80)
@@ -26,7 +26,7 @@ def test_the_ranks_together_hold_the_global_batch_in_order(
     n: int, batch: int, world: int, tail: Tail, data: st.DataObject
 ) -> None:
     origin = data.draw(st.integers(0, min(n, batch)))
-    for step in range(steps(n, batch, origin, tail)):
+    for step in range(step_count(n, batch, origin, tail)):
         whole = rank_slice(n, batch, origin, step, 0, 1, tail)
         parts = [rank_slice(n, batch, origin, step, rank, world, tail) for rank in range(world)]
         assert np.concatenate([part.positions for part in parts]).tolist() == whole.positions.tolist()
@@ -41,7 +41,7 @@ def test_each_position_is_delivered_once(n: int, batch: int, tail: Tail, data: s
     origin = data.draw(st.integers(0, min(n, batch)))
     seen: list[int] = []
     pads: list[int] = []
-    for step in range(steps(n, batch, origin, tail)):
+    for step in range(step_count(n, batch, origin, tail)):
         part = rank_slice(n, batch, origin, step, 0, 1, tail)
         seen += part.positions[~part.pad].tolist()
         pads += part.positions[part.pad].tolist()
@@ -55,11 +55,11 @@ def test_each_position_is_delivered_once(n: int, batch: int, tail: Tail, data: s
 def test_a_change_of_batch_size_on_resume_loses_and_doubles_nothing(
     n: int, first: int, second: int, data: st.DataObject
 ) -> None:
-    done = data.draw(st.integers(0, steps(n, first, 0, "ragged")))
+    done = data.draw(st.integers(0, step_count(n, first, 0, "ragged")))
     position = min(done * first, n)
     origin = position % second
     seen = list(range(position))
-    for step in range(position // second, steps(n, second, origin, "ragged")):
+    for step in range(position // second, step_count(n, second, origin, "ragged")):
         seen += rank_slice(n, second, origin, step, 0, 1, "ragged").positions.tolist()
     assert seen == list(range(n))
 
@@ -96,6 +96,6 @@ def test_values_out_of_range_are_named(change: dict[str, int], path: str) -> Non
 
 
 def test_an_empty_rest_has_no_steps() -> None:
-    assert steps(0, 8, 0, "pad") == 0
-    assert steps(10, 8, 10, "pad") == 0
-    assert steps(7, 8, 0, "drop") == 0
+    assert step_count(0, 8, 0, "pad") == 0
+    assert step_count(10, 8, 10, "pad") == 0
+    assert step_count(7, 8, 0, "drop") == 0

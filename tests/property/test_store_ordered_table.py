@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.store import ordered
-from meshd.store.ordered import OrderedTable
+from meshd.store.index import ordered_table
+from meshd.store.index.ordered_table import OrderedTable
 
 _HEADS = [b"", b"b\0", b"b\0" + b"x" * 437, b"b\0" + b"x" * 438, b"b\0" + b"x" * 439, b"b\0" + b"x" * 900]
 KEYS = st.builds(
@@ -61,7 +61,7 @@ def test_it_is_a_sorted_dictionary(steps: list[tuple[str, bytes, bytes]]) -> Non
 
 def test_full_gaps_are_relabelled() -> None:
     """Keys that always fall between the last two use up a gap in 32 halvings."""
-    head = b"k" * ordered.LONG
+    head = b"k" * ordered_table.LONG
     inward = [head + bytes((1,) * n + (0,)) for n in range(1, 90)]
     outward = [head + b"\xf0" + bytes((255 - n,)) for n in range(90)]
     _play([("put", key, b"v") for key in [head + b"\xff", *inward, *outward]])
@@ -77,7 +77,7 @@ def test_a_key_costs_the_moves_of_few_others(way: str, monkeypatch: pytest.Monke
         return found
 
     monkeypatch.setattr(OrderedTable, "_relabel", counted)
-    head, count = b"k" * ordered.LONG, 2_000
+    head, count = b"k" * ordered_table.LONG, 2_000
     ways = {"up": range(count), "down": range(count, 0, -1)}
     numbers = ways.get(way) or [each for n in range(count // 2) for each in (n, count - n)]
     ends = [("put", head + b"a", b""), ("put", head + b"z", b"")]

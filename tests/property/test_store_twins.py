@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from meshd.config import StoreSettings
-from meshd.kit.clock import ManualClock
-from meshd.store.checking import check
+from meshd.store.disks.layout import Disks
 from meshd.store.errors import StoreError
-from meshd.store.index import Index
-from meshd.store.layout import Disks
-from meshd.store.memory import MemoryStore
-from meshd.store.rebuilding import Rebuilder, find_disks, rebuild
+from meshd.store.index.index import Index
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
-from meshwire.conditions import Conditions
-from meshwire.s3.settings import Acl, Grant
+from meshd.store.tools.fsck import check_store
+from meshd.store.tools.index_rebuild import IndexRebuilder, find_disks, rebuild_index
+from meshd.util.clock import ManualClock
+from meshwire.http_values.conditional_requests import Conditions
+from meshwire.s3.bucket_settings import Acl, Grant
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from meshd.store.interface import ObjectStore
+    from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Removed, Upload
-    from meshwire.s3.settings import Versioning
+    from meshwire.s3.bucket_settings import Versioning
 
 _KEYS = ["a", "a/", "a/b", "a/b/c", "a0", "b", "é/ü", "x" * 439, "x" * 440, "x" * 441 + "/", "x" * 900 + "/y"]
 KEYS = st.sampled_from(_KEYS)
@@ -104,7 +104,7 @@ class Twins(RuleBasedStateMachine):
         self.disk.close()
         self.memory.close()
         self.loop.close()
-        report = check(self.settings)
+        report = check_store(self.settings)
         shutil.rmtree(self.place)
         assert report.clean, report.problems
 
@@ -294,7 +294,7 @@ class Twins(RuleBasedStateMachine):
     def rebuild(self) -> Any:
         self.disk.close()
         backwards = _rebuilt_backwards(self.settings)
-        report = rebuild(self.settings)
+        report = rebuild_index(self.settings)
         assert report.problems == []
         with closing(Index.open(self.settings)) as index:
             assert _everything(index) == backwards
@@ -349,7 +349,7 @@ def _everything(index: Index) -> Any:
 def _rebuilt_backwards(settings: StoreSettings) -> Any:
     """What the index would be if the files were read in the opposite order."""
     with closing(Index(settings.data_dir / "backwards", map_bytes=1 << 26, sync=False)) as index:
-        rebuilder = Rebuilder(index)
+        rebuilder = IndexRebuilder(index)
         store, roots = find_disks(settings)
         for file in reversed(list(Disks(roots).files())):
             rebuilder.take_file(*file)

@@ -10,22 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshd.auth.authorizer import Identity
+from meshd.auth.identities.sts_sessions import (
+    MAX_TOKEN,
+    CredentialService,
+    SessionRequest,
+    TokenClaims,
+    TokenError,
+    TokenSeal,
+)
+from meshd.control.access_keys import KeyLastUsed
+from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import IdentityTable, Key, User
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.control.nodesecret import NodeSecret
-from meshd.kit.clock import ManualClock
-from meshd.service.authorization.access import Identity
-from meshd.service.identities.temporary import SessionRequest, Sessions
-from meshd.service.identities.tokens import MAX_TOKEN, Claims, TokenError, TokenSeal
-from meshwire.s3.errors import S3Error
+from meshd.util.clock import ManualClock
+from meshwire.errors import S3Error
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
-    from meshd.service.identities.temporary import SessionDocument
+    from meshd.auth.identities.sts_sessions import SessionDocument
 
 NAMES = st.text(max_size=40)
 CLAIMS = st.builds(
-    Claims,
+    TokenClaims,
     NAMES,
     NAMES,
     NAMES,
@@ -38,15 +44,15 @@ CLAIMS = st.builds(
 
 
 def make_seal() -> TokenSeal:
-    secret = NodeSecret(MemoryControl(ManualClock()))
+    secret = ClusterSecret(MemoryControl(ManualClock()))
     asyncio.run(secret.ensure())
     return TokenSeal(secret)
 
 
-def make_sessions() -> tuple[Sessions, SessionDocument]:
+def make_sessions() -> tuple[CredentialService, SessionDocument]:
     clock = ManualClock()
     control = MemoryControl(clock)
-    table, secret = IdentityTable(control), NodeSecret(control)
+    table, secret = IdentityTable(control), ClusterSecret(control)
 
     async def fill() -> None:
         await secret.ensure()
@@ -54,7 +60,7 @@ def make_sessions() -> tuple[Sessions, SessionDocument]:
         await table.change(Key, "A1", lambda _: Key(access_key="A1", user_id="ann", secret_key="s" * 20))
 
     asyncio.run(fill())
-    sessions = Sessions(table, secret, KeyUse(control), clock)
+    sessions = CredentialService(table, secret, KeyLastUsed(control), clock)
     identity = sessions.find("A1", None).identity
     assert identity == Identity("ann", "Ann", "A1")
     return sessions, sessions.make(identity, SessionRequest(name="pod"))
@@ -66,7 +72,7 @@ GOOD = DOCUMENT.session_token
 
 
 @given(CLAIMS)
-def test_what_was_written_is_read(claims: Claims) -> None:
+def test_what_was_written_is_read(claims: TokenClaims) -> None:
     token = SEAL.write(claims)
     assert SEAL.read(token) == claims
     assert len(SEAL.secret_key(token)) == 44
@@ -124,5 +130,5 @@ def test_pieces_and_repetitions_are_refused(data: st.DataObject) -> None:
 
 def test_a_token_that_no_header_could_hold_is_not_written() -> None:
     with pytest.raises(TokenError, match="12,000 are allowed"):
-        SEAL.write(Claims("a", "b", "c", b"", 0, 0, policies=("x" * MAX_TOKEN,)))
+        SEAL.write(TokenClaims("a", "b", "c", b"", 0, 0, policies=("x" * MAX_TOKEN,)))
     assert refused("mesht1." + "A" * MAX_TOKEN)

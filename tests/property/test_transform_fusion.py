@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from meshd.transform.builtin.decoding import decode_jpeg, read_jpeg_head
-from meshd.transform.builtin.resampling import Window, cut
-from meshd.transform.builtin.resizing import RandomResizedCrop
-from meshd.transform.chains import compile_chain
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+from meshd.transform.builtin.image_codecs import decode_jpeg, read_jpeg_head
+from meshd.transform.builtin.resize import RandomResizedCrop, ResampleWindow, resample_window
+from meshd.transform.op_chain import compile_chain
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec
 
 SETTINGS = settings(max_examples=40, deadline=None)
 
@@ -63,7 +62,7 @@ def test_a_fused_crop_is_the_documented_one(
         height, width, draw(1)
     )
     shrink = window.shrink()
-    wanted = cut(decode_jpeg(data, read_jpeg_head(data), "rgb", shrink), window, shrink)
+    wanted = resample_window(decode_jpeg(data, read_jpeg_head(data), "rgb", shrink), window, shrink)
     if flip and draw(2).chance(0.5):
         wanted = wanted[:, ::-1]
     np.testing.assert_array_equal(got, wanted.transpose(2, 0, 1))
@@ -120,6 +119,6 @@ def test_shrunk_decoding_covers_the_same_picture(shrink: int) -> None:
     head = read_jpeg_head(data)
     whole, small = decode_jpeg(data, head, "rgb"), decode_jpeg(data, head, "rgb", shrink)
     assert small.shape == (-(-331 // shrink), -(-257 // shrink), 3)
-    window = Window(0, 0, 331, 257, 33, 26)
-    full = cut(whole, window)
-    assert np.abs(cut(small, window, shrink).astype(int) - full).mean() < 5
+    window = ResampleWindow(0, 0, 331, 257, 33, 26)
+    full = resample_window(whole, window)
+    assert np.abs(resample_window(small, window, shrink).astype(int) - full).mean() < 5

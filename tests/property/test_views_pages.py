@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.views.paging import page_of
+from meshd.views.key_paging import build_page
 from meshwire.s3.operations import ListObjects
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_pages_are_the_whole(
     shown: list[str] = []
     more, last = True, after
     while more:
-        page = page_of(ListObjects("b", 2, prefix, delimiter, size, last), walk)
+        page = build_page(ListObjects("b", 2, prefix, delimiter, size, last), walk)
         assert len(page) <= size
         assert all(value == key.upper() for key, value in page.items)
         part = sorted([*(key for key, _ in page.items), *page.prefixes])
@@ -60,5 +60,5 @@ def wanted(every: list[str], prefix: str, delimiter: str, after: str) -> set[str
 
 
 def test_no_room_is_no_page() -> None:
-    page = page_of(ListObjects("b", 2, max_keys=0), lambda prefix, after: iter([("a", 1)]))
+    page = build_page(ListObjects("b", 2, max_keys=0), lambda prefix, after: iter([("a", 1)]))
     assert (len(page), page.truncated) == (0, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.transformviews import TransformView, walk_view
+from meshwire.views.transform_view import TransformView, iter_view
 
 ENDINGS = (".a", ".jpg", ".m.n", ".webp", ".z")
 names = st.text("ab.-/jpgmz", min_size=1, max_size=8)
@@ -32,7 +32,7 @@ def expected(view: TransformView, source: set[str], prefix: str, after: str) -> 
 @given(views, st.sets(keys, max_size=24), st.one_of(st.just(""), names), st.one_of(st.just(""), keys))
 def test_walks(view: TransformView, source: set[str], prefix: str, after: str) -> None:
     walked = [(key, key) for key in sorted(source) if key.startswith(prefix) and key > after]
-    found = walk_view(view, walked, lambda key: key if key in source else None, prefix=prefix, after=after)
+    found = iter_view(view, walked, lambda key: key if key in source else None, prefix=prefix, after=after)
     assert [(pair.key, pair.origin) for pair in found] == expected(view, source, prefix, after)
 
 

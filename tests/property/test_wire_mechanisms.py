@@ -10,14 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshd.service.authorization.access import ANYONE
-from meshd.web.authentication import ANONYMOUS, Authenticated, request_context
-from meshwire.s3.errors import S3Error
-from meshwire.s3.mechanisms import read_mechanism
-from meshwire.s3.parsing import RequestHead, parse_request
-from meshwire.s3.queries import read_query
-from meshwire.sigv2 import OldClaim, read_old_claim
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY
+from meshd.server.s3.authentication import ANONYMOUS, VerifiedSigner, request_context
+from meshwire.errors import S3Error
+from meshwire.s3.parse_request import RequestHead, parse_request
+from meshwire.s3.request_head import read_auth_mechanism, read_query
 from meshwire.sigv4 import Claim, read_claim
+from meshwire.sigv4.sigv2 import SigV2Claim, read_sigv2_claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,14 +92,14 @@ def spelt_value(text: str) -> st.SearchStrategy[str]:
     return st.sampled_from([text.replace("/", "%2F"), "".join(f"%{byte:02x}" for byte in text.encode())])
 
 
-def claim_of(head: RequestHead) -> Claim | OldClaim | None:
-    return read_claim(head) or read_old_claim(head)
+def claim_of(head: RequestHead) -> Claim | SigV2Claim | None:
+    return read_claim(head) or read_sigv2_claim(head)
 
 
 def headers_acted_on(head: RequestHead) -> Mapping[str, str]:
     """The headers that `parse_request` hands to the operation."""
     seen: list[Mapping[str, str]] = []
-    with mock.patch("meshwire.s3.fields.refuse_unbuilt", seen.append):
+    with mock.patch("meshwire.s3.request_headers.reject_unsupported_headers", seen.append):
         parse_request(head)
     return seen[0]
 
@@ -124,11 +123,11 @@ def test_policies_see_the_headers_that_are_acted_on(head: RequestHead) -> None:
         acted_on = headers_acted_on(head)
     except S3Error:
         return
-    signer = ANONYMOUS if claim is None else Authenticated(ANYONE, claim, None)
+    signer = ANONYMOUS if claim is None else VerifiedSigner(ANONYMOUS_IDENTITY, claim, None)
     context = request_context(CONNECTION, head, signer)
     assert dict(context.headers) == dict(acted_on)
     query = read_query(head.raw_query)
-    assert context.presigned == read_mechanism(head.headers, query).presigned
+    assert context.presigned == read_auth_mechanism(head.headers, query).presigned
     if not context.presigned:
         assert acted_on == head.headers
         assert not any(name.lower().startswith("x-amz-") for name in query.values)
@@ -137,13 +136,13 @@ def test_policies_see_the_headers_that_are_acted_on(head: RequestHead) -> None:
 @given(heads())
 def test_one_claim_at_most_and_of_the_version_that_is_read(head: RequestHead) -> None:
     try:
-        mechanism = read_mechanism(head.headers, read_query(head.raw_query))
-        new, old = read_claim(head), read_old_claim(head)
+        mechanism = read_auth_mechanism(head.headers, read_query(head.raw_query))
+        new, old = read_claim(head), read_sigv2_claim(head)
     except S3Error:
         return
     assert (new is None) or (old is None)
     assert isinstance(new, Claim) == mechanism.name.endswith("V4")
-    assert isinstance(old, OldClaim) == mechanism.name.endswith("V2")
+    assert isinstance(old, SigV2Claim) == mechanism.name.endswith("V2")
     claim = new or old
     assert mechanism.presigned == (claim is not None and claim.presigned)
 
@@ -154,7 +153,7 @@ def test_what_a_presigned_url_carries_counts(signature: Mapping[str, str]) -> No
     query = "&".join(f"{name}={value.replace('/', '%2F')}" for name, value in signature.items())
     head = RequestHead("PUT", "/bucket/k", f"{query}&x-amz-acl=public-read", {"host": "h"})
     assert headers_acted_on(head)["x-amz-acl"] == "public-read"
-    context = request_context(CONNECTION, head, Authenticated(ANYONE, claim_of(head), None))
+    context = request_context(CONNECTION, head, VerifiedSigner(ANONYMOUS_IDENTITY, claim_of(head), None))
     assert (context.presigned, context.headers["x-amz-acl"]) == (True, "public-read")
 
 
@@ -164,6 +163,6 @@ def test_blanks_around_a_value_are_not_part_of_it() -> None:
     to = "x-amz-website-redirect-location=%20http:%2F%2Felsewhere%09"
     head = RequestHead("PUT", "/bucket/k", f"{query}&{to}", {"host": "h"})
     operation = cast("Any", parse_request(head))
-    context = request_context(CONNECTION, head, Authenticated(ANYONE, claim_of(head), None))
+    context = request_context(CONNECTION, head, VerifiedSigner(ANONYMOUS_IDENTITY, claim_of(head), None))
     seen = context.headers["x-amz-website-redirect-location"]
     assert seen == operation.headers.system["x-amz-website-redirect-location"] == "http://elsewhere"

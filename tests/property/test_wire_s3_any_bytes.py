@@ -12,16 +12,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshwire import etags, httpdates, names, percents
-from meshwire.checksums import BodyDigests
-from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
-from meshwire.s3 import documents, listings, tagging, tokens, versionlistings
+from meshwire import names
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import CODES, S3Error
+from meshwire.http_values import conditional_requests, dates, percent_encoding
+from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
+from meshwire.s3 import listings, settings_xml, xml_documents
 from meshwire.s3 import operations as ops
 from meshwire.s3 import results as res
-from meshwire.s3.elements import escape
-from meshwire.s3.errors import CODES, S3Error
-from meshwire.s3.parsing import RequestHead, parse_request
-from meshwire.s3.rendering import render, render_error
+from meshwire.s3.parse_request import RequestHead, parse_request
+from meshwire.s3.responses import render, render_error
+from meshwire.s3.xml_io import escape_xml
 from tests.property.xml_text import is_plain
 
 if TYPE_CHECKING:
@@ -169,20 +170,20 @@ def assert_storable(operation: Any) -> None:
 
 
 DOCUMENTS: list[Callable[[bytes], object]] = [
-    documents.parse_delete,
-    documents.parse_complete,
-    documents.parse_create_bucket,
-    documents.parse_error,
-    documents.parse_list_result,
-    documents.parse_list_buckets,
-    documents.parse_location,
-    documents.parse_initiate,
-    documents.parse_complete_result,
-    documents.parse_copy_result,
-    documents.parse_delete_result,
-    documents.parse_parts,
-    tagging.parse_tagging,
-    versionlistings.parse_versions,
+    xml_documents.parse_delete,
+    xml_documents.parse_complete,
+    xml_documents.parse_create_bucket,
+    xml_documents.parse_error,
+    xml_documents.parse_list_result,
+    xml_documents.parse_list_buckets,
+    xml_documents.parse_location,
+    xml_documents.parse_create_upload_result,
+    xml_documents.parse_complete_result,
+    xml_documents.parse_copy_result,
+    xml_documents.parse_delete_result,
+    xml_documents.parse_parts,
+    settings_xml.parse_tagging,
+    xml_documents.parse_list_versions,
 ]
 TAGS = [
     "Delete",
@@ -269,15 +270,17 @@ def test_listings_are_read_back(
 ) -> None:
     op = ops.ListObjects("bucket", version, "", "/", encode_url=encode, fetch_owner=True)
     page = res.ObjectListing(found, prefixes, truncated, after if truncated else "")
-    document = listings.objects(op, page)
+    document = listings.list_objects_document(op, page)
     named = [*(entry.key for entry in found), *prefixes]
     if not encode and not is_plain("".join([*named, after if truncated and version == 1 else ""])):
-        _is_refused_but_for_references(document, documents.parse_list_result)
+        _is_refused_but_for_references(document, xml_documents.parse_list_result)
         return
-    read = documents.parse_list_result(document.encode())
+    read = xml_documents.parse_list_result(document.encode())
     assert (read.entries, read.common_prefixes, read.truncated) == (found, prefixes, truncated)
     if truncated:
-        assert (tokens.read(read.next_after) if version == 2 else read.next_after) == after
+        assert (
+            listings.read_continuation_token(read.next_after) if version == 2 else read.next_after
+        ) == after
 
 
 versions = st.builds(
@@ -313,9 +316,9 @@ def test_version_listings_are_read_back(
     page = res.VersionListing(found, prefixes, True, next_key, next_version)
     body = render(op, page, "id").body
     if not encode and not is_plain("".join([*(entry.key for entry in found), *prefixes, next_key])):
-        _is_refused_but_for_references(body.decode(), versionlistings.parse_versions)
+        _is_refused_but_for_references(body.decode(), xml_documents.parse_list_versions)
         return
-    assert versionlistings.parse_versions(body) == page
+    assert xml_documents.parse_list_versions(body) == page
 
 
 def _is_refused_but_for_references(document: str, parse: Callable[[bytes], object]) -> None:
@@ -336,14 +339,16 @@ tag_texts = st.text(st.characters(categories=["L", "Nd"]) | st.sampled_from(" +-
 )
 def test_tags_are_read_back(tags: dict[str, str]) -> None:
     body = render(ops.GetObjectTagging("b", "k"), res.ObjectTags(tags), "id").body
-    assert list(tagging.parse_tagging(body).items()) == list(tags.items())
-    header = "&".join(f"{percents.encode(key)}={percents.encode(value)}" for key, value in tags.items())
-    assert tagging.read_header({"x-amz-tagging": header}) == tags
+    assert list(settings_xml.parse_tagging(body).items()) == list(tags.items())
+    header = "&".join(
+        f"{percent_encoding.encode(key)}={percent_encoding.encode(value)}" for key, value in tags.items()
+    )
+    assert settings_xml.read_tagging_header({"x-amz-tagging": header}) == tags
 
 
 @given(anything | query_values | queries)
 def test_any_tagging_header_is_tags_or_an_s3_error(text: str) -> None:
-    tags = outcome(tagging.read_header, {"x-amz-tagging": text})
+    tags = outcome(settings_xml.read_tagging_header, {"x-amz-tagging": text})
     assert isinstance(tags, S3Error) or len(tags) <= 10
 
 
@@ -352,21 +357,21 @@ def test_documents_are_read_back(key: str) -> None:
     plain = "".join(c for c in key if is_plain(c)) or "k"
     put = ops.CreateMultipartUpload("bucket", plain, ops.ObjectHeaders())
     created = res.UploadCreated("bucket", plain, "upload")
-    assert documents.parse_initiate(render(put, created, "id").body) == created
+    assert xml_documents.parse_create_upload_result(render(put, created, "id").body) == created
     keys = (res.DeletedKey(plain), res.DeletedKey("b", "v1", "v2"))
     deleted = res.DeleteResult(keys, (res.DeleteFailure(plain, "AccessDenied", plain, "v3"),))
     op = ops.DeleteObjects("bucket", BodyDigests())
-    assert documents.parse_delete_result(render(op, deleted, "id").body) == deleted
+    assert xml_documents.parse_delete_result(render(op, deleted, "id").body) == deleted
 
 
 @given(times, st.sampled_from(["", "FULL_OBJECT"]), checksums)
 def test_copies_and_completions_are_read_back(ms: int, kind: str, sums: dict[str, str]) -> None:
     copied = res.CopyResult("a" * 32, ms, sums, kind)
     op = ops.CopyObject("b", "k", ops.CopySource("b", "k"), False, ops.ObjectHeaders())
-    assert documents.parse_copy_result(render(op, copied, "id").body) == copied
+    assert xml_documents.parse_copy_result(render(op, copied, "id").body) == copied
     done = res.CompleteResult("b", "k", "e-2", "http://here/b/k", sums, kind)
     complete = ops.CompleteMultipartUpload("b", "k", "u", BodyDigests())
-    assert documents.parse_complete_result(render(complete, done, "id").body) == done
+    assert xml_documents.parse_complete_result(render(complete, done, "id").body) == done
 
 
 @given(st.lists(st.tuples(texts.filter(is_plain), times), max_size=3), owners, st.none() | texts)
@@ -374,9 +379,13 @@ def test_bucket_listings_are_read_back(
     pairs: list[tuple[str, int]], owner: res.Owner, after: str | None
 ) -> None:
     listing = res.BucketListing(owner, tuple(res.BucketEntry(*pair, "r") for pair in pairs), after)
-    read = documents.parse_list_buckets(render(ops.ListBuckets(), listing, "id").body)
+    read = xml_documents.parse_list_buckets(render(ops.ListBuckets(), listing, "id").body)
     assert (read.owner, read.buckets) == (listing.owner, listing.buckets)
-    assert (read.next_after is None) if after is None else (tokens.read(read.next_after or "") == after)
+    assert (
+        (read.next_after is None)
+        if after is None
+        else (listings.read_continuation_token(read.next_after or "") == after)
+    )
 
 
 @given(st.sampled_from(sorted(CODES)), texts, texts)
@@ -385,7 +394,7 @@ def test_errors_are_read_back(code: str, message: str, resource: str) -> None:
     if code == "NotModified":
         assert rendered.body == b""
         return
-    read = documents.parse_error(rendered.body)
+    read = xml_documents.parse_error(rendered.body)
     assert read.code == code
     assert read.extra["Size"] == "1"
     if is_plain(message):
@@ -394,18 +403,21 @@ def test_errors_are_read_back(code: str, message: str, resource: str) -> None:
 
 @given(texts)
 def test_names_survive_their_encodings(text: str) -> None:
-    assert tokens.read(tokens.write(text)) == text
-    assert percents.decode(percents.encode(text)) == text
-    assert percents.decode(percents.encode_path(f"/{text.replace('%', '')}")) == f"/{text.replace('%', '')}"
-    parsed = ElementTree.fromstring(f"<a>{escape(text)}</a>").text or ""
+    assert listings.read_continuation_token(listings.write_continuation_token(text)) == text
+    assert percent_encoding.decode(percent_encoding.encode(text)) == text
+    assert (
+        percent_encoding.decode(percent_encoding.encode_path(f"/{text.replace('%', '')}"))
+        == f"/{text.replace('%', '')}"
+    )
+    parsed = ElementTree.fromstring(f"<a>{escape_xml(text)}</a>").text or ""
     assert parsed == "".join(c if is_plain(c) else "\ufffd" for c in text)
 
 
 @given(anything)
 def test_any_token_is_read_or_refused(text: str) -> None:
     try:
-        assert tokens.write(tokens.read(text)) == text
-    except tokens.TokenError:
+        assert listings.write_continuation_token(listings.read_continuation_token(text)) == text
+    except listings.ContinuationTokenError:
         return
 
 
@@ -433,20 +445,22 @@ def test_ranges_cover_what_python_slices_cover(first: int | None, last: int | No
 @given(times)
 def test_dates_are_read_back(ms: int) -> None:
     seconds = ms // 1000
-    assert httpdates.parse_http(httpdates.format_http(seconds)) == seconds
-    assert httpdates.parse_iso(httpdates.format_iso(ms)) == ms
-    assert httpdates.parse_amz(httpdates.format_amz(seconds)) == seconds
+    assert dates.parse_http(dates.format_http(seconds)) == seconds
+    assert dates.parse_iso(dates.format_iso(ms)) == ms
+    assert dates.parse_amz(dates.format_amz(seconds)) == seconds
 
 
 @given(anything)
 def test_any_text_is_a_date_or_none(text: str) -> None:
-    for parse in (httpdates.parse_http, httpdates.parse_iso, httpdates.parse_amz):
+    for parse in (dates.parse_http, dates.parse_iso, dates.parse_amz):
         assert parse(text) is None or isinstance(parse(text), int)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters='"', exclude_categories=["Cs"]), max_size=10)))
 def test_etag_lists_are_read_back(tags: list[str]) -> None:
-    assert etags.parse_list(", ".join(map(etags.quote, tags))) == tuple(tags)
+    assert conditional_requests.parse_etag_list(
+        ", ".join(map(conditional_requests.quote_etag, tags))
+    ) == tuple(tags)
 
 
 @given(anything)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire import checksums
-from meshwire.s3.chunked import ChunkedDecoder
-from meshwire.s3.errors import S3Error
+from meshwire.checksums import body_checksums
+from meshwire.errors import S3Error
 from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
-from meshwire.sigv4.keys import chunk_signature, signing_key, trailer_signature
+from meshwire.sigv4.aws_chunked import ChunkedDecoder
+from meshwire.sigv4.signer import chunk_signature, signing_key, trailer_signature
 
 STAMP = "20260101T000000Z"
 SCOPE = "20260101/us-east-1/s3/aws4_request"
@@ -35,7 +35,7 @@ def encode(kind: str, chunks: list[bytes], end: bytes = b"\r\n") -> bytes:
             extension = f";chunk-signature={previous}"
         out += f"{len(chunk):x}{extension}".encode() + end + chunk + (end if chunk else b"")
     if kind.endswith("TRAILER"):
-        hasher = checksums.new("crc32")
+        hasher = body_checksums.new_hasher("crc32")
         hasher.update(b"".join(chunks))
         line = f"{TRAILER}:{hasher.base64()}"
         out += line.encode() + end

@@ -12,10 +12,10 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire import httpdates
-from meshwire.s3.errors import S3Error
+from meshwire.errors import S3Error
+from meshwire.http_values import dates
 from meshwire.s3.operations import PutObject
-from meshwire.s3.parsing import RequestHead, parse_request
+from meshwire.s3.parse_request import RequestHead, parse_request
 from meshwire.sigv4 import Credential, presign, read_claim, sign, verify
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ payloads = st.sampled_from(
 def check(head: RequestHead, secret: str = SECRET) -> Claim:
     claim = read_claim(head)
     assert claim is not None
-    now = httpdates.parse_amz(claim.timestamp)
+    now = dates.parse_amz(claim.timestamp)
     assert now is not None
     verify(claim, head, secret, now)
     return claim

@@ -22,14 +22,14 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
-from meshd.testing.waiting import await_end
-from meshwire.s3.parsing import RequestHead
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 _PHOTOGRAPHS = 64
 _SIDE = 1600

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.signing import Account
 from bench.stocking import stock
-from meshd.testing.daemons import Daemon
 from tests.scale.costly import costly_requests, crowd
 from tests.scale.pipeline import Target
 from tests.scale.table import private_memory
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

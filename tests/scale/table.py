@@ -12,7 +12,7 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 
 @dataclass

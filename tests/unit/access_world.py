@@ -6,20 +6,20 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from meshd.auth.authorizer import Authorizer, Identity, RequestContext
 from meshd.control.buckets import Bucket, BucketTable
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.service.authorization.access import Access, Identity, RequestContext
 from meshd.store.records import Record
-from meshwire.checksums import BodyDigests
-from meshwire.policies import parse_policy
+from meshd.util.clock import ManualClock
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.iam import parse_policy
 from meshwire.s3 import operations as ops
-from meshwire.s3.errors import S3Error
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.policies import Policy
+    from meshwire.iam import Policy
 
 ROOT = Identity("root", "root", "AKROOT", root=True)
 ANN, BOB = Identity("ann", "Ann", "AKANN"), Identity("bob", "Bob", "AKBOB")
@@ -65,7 +65,7 @@ class World:
         self.looked = 0
         asyncio.run(self.table.create(Bucket("b", "ann", 0, **bucket)))
         asyncio.run(self.table.create(Bucket("bobs", "bob", 0)))
-        self.access = Access(self.table, self.clock, self._find)
+        self.access = Authorizer(self.table, self.clock, self._find)
 
     def _find(self, bucket: str, key: str, version: str | None) -> Record | None:
         self.looked += 1

@@ -5,30 +5,30 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from meshd.auth.authorizer import Identity
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import IdentityTable
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.service.archives.ingesting import Ingest
-from meshd.service.authorization.access import Identity
-from meshd.service.objects.deleting import Deleter
-from meshd.service.objects.listings import ListingService
-from meshd.service.objects.service import ObjectService
-from meshd.service.objects.tagging import TaggingService
-from meshd.service.objects.uploads import UploadService
-from meshd.service.semantics.versions import Versions
-from meshd.store.memory import MemoryStore
-from meshwire.checksums import BodyDigest, BodyDigests, BodyVerifier
+from meshd.datasets.archives.background_indexer import IndexQueue
+from meshd.objects.delete import DeleteService
+from meshd.objects.list_objects import ListingService
+from meshd.objects.multipart_upload import UploadService
+from meshd.objects.object_metadata import TaggingService
+from meshd.objects.service import ObjectService
+from meshd.objects.version_lookup import VersionLookup
+from meshd.util.clock import ManualClock
+from meshwire.checksums.body_checksums import BodyDigest, BodyDigests, BodyVerifier
+from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3.documents import CompletedPart, DeleteRequest
-from meshwire.s3.errors import S3Error
+from meshwire.s3.xml_documents import CompletedPart, DeleteRequest
+from tests.support.reference_control import MemoryControl
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
     from meshwire.s3 import results as res
-    from meshwire.s3.documents import DeleteKey
-    from meshwire.s3.settings import Versioning
+    from meshwire.s3.bucket_settings import Versioning
+    from meshwire.s3.xml_documents import DeleteKey
 
 ALICE = Identity("alice", "Alice", "AK")
 MIB = 1 << 20
@@ -67,10 +67,10 @@ class Desk:
         control = MemoryControl(clock)
         self.clock, self.buckets, self.store = clock, BucketTable(control), store(clock)
         run(self.buckets.create(Bucket("b", "alice", 0, versioning=versioning)))
-        self.versions = Versions(self.store, self.buckets)
-        self.objects = ObjectService(self.store, self.versions, Ingest(self.store).note)
+        self.versions = VersionLookup(self.store, self.buckets)
+        self.objects = ObjectService(self.store, self.versions, IndexQueue(self.store).note)
         self.uploads = UploadService(self.store, self.objects, self.versions)
-        self.deleter = Deleter(self.store, self.versions)
+        self.deleter = DeleteService(self.store, self.versions)
         self.tagging = TaggingService(self.store, self.versions)
         self.listings = ListingService(self.store, IdentityTable(control), self.buckets)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from meshd.web.accepting import Tally
+from meshd.server.accept_balancer import ConnectionCounts
 
 
 def test_a_worker_takes_while_no_other_has_fewer() -> None:
-    tally = Tally(3)
+    tally = ConnectionCounts(3)
     assert [tally.is_fewest(worker) for worker in range(3)] == [True, True, True]
     tally.tell(0, 1)
     assert [tally.is_fewest(worker) for worker in range(3)] == [False, True, True]
@@ -16,7 +16,7 @@ def test_a_worker_takes_while_no_other_has_fewer() -> None:
 
 
 def test_a_worker_that_left_is_not_waited_for() -> None:
-    tally = Tally(2)
+    tally = ConnectionCounts(2)
     tally.tell(0, 500)
     tally.leave(1)
     assert tally.is_fewest(0)
@@ -25,6 +25,6 @@ def test_a_worker_that_left_is_not_waited_for() -> None:
 
 
 def test_a_lone_worker_takes_all() -> None:
-    tally = Tally(1)
+    tally = ConnectionCounts(1)
     tally.tell(0, 10_000)
     assert tally.is_fewest(0)

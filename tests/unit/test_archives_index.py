@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.archives.index import ArchiveIndex
-from meshwire.archives.kinds import archive_kind, member_paths
-from meshwire.archives.paging import name_page
-from meshwire.columns import ColumnError
-from meshwire.shardindex import index_tar
-from meshwire.tars import TarMember
+from meshwire.dataset.archive_index import ArchiveIndex, index_tar
+from meshwire.dataset.archive_keys import archive_kind, member_paths, name_page
+from meshwire.formats.tar import TarMember
+from meshwire.frame.columns import ColumnError
 
 
 def index_of(names: list[str]) -> ArchiveIndex:

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.assembly.catalog import RESERVED_BUCKET
-from meshd.kit.clock import ManualClock
-from meshd.service.archives.ingesting import Indexer, Ingest
-from meshd.service.archives.reading import COPIES, INDEXES, NOTES, REFUSALS, Archives
-from meshd.store.memory import MemoryStore
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.datasets.archives.archive_service import (
+    COPIES_PREFIX,
+    INDEXES_PREFIX,
+    NOTES_PREFIX,
+    REFUSALS_PREFIX,
+    ArchiveService,
+)
+from meshd.datasets.archives.background_indexer import BackgroundIndexer, IndexQueue
 from meshd.store.records import Meta
-from meshd.testing.local_objects import local_objects
+from meshd.util.clock import ManualClock
 from tests.archive_making import archive_of
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,14 +35,14 @@ class Node:
     def __init__(self) -> None:
         self.clock = ManualClock(10**18)
         self.store = MemoryStore(self.clock)
-        self.ingest = Ingest(self.store)
+        self.ingest = IndexQueue(self.store)
         self.room: int | None = 1 << 20
-        self.archives = Archives(self.store, list[str]().append, local_objects(self.store))
+        self.archives = ArchiveService(self.store, list[str]().append, single_node_objects(self.store))
         self.indexer = self.another()
 
-    def another(self) -> Indexer:
-        archives = Archives(self.store, list[str]().append, local_objects(self.store))
-        return Indexer(self.store, archives, lambda: ["b"], lambda: self.room, self.clock)
+    def another(self) -> BackgroundIndexer:
+        archives = ArchiveService(self.store, list[str]().append, single_node_objects(self.store))
+        return BackgroundIndexer(self.store, archives, lambda: ["b"], lambda: self.room, self.clock)
 
     async def put(self, key: str, data: bytes) -> None:
         writer = self.store.writer("b", key, size=len(data))
@@ -48,7 +54,11 @@ class Node:
         return [key for key, _ in self.store.list(RESERVED_BUCKET, prefix=prefix).entries]
 
     def indexes(self) -> list[str]:
-        kinds = [key.rsplit(".", 1)[1] for key in self.kept(INDEXES) if not key.startswith((NOTES, REFUSALS))]
+        kinds = [
+            key.rsplit(".", 1)[1]
+            for key in self.kept(INDEXES_PREFIX)
+            if not key.startswith((NOTES_PREFIX, REFUSALS_PREFIX))
+        ]
         return sorted(kinds)
 
 
@@ -65,15 +75,15 @@ def test_archives_are_indexed_once_and_other_objects_left_alone(node: Node) -> N
             await node.put(f"x.{kind}", archive_of(kind, FILES))
         await node.put("a.jpg", b"x")
         await node.put("broken.tgz", b"broken")
-        assert len(node.kept(NOTES)) == 4
+        assert len(node.kept(NOTES_PREFIX)) == 4
         node.room = None  # not measured yet
         assert await node.indexer.work() == 0
         node.room = 1 << 20
         assert await node.indexer.work() == 4
-        assert node.kept(NOTES) == []
+        assert node.kept(NOTES_PREFIX) == []
         assert node.indexes() == ["tar", "tgz", "zip"]
-        assert len(node.kept(REFUSALS)) == 1
-        assert len(node.kept(COPIES)) == 2
+        assert len(node.kept(REFUSALS_PREFIX)) == 1
+        assert len(node.kept(COPIES_PREFIX)) == 2
         assert await node.indexer.work() == 0
 
     asyncio.run(look())
@@ -96,15 +106,15 @@ def test_a_note_left_while_it_is_worked_off_stays(node: Node) -> None:
         found = node.archives.index
 
         async def index(bucket: str, key: str, *rest: object, **more: object) -> object:
-            if len(node.kept(NOTES)) == 1:
+            if len(node.kept(NOTES_PREFIX)) == 1:
                 await node.put("x.tar", archive_of("tar", FILES | {"more": b""}))
             return await found(bucket, key, *rest, **more)  # type: ignore[arg-type]
 
         node.archives.index = index  # type: ignore[method-assign, assignment]
-        worker = Indexer(node.store, node.archives, lambda: ["b"], lambda: 0, node.clock)
+        worker = BackgroundIndexer(node.store, node.archives, lambda: ["b"], lambda: 0, node.clock)
         await worker.work()
         await node.another().work()
-        assert node.kept(NOTES) == []
+        assert node.kept(NOTES_PREFIX) == []
         assert node.indexes() == ["tar", "tar"]
 
     asyncio.run(look())
@@ -117,7 +127,7 @@ def test_copies_are_made_ahead_only_where_room_is_free(node: Node) -> None:
         node.room = 450_000
         assert await node.indexer.work() == 4
         assert node.indexes() == ["tgz"] * 4
-        assert len(node.kept(COPIES)) == 2
+        assert len(node.kept(COPIES_PREFIX)) == 2
 
     asyncio.run(look())
 
@@ -138,6 +148,10 @@ def test_what_no_object_has_any_more_goes(node: Node) -> None:
         node.clock.advance(2 * 3600)
         assert await node.indexer.tidy() == 4
         assert node.indexes() == ["tar", "tgz"]
-        assert (len(node.kept(COPIES)), len(node.kept(REFUSALS)), len(node.kept(NOTES))) == (1, 0, 1)
+        assert (
+            len(node.kept(COPIES_PREFIX)),
+            len(node.kept(REFUSALS_PREFIX)),
+            len(node.kept(NOTES_PREFIX)),
+        ) == (1, 0, 1)
 
     asyncio.run(look())

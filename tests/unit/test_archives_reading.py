@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.assembly.catalog import RESERVED_BUCKET
-from meshd.assembly.errors import BatchError
-from meshd.kit.clock import ManualClock
-from meshd.service.archives import inflating, streaming, walking
-from meshd.service.archives.reading import COPIES, INDEXES, RATIO, REFUSALS, Archives
-from meshd.service.archives.walking import Head
-from meshd.store.memory import MemoryStore
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.datasets.archives import decompression, reader
+from meshd.datasets.archives.archive_service import (
+    COPIES_PREFIX,
+    INDEXES_PREFIX,
+    RATIO,
+    REFUSALS_PREFIX,
+    ArchiveService,
+)
+from meshd.datasets.archives.reader import MemberStart
 from meshd.store.records import Meta
-from meshd.testing.local_objects import local_objects
-from meshwire.archives import zips
+from meshd.util.clock import ManualClock
+from meshwire.formats import zip_archive
 from tests.archive_making import KINDS, archive_of, tar_of, zip_of, zstd
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +51,8 @@ class Shelf:
         self.store, self.used = MemoryStore(ManualClock()), list[str]()
         self.archives = self.another(room)
 
-    def another(self, room: int = 10 << 30, ratio: int = RATIO) -> Archives:
-        return Archives(self.store, self.used.append, local_objects(self.store), room, ratio)
+    def another(self, room: int = 10 << 30, ratio: int = RATIO) -> ArchiveService:
+        return ArchiveService(self.store, self.used.append, single_node_objects(self.store), room, ratio)
 
     async def put(self, key: str, data: bytes) -> Record:
         writer = self.store.writer("b", key, size=len(data))
@@ -82,9 +88,9 @@ def test_members_are_the_same_whatever_the_kind(shelf: Shelf, kind: str) -> None
             assert await shelf.read(key, record, name) == data
         assert await shelf.read(key, record, "a") is None
         assert index.inflated == (kind not in ("tar", "stored.zip"))
-        assert len(shelf.kept(COPIES)) == int(index.inflated)
-        assert set(shelf.used) == set(shelf.kept(COPIES))
-        again = await Archives(shelf.store, shelf.used.append, local_objects(shelf.store)).index(
+        assert len(shelf.kept(COPIES_PREFIX)) == int(index.inflated)
+        assert set(shelf.used) == set(shelf.kept(COPIES_PREFIX))
+        again = await ArchiveService(shelf.store, shelf.used.append, single_node_objects(shelf.store)).index(
             "b", key, record
         )
         assert again.to_bytes() == index.to_bytes()
@@ -116,11 +122,11 @@ def test_a_copy_that_was_evicted_is_made_again(shelf: Shelf, kind: str) -> None:
         key = f"x.{kind}"
         record = await shelf.put(key, archive_of(kind, FILES))
         assert await shelf.read(key, record, "a/0001.cls") == b"7"
-        (copy,) = shelf.kept(COPIES)
+        (copy,) = shelf.kept(COPIES_PREFIX)
         await shelf.store.delete(RESERVED_BUCKET, copy)
         reads = [shelf.read(key, record, name) for name in FILES]
         assert await asyncio.gather(*reads) == list(FILES.values())
-        assert shelf.kept(COPIES) == [copy]
+        assert shelf.kept(COPIES_PREFIX) == [copy]
 
     asyncio.run(look())
 
@@ -179,14 +185,14 @@ def test_damage_is_refused_by_name_and_the_refusal_kept(shelf: Shelf, name: str)
         for archives in (
             shelf.archives,
             shelf.archives,
-            Archives(shelf.store, shelf.used.append, local_objects(shelf.store)),
+            ArchiveService(shelf.store, shelf.used.append, single_node_objects(shelf.store)),
         ):
             with pytest.raises(BatchError) as caught:
                 await archives.index("b", name, record)
             assert caught.value.code == "BadSample"
             assert f"s3://b/{name}" in caught.value.message
-        assert len(shelf.kept(REFUSALS)) == 1
-        assert len(shelf.kept(INDEXES)) == 1  # the refusal
+        assert len(shelf.kept(REFUSALS_PREFIX)) == 1
+        assert len(shelf.kept(INDEXES_PREFIX)) == 1  # the refusal
         with pytest.raises(BatchError):
             await run_through(shelf, name, record)
 
@@ -203,9 +209,9 @@ def test_bombs_are_refused_before_they_fill_anything(kind: str) -> None:
         assert record.size * 200 < 60 << 20
         with pytest.raises(BatchError, match=f"more than {64 << 20} bytes.*--archive-ratio"):
             await shelf.archives.index("b", key, record)
-        assert shelf.kept(COPIES) == []
-        roomier = Archives(
-            shelf.store, shelf.used.append, local_objects(shelf.store), 200 << 20, ratio=40_000
+        assert shelf.kept(COPIES_PREFIX) == []
+        roomier = ArchiveService(
+            shelf.store, shelf.used.append, single_node_objects(shelf.store), 200 << 20, ratio=40_000
         )
         assert len(await roomier.index("b", key, record)) == 1  # more is believed: it is looked at again
 
@@ -258,22 +264,22 @@ def test_streams_of_a_few_bytes_cost_what_they_are(kind: str, monkeypatch: pytes
     """A hostile file has thousands in a piece: what is behind one must not be copied for it."""
     fed: list[int] = []
     for name in ("_fed_zlib", "_fed_zstd"):
-        feed = getattr(inflating, name)
+        feed = getattr(decompression, name)
 
         def counted(codec: object, data: bytes, feed: Callable[..., tuple[bytes, bytes]] = feed) -> object:
             fed.append(len(data))
             return feed(codec, data)
 
-        monkeypatch.setattr(inflating, name, counted)
+        monkeypatch.setattr(decompression, name, counted)
     tar = tar_of(FILES)
     nothing, whole = archive_of(kind, {}), archive_of(kind, FILES)
     pack = gzip.compress if kind == "tgz" else zstd.compress
     tiny = [pack(tar[at : at + 7]) for at in range(0, 7 * 5_000, 7)] + [pack(b"")] * 5_000
     packed = b"\0".join(tiny) + pack(tar[7 * 5_000 :]) + bytes(100)
-    pieces = [packed[at : at + inflating.PIECE] for at in range(0, len(packed), inflating.PIECE)]
-    assert b"".join(inflating.inflated(kind, iter(pieces))) == tar  # type: ignore[arg-type]  # one of its kinds
+    pieces = [packed[at : at + decompression.PIECE] for at in range(0, len(packed), decompression.PIECE)]
+    assert b"".join(decompression.decompress(kind, iter(pieces))) == tar  # type: ignore[arg-type]  # one of its kinds
     assert sum(fed) < 5_000 * len(tiny) + 2 * len(packed)
-    assert b"".join(inflating.inflated(kind, [whole, nothing])) == tar + tar_of({})  # type: ignore[arg-type]  # as above
+    assert b"".join(decompression.decompress(kind, [whole, nothing])) == tar + tar_of({})  # type: ignore[arg-type]  # as above
 
 
 @pytest.mark.parametrize("kind", ["tgz", "tar.zst"])
@@ -289,7 +295,7 @@ def test_names_are_believed_by_the_size_of_the_archive(
         with pytest.raises(BatchError, match=match):
             await shelf.archives.index("b", f"x.{kind}", record)
 
-    monkeypatch.setattr(walking, "_FEW_NAMES", 100_000)
+    monkeypatch.setattr(reader, "_FEW_NAMES", 100_000)
     for each in (shelf, shelf_of_few):
         asyncio.run(look(each, "longer names"))
     shelf_of_few.store.close()
@@ -302,7 +308,7 @@ def test_members_are_believed_by_the_size_of_the_archive(
         record = await shelf.put(key, archive_of(key.partition(".")[2], files))
         return len(await shelf.archives.index("b", key, record))
 
-    monkeypatch.setattr(walking, "_FEW", 50)
+    monkeypatch.setattr(reader, "_FEW", 50)
     assert asyncio.run(look("plain.tar", {f"{number}": b"" for number in range(1000)})) == 1000
     noise = {f"{number}": _source.randbytes(100) for number in range(1000)}
     assert asyncio.run(look("noise.tgz", noise)) == 1000
@@ -312,16 +318,16 @@ def test_members_are_believed_by_the_size_of_the_archive(
 
 def test_a_walk_is_ahead_by_no_more_than_about_a_megabyte_of_names() -> None:
     """A name has up to 8 MiB, and there may be nothing between two."""
-    heads = [Head(f"{number}/{'n' * 400_000}", 0) for number in range(100)]
-    source = streaming._Source(iter(heads), "s3://b/x.tgz", ())
+    heads = [MemberStart(f"{number}/{'n' * 400_000}", 0) for number in range(100)]
+    source = reader._Source(iter(heads), "s3://b/x.tgz", ())
     assert len(source._fetch()) == 3
-    assert len(streaming._Source(iter([Head("n", 0)] * 3000), "s3://b/x.tgz", ())._fetch()) == 1000
+    assert len(reader._Source(iter([MemberStart("n", 0)] * 3000), "s3://b/x.tgz", ())._fetch()) == 1000
 
 
 def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zips, "MAX_ENTRIES", len(FILES) - 1)
+    monkeypatch.setattr(zip_archive, "MAX_ENTRIES", len(FILES) - 1)
 
     async def look() -> None:
         record = await shelf.put("x.zip", archive_of("zip", FILES))

@@ -9,11 +9,10 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.jobs.archives import zipping
-from meshd.service.jobs.archives.zipping import ZipPacking
-from meshwire.archives.zipheaders import central_directory, descriptor, local_header
-from meshwire.archives.zips import scan_zip
-from meshwire.jobplans import SourceFile
+from meshd.jobs.archives import archive_layout
+from meshd.jobs.archives.archive_layout import ZipLayout
+from meshwire.formats.zip_archive import central_directory, data_descriptor, scan_zip, zip_local_header
+from meshwire.jobs.job_plan import SourceFile
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0/\\"), min_size=1, max_size=20)
 
@@ -34,7 +33,7 @@ def test_packed_files_are_read_back(files: dict[str, bytes]) -> None:
 
 
 def _packed(files: list[SourceFile], data: bytes) -> bytes:
-    packing, made = ZipPacking(files), []
+    packing, made = ZipLayout(files), []
     for group in packing.groups():
         buffer = bytearray(group.size)
         for at, text in group.made:
@@ -47,10 +46,10 @@ def _packed(files: list[SourceFile], data: bytes) -> bytes:
 
 
 def test_large_files_are_described_behind(monkeypatch: object) -> None:
-    size = zipping._HELD + 100
+    size = archive_layout._HELD + 100
     data = bytes(range(256)) * (size // 256 + 1)
     made = _packed([SourceFile("a", 0, 0, 10), SourceFile("big", 0, 0, size), SourceFile("z", 0, 5, 5)], data)
-    assert descriptor(size, zlib.crc32(data[:size])) in made
+    assert data_descriptor(size, zlib.crc32(data[:size])) in made
     with zipfile.ZipFile(io.BytesIO(made)) as archive:
         assert archive.testzip() is None
         assert archive.read("big") == data[:size]
@@ -60,8 +59,8 @@ def test_large_files_are_described_behind(monkeypatch: object) -> None:
 
 def test_sizes_and_places_beyond_4_gib_are_told() -> None:
     huge = 5 << 30
-    assert len(local_header("a", huge, described=True)) == 30 + 1 + 20
-    assert len(descriptor(huge, 1)) == 24
+    assert len(zip_local_header("a", huge, described=True)) == 30 + 1 + 20
+    assert len(data_descriptor(huge, 1)) == 24
     end = central_directory([("a", huge, 1, 0, True), ("b", 3, 2, huge + 100, False)], huge + 200)
     assert b"PK\6\6" in end
     assert huge.to_bytes(8, "little") in end

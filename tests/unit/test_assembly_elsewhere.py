@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.assembly import building
-from meshd.assembly.addressing import FrameAddress
-from meshd.assembly.assembler import Assembler
-from meshd.assembly.elsewhere import ALONE, Lost
-from meshd.assembly.errors import BatchError
-from meshd.assembly.memory import MemoryFrame
-from meshd.assembly.plans import Output, Plan
+from meshd.batches.assembly import frame_builder
+from meshd.batches.assembly.assembler import Assembler
 from meshd.config import TransformSettings
-from meshd.kit.clock import ManualClock
-from meshd.service.archives.reading import Archives
-from meshd.store.memory import MemoryStore
+from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import FrameAddress
+from meshd.core.plan_record import FieldOutput, Plan
+from meshd.core.remote_source import SINGLE_NODE, ReadFailure
+from meshd.core.shared_memory import MemoryFrame
+from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Location, Meta
-from meshd.testing.local_objects import local_objects
-from meshwire import frames
-from meshwire.fields import parse_fields
-from meshwire.plans import parse_spec, plan_hash
-from meshwire.snapshots import build_from_objects
+from meshd.util.clock import ManualClock
+from meshwire.dataset.build_snapshot import build_from_objects
+from meshwire.dataset.fields import parse_fields
+from meshwire.frame import tensor_frame
+from meshwire.plan.plan_spec import parse_spec, plan_hash
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
 from tests.unit.test_assembly_frames import Stamper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.assembly.elsewhere import Fetched, Part
-    from meshd.assembly.memory import Memory
+    from meshd.core.remote_source import FetchedRanges, ObjectRange
+    from meshd.core.shared_memory import MemoryAccount
 
 SAMPLES = 40
 
@@ -49,7 +49,7 @@ class Others:
         self.lost: dict[str, str] = {}
         self.asked: list[int] = []
 
-    async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
+    async def fetch(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         self.asked.append(len(parts))
         return Room(self, parts, memory)
 
@@ -73,14 +73,14 @@ class Others:
 
 
 class Room:
-    def __init__(self, others: Others, parts: Sequence[Part], memory: Memory) -> None:
+    def __init__(self, others: Others, parts: Sequence[ObjectRange], memory: MemoryAccount) -> None:
         self._frame = MemoryFrame(0, memory)
-        self.places: list[Location | Lost] = []
+        self.places: list[Location | ReadFailure] = []
         for part in parts:
             record = others.store.get(part.bucket, part.key)
             code = others.lost.get(part.key, "NoSuchKey" if record is None else "")
             if code:
-                self.places.append(Lost(code))
+                self.places.append(ReadFailure(code))
                 continue
             assert record is not None
             assert record.etag == part.etag
@@ -99,8 +99,8 @@ class Scene:
 
     def __init__(self, others: Others | None) -> None:
         self.others, self.store = others, MemoryStore(ManualClock())
-        archives = Archives(self.store, list[str]().append, local_objects(self.store))
-        settings, elsewhere = TransformSettings(1, 0), ALONE if others is None else others
+        archives = ArchiveService(self.store, list[str]().append, single_node_objects(self.store))
+        settings, elsewhere = TransformSettings(1, 0), SINGLE_NODE if others is None else others
         self.assembler = Assembler(self.store, Stamper(), settings, archives, node="n1", elsewhere=elsewhere)
 
     async def plan(self, **spec: object) -> str:
@@ -120,7 +120,7 @@ class Scene:
         await self.assembler.catalog.add_snapshot(built.snapshot)
         parsed = parse_spec({"seed": 3, "tail": "ragged", **spec})
         digest = plan_hash(built.snapshot.hash, parsed)
-        plan = Plan(digest, built.snapshot.hash, "b", SAMPLES, parsed, {"image": Output("uint8", (4,))})
+        plan = Plan(digest, built.snapshot.hash, "b", SAMPLES, parsed, {"image": FieldOutput("uint8", (4,))})
         await self.assembler.catalog.add_plan(plan)
         return digest
 
@@ -128,13 +128,13 @@ class Scene:
         frame = await self.assembler.frame(FrameAddress(plan, 1, step, batch=16))
         data = os.pread(frame.fd, frame.size, 0)
         frame.close()
-        frames.verify(data)
+        tensor_frame.verify_frame(data)
         return data
 
 
 @pytest.mark.parametrize("portion", [1, 5, 64 << 20])
 def test_frames_are_those_of_a_lone_node(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "FETCHED_BYTES", portion)
+    monkeypatch.setattr(frame_builder, "FETCHED_BYTES", portion)
 
     async def run() -> None:
         lone, scene = Scene(None), Scene(Others())

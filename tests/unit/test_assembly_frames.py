@@ -13,31 +13,31 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.assembly.addressing import DerivedAddress, FrameAddress, RowsAddress
-from meshd.assembly.assembler import DERIVED_ROWS, Assembler
-from meshd.assembly.checksumming import fold_rows
-from meshd.assembly.errors import BatchError
-from meshd.assembly.ledger import LIMIT, BadSample, Ledger, read_ledger
-from meshd.assembly.memory import FrameCache, Memory, MemoryFrame
-from meshd.assembly.plans import Output, Plan
-from meshd.assembly.sources import cut_pieces
+from meshd.batches.assembly.assembler import DERIVED_ROWS, Assembler
+from meshd.batches.assembly.bad_sample_ledger import LIMIT, BadSample, BadSampleLedger, read_ledger
+from meshd.batches.assembly.frame_buffer import combine_row_crcs
 from meshd.config import TransformSettings
-from meshd.kit.accounts import charged
-from meshd.kit.clock import ManualClock
-from meshd.service.archives.reading import Archives
-from meshd.store.memory import MemoryStore
+from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import DerivedAddress, FrameAddress, RowsAddress
+from meshd.core.plan_record import FieldOutput, Plan
+from meshd.core.sample_locations import slice_locations
+from meshd.core.shared_memory import FrameCache, MemoryAccount, MemoryFrame
+from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Location, Meta
-from meshd.testing.local_objects import local_objects
-from meshwire import frames
-from meshwire.fields import parse_fields
-from meshwire.plans import parse_spec, plan_hash
-from meshwire.snapshots import build_from_objects
+from meshd.util.admission import tenant_scope
+from meshd.util.clock import ManualClock
+from meshwire.dataset.build_snapshot import build_from_objects
+from meshwire.dataset.fields import parse_fields
+from meshwire.frame import tensor_frame
+from meshwire.plan.plan_spec import parse_spec, plan_hash
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.assembly.rendering import RowWork
-    from meshwire.snapshots import Snapshot
+    from meshd.core.renderer_protocol import RowWork
+    from meshwire.dataset.build_snapshot import Snapshot
 
 SAMPLES = 30
 
@@ -116,7 +116,7 @@ class Bench:
             self.store,
             self.renderer,
             TransformSettings(1, cache),
-            Archives(self.store, list[str]().append, local_objects(self.store)),
+            ArchiveService(self.store, list[str]().append, single_node_objects(self.store)),
             node="n1",
         )
 
@@ -138,7 +138,7 @@ class Bench:
         snapshot = await self.fill()
         parsed = parse_spec({"seed": 3, "tail": "ragged", **spec})
         digest = plan_hash(snapshot.hash, parsed)
-        outputs = {"image": Output("uint8", (4,))}
+        outputs = {"image": FieldOutput("uint8", (4,))}
         await self.assembler.catalog.add_plan(Plan(digest, snapshot.hash, "b", SAMPLES, parsed, outputs))
         return digest
 
@@ -146,8 +146,8 @@ class Bench:
         frame = await self.assembler.frame(address)
         data = os.pread(frame.fd, frame.size, 0)
         frame.close()
-        frames.verify(data)
-        return frames.views(data), frame.result
+        tensor_frame.verify_frame(data)
+        return tensor_frame.tensor_views(data), frame.result
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_one_flight_an_address_and_a_cache_behind_it(bench: Bench) -> None:
 
 
 def test_the_cache_is_bounded() -> None:
-    memory = Memory()
+    memory = MemoryAccount()
     cache: FrameCache[int] = FrameCache(100)
     for number in range(5):
         cache.put(number, MemoryFrame(40, memory))
@@ -224,11 +224,11 @@ def test_slow_clients_of_one_key_do_not_keep_another_out(bench: Bench) -> None:
     async def run() -> None:
         plan = await bench.plan()
         bench.assembler._bytes_room.limit = 10_000
-        with charged("ann"):
+        with tenant_scope("ann"):
             slow = [await bench.assembler.frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
             with pytest.raises(BatchError, match="slow clients"):
                 await bench.get(RowsAddress(plan, 0, (9,)))
-        with charged("ben"):
+        with tenant_scope("ben"):
             await bench.get(RowsAddress(plan, 0, (9,)))
         for frame in slow:
             frame.close()
@@ -267,7 +267,7 @@ def test_a_key_that_fills_the_node_does_not_keep_another_out(bench: Bench) -> No
         bench.renderer.gate = asyncio.Event()
 
         async def ask(name: str, sample: int) -> Any:
-            with charged(name):
+            with tenant_scope(name):
                 return await bench.get(RowsAddress(plan, 0, (sample, sample)))
 
         asked = [asyncio.create_task(ask("ann", sample)) for sample in range(8)]
@@ -435,20 +435,20 @@ def test_addresses_outside_the_epoch(bench: Bench) -> None:
 
 def test_pieces_of_split_extents() -> None:
     places = [Location("/a", 100, 10, 1), Location("/b", 0, 5, 2), Location("/c", 7, 20, 3)]
-    assert cut_pieces(places, 0, 35) == (("/a", 100, 10, 1), ("/b", 0, 5, 2), ("/c", 7, 20, 3))
-    assert cut_pieces(places, 8, 4) == (("/a", 108, 2), ("/b", 0, 2))
-    assert cut_pieces(places, 10, 5) == (("/b", 0, 5, 2),)
-    assert cut_pieces(places, 14, 3) == (("/b", 4, 1), ("/c", 7, 2))
-    assert cut_pieces(places, 35, 0) == ()
+    assert slice_locations(places, 0, 35) == (("/a", 100, 10, 1), ("/b", 0, 5, 2), ("/c", 7, 20, 3))
+    assert slice_locations(places, 8, 4) == (("/a", 108, 2), ("/b", 0, 2))
+    assert slice_locations(places, 10, 5) == (("/b", 0, 5, 2),)
+    assert slice_locations(places, 14, 3) == (("/b", 4, 1), ("/c", 7, 2))
+    assert slice_locations(places, 35, 0) == ()
 
 
 def test_the_ledger_is_bounded_and_survives(bench: Bench) -> None:
     async def run() -> None:
         catalog = bench.assembler.catalog
-        ledger = Ledger(catalog)
+        ledger = BadSampleLedger(catalog)
         many = [BadSample(f"k{number}", "decode", "x" * 1000, 0, 0) for number in range(LIMIT + 5)]
         await asyncio.gather(*(ledger.record("p", many[start::3]) for start in range(3)))
-        await Ledger(catalog).record("p", many[:1])
+        await BadSampleLedger(catalog).record("p", many[:1])
         entries = read_ledger(catalog, "p")
         assert len(entries) == LIMIT
         assert entries[0]["times"] == 2
@@ -460,7 +460,7 @@ def test_the_ledger_is_bounded_and_survives(bench: Bench) -> None:
 
 def test_ledgers_of_many_plans_are_not_all_in_memory(bench: Bench) -> None:
     async def run() -> None:
-        ledger = Ledger(bench.assembler.catalog)
+        ledger = BadSampleLedger(bench.assembler.catalog)
         for number in range(100):
             await ledger.record(f"p{number}", [BadSample("k", "decode", "x", 0, 0)])
         assert repr(ledger) == "<Ledger of 64 plans>"
@@ -473,4 +473,4 @@ def test_ledgers_of_many_plans_are_not_all_in_memory(bench: Bench) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(0, 4), (1, 0), (1, 1), (7, 3), (100, 1000), (3, 100_000)])
 def test_checksums_of_rows_fold_into_the_tensors(rows: int, width: int) -> None:
     data = np.random.default_rng(rows).integers(0, 256, (rows, width), dtype=np.uint8)
-    assert fold_rows([crc32c(row.tobytes()) for row in data], width) == crc32c(data.tobytes())
+    assert combine_row_crcs([crc32c(row.tobytes()) for row in data], width) == crc32c(data.tobytes())

@@ -8,8 +8,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from meshd.telemetry import audit, metrics
-from meshd.telemetry.audit import AuditEntry, AuditLog, audit_time
+from meshd.telemetry import audit_log, metrics
+from meshd.telemetry.audit_log import AuditEntry, AuditLog, format_audit_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def entry(number: int, **fields: Any) -> AuditEntry:
-    return AuditEntry(audit_time(0), f"R{number}", "127.0.0.1", "GetObject", 200, 1.5, **fields)
+    return AuditEntry(format_audit_time(0), f"R{number}", "127.0.0.1", "GetObject", 200, 1.5, **fields)
 
 
 def written(path: Path) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_renamed_file_gets_what_came_before_and_the_new_one_what_comes_after(t
 
 def test_what_does_not_fit_the_buffer_is_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    size = len(audit._encode(entry(1000))) + 1
+    size = len(audit_log._encode(entry(1000))) + 1
     before = dropped()
     session(path, lines(1000, 10), max_bytes=4 * size)
     assert written(path) == ["R1000", "R1001", "R1002", "R1003"]

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.auth.identities.sts_sessions import CredentialService
+from meshd.control.access_keys import KeyLastUsed
+from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import IdentityTable, Key, User
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.control.nodesecret import NodeSecret
-from meshd.kit.clock import ManualClock
-from meshd.service.identities.temporary import Sessions
-from meshd.web.authentication import _NO_SECRET, Authenticator
-from meshd.web.settling import Trace
-from meshwire import httpdates
-from meshwire.s3.errors import S3Error
-from meshwire.s3.forms import FormClaim
-from meshwire.s3.parsing import RequestHead
+from meshd.server.request_trace import RequestTrace
+from meshd.server.s3.authentication import _NO_SECRET, Authenticator
+from meshd.util.clock import ManualClock
+from meshwire.errors import S3Error
+from meshwire.http_values import dates
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, Scope, sign
+from meshwire.sigv4.post_object import FormClaim
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def authenticator(clock: ManualClock) -> Authenticator:
     control = MemoryControl(clock)
-    table, secret = IdentityTable(control), NodeSecret(control)
+    table, secret = IdentityTable(control), ClusterSecret(control)
     entries: list[tuple[str, Any]] = [("ann", User(user_id="ann", display_name="Ann"))]
     for name in KEYS[:3]:
         key = Key(access_key=name, user_id="ann", secret_key=f"of-{name}", enabled=name != "DISABLED")
@@ -49,7 +49,7 @@ def authenticator(clock: ManualClock) -> Authenticator:
             await table.change(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
 
     asyncio.run(fill())
-    return Authenticator(Sessions(table, secret, KeyUse(control), clock), clock, sigv2="all")
+    return Authenticator(CredentialService(table, secret, KeyLastUsed(control), clock), clock, sigv2="all")
 
 
 def new_head(clock: ManualClock, access_key: str) -> RequestHead:
@@ -61,7 +61,7 @@ def new_head(clock: ManualClock, access_key: str) -> RequestHead:
 
 
 def old_head(clock: ManualClock, access_key: str) -> RequestHead:
-    date = httpdates.format_http(clock.now_ms() // 1000)
+    date = dates.format_http(clock.now_ms() // 1000)
     headers = {"host": "h", "date": date, "authorization": f"AWS {access_key}:wrong"}
     return RequestHead("GET", "/bucket/k", "", headers)
 
@@ -96,7 +96,7 @@ def test_an_unknown_key_takes_the_work_of_a_wrong_signature(
 ) -> None:
     found = {}
     for name in KEYS:
-        asked, trace = head(clock, name), Trace(clock, None, None)
+        asked, trace = head(clock, name), RequestTrace(clock, None, None)
         code, found[name] = digests(monkeypatch, lambda: authenticator.authenticate(asked, trace))  # noqa: B023  called at once
         assert code == REFUSALS.get(name, "InvalidAccessKeyId")
     assert len(set(found.values())) == 1, found
@@ -109,7 +109,7 @@ def test_and_so_does_that_of_a_form(
 ) -> None:
     found = {}
     for name in KEYS:
-        claim, trace = FormClaim(name, "wrong", "policy", scope), Trace(clock, None, None)
+        claim, trace = FormClaim(name, "wrong", "policy", scope), RequestTrace(clock, None, None)
         code, found[name] = digests(monkeypatch, lambda: authenticator.authenticate_form(claim, trace))  # noqa: B023  called at once
         assert code == REFUSALS.get(name, "InvalidAccessKeyId")
     assert len(set(found.values())) == 1, found
@@ -125,4 +125,4 @@ def test_what_is_signed_with_the_secret_of_no_key_is_nobodys(
     added = sign(head, right, region="r", timestamp=now, payload_hash="UNSIGNED-PAYLOAD")
     signed = RequestHead("GET", "/bucket/k", "", {"host": "h", **added})
     with pytest.raises(S3Error, match="does not exist"):
-        authenticator.authenticate(signed, Trace(clock, None, None))
+        authenticator.authenticate(signed, RequestTrace(clock, None, None))

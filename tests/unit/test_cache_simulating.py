@@ -9,25 +9,35 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from meshd.cache.policies.interface import Settings
-from meshd.cache.simulating import POLICIES, footprint, segment_of, simulate
-from meshd.cache.traces import Read, TraceError, epochs, mixed, parse, zipf
+from meshd.origins.eviction.policy_api import EvictionSettings
+from meshd.origins.eviction.simulator import (
+    POLICIES,
+    TraceError,
+    TraceRead,
+    default_segment,
+    epoch_trace,
+    footprint,
+    mix_traces,
+    parse_trace,
+    simulate,
+    zipf_trace,
+)
 from meshsdk.cli import mesh, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.cache.simulating import Result
+    from meshd.origins.eviction.simulator import Result
 
 
-def result(name: str, trace: Sequence[Read], share: float) -> Result:
+def result(name: str, trace: Sequence[TraceRead], share: float) -> Result:
     capacity = int(footprint(trace) * share)
-    return simulate(name, trace, Settings(capacity, segment=segment_of(capacity)))
+    return simulate(name, trace, EvictionSettings(capacity, segment=default_segment(capacity)))
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_epochs_keep_their_share_where_lru_keeps_next_to_nothing(shuffled: bool) -> None:
-    trace = epochs(8, 1000, 1000, shuffled=shuffled)
+    trace = epoch_trace(8, 1000, 1000, shuffled=shuffled)
     ours, lru = result("segments", trace, 0.3), result("lru", trace, 0.3)
     assert ours.warm_objects >= 0.29
     assert ours.warm_bytes >= 0.29
@@ -35,36 +45,36 @@ def test_epochs_keep_their_share_where_lru_keeps_next_to_nothing(shuffled: bool)
 
 
 def test_over_forty_epochs_the_bar_holds_with_the_first_one_counted() -> None:
-    assert result("segments", epochs(80, 500, 1000), 0.3).objects >= 0.29
+    assert result("segments", epoch_trace(80, 500, 1000), 0.3).objects >= 0.29
 
 
 @pytest.mark.parametrize(
     "trace",
     [
-        pytest.param(epochs(8, 1000, 1000, shuffled=False), id="sequential"),
-        pytest.param(epochs(8, 1000, 1000), id="shuffled"),
+        pytest.param(epoch_trace(8, 1000, 1000, shuffled=False), id="sequential"),
+        pytest.param(epoch_trace(8, 1000, 1000), id="shuffled"),
     ],
 )
-def test_with_the_plan_known_it_comes_close_to_belady(trace: Sequence[Read]) -> None:
+def test_with_the_plan_known_it_comes_close_to_belady(trace: Sequence[TraceRead]) -> None:
     assert result("segments+plan", trace, 0.3).bytes >= 0.95 * result("belady", trace, 0.3).bytes
 
 
 def test_two_jobs_at_once_of_unequal_sizes_come_near_it_too() -> None:
-    trace = mixed([epochs(3, 1000, 1000), epochs(3, 500, 4000, seed=1, bucket="other")])
+    trace = mix_traces([epoch_trace(3, 1000, 1000), epoch_trace(3, 500, 4000, seed=1, bucket="other")])
     assert result("segments+plan", trace, 0.3).bytes >= 0.9 * result("belady", trace, 0.3).bytes
 
 
 def test_no_policy_exceeds_the_bound_in_bytes() -> None:
-    sizes = [Read(("b", read.item[1]), 1 + len(read.item[1]) * (hash_of(read) % 50)) for read in SKEWED]
+    sizes = [TraceRead(("b", read.item[1]), 1 + len(read.item[1]) * (hash_of(read) % 50)) for read in SKEWED]
     bound = result("belady", sizes, 0.2).bytes
     for name in POLICIES:
         assert result(name, sizes, 0.2).bytes <= bound
 
 
-SKEWED = zipf(0.9, 4000, 600, 1000)
+SKEWED = zipf_trace(0.9, 4000, 600, 1000)
 
 
-def hash_of(read: Read) -> int:
+def hash_of(read: TraceRead) -> int:
     return int(read.item[1].rpartition("-")[2])
 
 
@@ -75,8 +85,8 @@ def test_popular_objects_are_kept_about_as_well_as_by_those_made_for_them() -> N
 
 def test_neighbours_by_hand() -> None:
     """Two slots. LRU: `a` leaves for `c`. SIEVE: `a` was read again, so `b` leaves. Belady: knows."""
-    trace = [Read(("", key), 1) for key in "abacab"]
-    hits = {name: simulate(name, trace, Settings(2, high=1, low=1)).objects * 6 for name in POLICIES}
+    trace = [TraceRead(("", key), 1) for key in "abacab"]
+    hits = {name: simulate(name, trace, EvictionSettings(2, high=1, low=1)).objects * 6 for name in POLICIES}
     assert hits["lru"] == pytest.approx(2)
     assert hits["sieve"] == pytest.approx(2)
     assert hits["belady"] == pytest.approx(3)
@@ -84,8 +94,8 @@ def test_neighbours_by_hand() -> None:
 
 def test_traces_as_files() -> None:
     lines = '\n{"key": "a", "size": 3, "bucket": "x"}\n{"key": "b", "size": 4}\n'
-    assert parse(io.StringIO(lines)) == [Read(("x", "a"), 3), Read(("", "b"), 4)]
-    assert parse(io.StringIO("size,key\n3,a\n")) == [Read(("", "a"), 3)]
+    assert parse_trace(io.StringIO(lines)) == [TraceRead(("x", "a"), 3), TraceRead(("", "b"), 4)]
+    assert parse_trace(io.StringIO("size,key\n3,a\n")) == [TraceRead(("", "a"), 3)]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +119,7 @@ def test_traces_as_files() -> None:
 )
 def test_a_trace_that_cannot_be_read_names_its_line(text: str, word: str) -> None:
     with pytest.raises(TraceError, match=word):
-        parse(io.StringIO(text))
+        parse_trace(io.StringIO(text))
 
 
 def test_the_command_reads_a_file_and_tells_what_is_wrong_with_it() -> None:

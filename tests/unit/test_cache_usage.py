@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from meshd.service.caching.usage import Usage, Uses
+from meshd.origins.cache.cache_manager import HitStats, Usage
 
 
 def test_the_last_ten_minutes_count_and_the_last_read_is_remembered() -> None:
-    uses = Uses()
+    uses = HitStats()
     uses.keep(("a", "b"), 1000.0)
     assert uses.of("a", 1030.0) == Usage(0, 0, 30.0)
     uses.count("a", 3, 0, 1040.0)
@@ -19,7 +19,7 @@ def test_the_last_ten_minutes_count_and_the_last_read_is_remembered() -> None:
 
 
 def test_what_is_gone_is_forgotten() -> None:
-    uses = Uses()
+    uses = HitStats()
     uses.keep(("a",), 0.0)
     uses.count("a", 1, 0, 10.0)
     uses.keep((), 20.0)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from meshd.runtime.children import ended
+from meshd.process.child_process import describe_exit
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from meshd.runtime.children import ended
     ],
 )
 def test_of_its_wait_status(status: int, words: str) -> None:
-    assert ended(status) == words
+    assert describe_exit(status) == words

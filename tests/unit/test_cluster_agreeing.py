@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.cluster.agreeing import other_domains, tell_domains
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
+from meshd.cluster.peer_checks import domain_mismatches, publish_domains
+from meshd.util.clock import ManualClock
 from meshwire.cluster import Node, transitions
+from tests.support.reference_control import MemoryControl
 
 
 def test_who_has_other_domains_than_most_is_named() -> None:
     async def run() -> None:
         control = MemoryControl(ManualClock())
-        cluster = transitions.founded(Node("n1", "http://h:1"))
+        cluster = transitions.bootstrap_map(Node("n1", "http://h:1"))
         for name in ("n2", "n3"):
-            cluster = transitions.joined(cluster, Node(name, "http://h:2"))
-        assert other_domains(control, cluster) == {}
+            cluster = transitions.join_node(cluster, Node(name, "http://h:2"))
+        assert domain_mismatches(control, cluster) == {}
         for name in ("n1", "n2", "n3", "gone"):
-            await tell_domains(control, name, ("s3.b", "s3.a"))
-        await tell_domains(control, "gone", ())
-        assert other_domains(control, cluster) == {}
-        await tell_domains(control, "n2", ("s3.a",))
-        found = other_domains(control, cluster)
+            await publish_domains(control, name, ("s3.b", "s3.a"))
+        await publish_domains(control, "gone", ())
+        assert domain_mismatches(control, cluster) == {}
+        await publish_domains(control, "n2", ("s3.a",))
+        found = domain_mismatches(control, cluster)
         assert set(found) == {"n2"}
         assert "--domain s3.a --domain s3.b: give all nodes the same" in found["n2"]
 

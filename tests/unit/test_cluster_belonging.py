@@ -7,9 +7,9 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from meshd.cluster.belonging import Belonging, count_on, read_belonging
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
+from meshd.cluster.node_identity import NodeIdentity, increment_generation, read_identity
+from meshd.util.clock import ManualClock
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_count_is_on_disk_before_the_control_store_knows_it(
     def noting(fd: int) -> None:
         sync(fd)
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            found = read_belonging(tmp_path)
+            found = read_identity(tmp_path)
             assert found is not None
             durable.append(found.count)
 
@@ -37,7 +37,7 @@ def test_a_count_is_on_disk_before_the_control_store_knows_it(
             return await super().put(key, value, expect=expect)
 
     monkeypatch.setattr(os, "fsync", noting)
-    control, belonging = Control(ManualClock()), Belonging("mesh", "n1", "d1")
+    control, belonging = Control(ManualClock()), NodeIdentity("mesh", "n1", "d1")
     for count in (1, 2):
-        belonging = asyncio.run(count_on(control, tmp_path, belonging))
+        belonging = asyncio.run(increment_generation(control, tmp_path, belonging))
         assert (belonging.count, durable[-1]) == (count, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshd.cluster.clocks import NOTED, compared
+from meshd.cluster.clock_skew import REPORTED_SKEW, compare_clocks
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,17 @@ from meshd.cluster.clocks import NOTED, compared
     ],
 )
 def test_most_are_right(ahead: dict[str, float], agree: bool, told: dict[str, int]) -> None:
-    found = compared(ahead)
+    found = compare_clocks(ahead)
     assert (found.agree, found.ahead) == (agree, told)
 
 
 def test_a_node_tells_of_its_own_clock_whatever_it_can_know() -> None:
-    assert compared({"n1": 0.0, "n2": 400.0, "n3": 401.0}).of("n1") == -400
-    assert compared({"n1": 0.0, "n2": 400.0, "n3": 0.0}).of("n1") == 0
-    assert compared({"n1": 0.0, "n2": 400.0}).of("n1") == -400
-    assert compared({"n1": 0.0}).of("n1") == 0
+    assert compare_clocks({"n1": 0.0, "n2": 400.0, "n3": 401.0}).of("n1") == -400
+    assert compare_clocks({"n1": 0.0, "n2": 400.0, "n3": 0.0}).of("n1") == 0
+    assert compare_clocks({"n1": 0.0, "n2": 400.0}).of("n1") == -400
+    assert compare_clocks({"n1": 0.0}).of("n1") == 0
 
 
 def test_a_clock_counts_as_another_from_a_minute_on() -> None:
-    assert compared({"n1": 0.0, "n2": NOTED - 1}).agree
-    assert not compared({"n1": 0.0, "n2": NOTED}).agree
+    assert compare_clocks({"n1": 0.0, "n2": REPORTED_SKEW - 1}).agree
+    assert not compare_clocks({"n1": 0.0, "n2": REPORTED_SKEW}).agree

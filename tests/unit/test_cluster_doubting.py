@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from meshd.cluster.doubting import Doubt
-from meshd.cluster.mesh import Mesh
-from meshd.control.clustermaps import ClusterMaps
-from meshd.control.memory import MemoryControl
-from meshd.kit import pulse
-from meshd.kit.clock import ManualClock, SystemClock
-from meshd.kit.shared_words import MAX_VERSION
-from meshwire.cluster import Node, place
-from meshwire.cluster.transitions import founded, joined, missed, settled
+from meshd.cluster.cluster_view import ClusterView
+from meshd.cluster.read_barrier import ReadBarrier
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.util import shared_counters
+from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.shared_counters import MAX_VERSION
+from meshwire.cluster import Node, compute_placement
+from meshwire.cluster.transitions import bootstrap_map, join_node, mark_complete, mark_node_away
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 async def _mesh(
     held: Callable[[], tuple[int, float]], newest: Callable[[], int] = lambda: 0
-) -> tuple[Mesh, ClusterMaps]:
+) -> tuple[ClusterView, ClusterMapStore]:
     control = MemoryControl(SystemClock())
-    maps = ClusterMaps(control)
-    cluster = founded(Node("n1", "http://n1"), copies=2)
+    maps = ClusterMapStore(control)
+    cluster = bootstrap_map(Node("n1", "http://n1"), copies=2)
     for name in ("n2", "n3"):
-        cluster = joined(cluster, Node(name, f"http://{name}"))
+        cluster = join_node(cluster, Node(name, f"http://{name}"))
     for name in ("n1", "n2", "n3"):
-        cluster = settled(cluster, name)
+        cluster = mark_complete(cluster, name)
     await maps.change(lambda _: cluster)
-    return Mesh("n1", control, lambda bucket: 0, held=held, newest=newest), maps
+    return ClusterView("n1", control, lambda bucket: 0, held=held, newest=newest), maps
 
 
 def _key(cluster: ClusterMap, *owners: str) -> str:
-    placed = place(cluster, 2)
+    placed = compute_placement(cluster, 2)
     from meshwire.cluster.placement import slot_of
 
     for number in range(10_000):
@@ -56,7 +56,7 @@ def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[str,
 
     async def run() -> str:
         mesh, _ = await _mesh(lambda: (0, 0.0))
-        return await Doubt(mesh, SystemClock(), ask).dispel("b", _key(mesh.map(), "n1", "n2"), patience)
+        return await ReadBarrier(mesh, SystemClock(), ask).dispel("b", _key(mesh.map(), "n1", "n2"), patience)
 
     return asyncio.run(run()), asked
 
@@ -85,19 +85,19 @@ def test_the_only_owner_that_answers_is_in_doubt_while_another_process_of_it_has
     async def run() -> None:
         newest = 0
         mesh, maps = await _mesh(lambda: (0, 0.0), lambda: newest)
-        await maps.change(lambda cluster: missed(_known(cluster), "n2"))
+        await maps.change(lambda cluster: mark_node_away(_known(cluster), "n2"))
         key, version = _key(mesh.map(), "n1", "n2"), mesh.map().version
 
         async def ask(node: Node) -> int | None:
             raise AssertionError(node)
 
-        doubt = Doubt(mesh, SystemClock(), ask)
+        doubt = ReadBarrier(mesh, SystemClock(), ask)
         assert await doubt.dispel("b", key) == ""
         newest = version + 1
         why = await doubt.dispel("b", key, 0.0)
         assert f"another process of it goes by a newer cluster map ({version + 1})" in why
-        await maps.change(lambda cluster: joined(_known(cluster), Node("n2", "http://n2")))
-        assert await Doubt(mesh, SystemClock(), _always(version + 1)).dispel("b", key) == ""
+        await maps.change(lambda cluster: join_node(_known(cluster), Node("n2", "http://n2")))
+        assert await ReadBarrier(mesh, SystemClock(), _always(version + 1)).dispel("b", key) == ""
 
     asyncio.run(run())
 
@@ -116,14 +116,14 @@ def test_a_newer_map_that_comes_is_gone_by() -> None:
 
         def grown(cluster: ClusterMap | None) -> ClusterMap:
             assert cluster is not None
-            return joined(cluster, Node("n4", "http://n4"))
+            return join_node(cluster, Node("n4", "http://n4"))
 
         async def ask(node: Node) -> int | None:
             if mesh.map().version == version:
                 await maps.change(grown)
             return version + 1
 
-        assert await Doubt(mesh, SystemClock(), ask).dispel("b", key, 10.0) == ""
+        assert await ReadBarrier(mesh, SystemClock(), ask).dispel("b", key, 10.0) == ""
         assert mesh.map().version == version + 1
 
     asyncio.run(run())
@@ -136,7 +136,7 @@ def test_who_holds_its_lease_asks_nobody() -> None:
         async def ask(node: Node) -> int | None:
             raise AssertionError(node)
 
-        assert await Doubt(mesh, SystemClock(), ask).dispel("b", "k") == ""
+        assert await ReadBarrier(mesh, SystemClock(), ask).dispel("b", "k") == ""
 
     asyncio.run(run())
 
@@ -154,7 +154,7 @@ def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() ->
             await answer.wait()
             return 1
 
-        doubt = Doubt(mesh, SystemClock(), ask)
+        doubt = ReadBarrier(mesh, SystemClock(), ask)
         first = asyncio.ensure_future(doubt.dispel("b", key))
         await began.wait()
         later = [asyncio.ensure_future(doubt.dispel("b", key)) for _ in range(50)]
@@ -173,28 +173,28 @@ def test_a_node_is_sure_while_its_lease_holds_and_it_knows_the_map_of_then() -> 
         clock = ManualClock()
 
         def held() -> tuple[int, float]:
-            version, until = pulse.held()
+            version, until = shared_counters.get_lease()
             return version, until - clock.monotonic()
 
         mesh, maps = await _mesh(held)
         version = mesh.map().version
-        pulse.holds(clock.monotonic() + 5.0, version)
+        shared_counters.set_lease(clock.monotonic() + 5.0, version)
         assert mesh.sure_for == 5.0
         assert mesh.sure_of == version
-        await maps.change(lambda cluster: joined(_known(cluster), Node("n4", "http://n4")))
+        await maps.change(lambda cluster: join_node(_known(cluster), Node("n4", "http://n4")))
         assert mesh.sure_for == 5.0
         assert mesh.sure_of == version + 1
         clock.advance(5.0)
         assert mesh.sure_for == 0.0
         assert mesh.sure_of == version
-        pulse.holds(clock.monotonic() + 5.0, version + 2)  # which has not come here yet
+        shared_counters.set_lease(clock.monotonic() + 5.0, version + 2)  # which has not come here yet
         assert mesh.sure_for == 0.0
         assert mesh.sure_of == version + 1
 
     try:
         asyncio.run(run())
     finally:
-        pulse.holds(0.0, 0)
+        shared_counters.set_lease(0.0, 0)
 
 
 def _known(cluster: ClusterMap | None) -> ClusterMap:
@@ -204,9 +204,9 @@ def _known(cluster: ClusterMap | None) -> ClusterMap:
 
 def test_a_version_beyond_what_processes_can_tell_each_other_makes_nobody_sure() -> None:
     try:
-        pulse.holds(1e6, MAX_VERSION)
-        assert pulse.held() == (MAX_VERSION, 1e6)
-        pulse.holds(1e6, MAX_VERSION + 1)
-        assert pulse.held() == (0, 0.0)
+        shared_counters.set_lease(1e6, MAX_VERSION)
+        assert shared_counters.get_lease() == (MAX_VERSION, 1e6)
+        shared_counters.set_lease(1e6, MAX_VERSION + 1)
+        assert shared_counters.get_lease() == (0, 0.0)
     finally:
-        pulse.holds(0.0, 0)
+        shared_counters.set_lease(0.0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwire.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn, narrow
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn, narrow_integers
 
 WORDS = ["", "a", "ü", "日本", "a", "🎈", ""]
 
@@ -61,7 +61,7 @@ def test_blobs_that_are_not_cut_into_text_are_refused(blob: bytes, lengths: list
     ],
 )
 def test_integers_are_narrowed(values: list[int], dtype: str) -> None:
-    assert narrow(np.array(values, dtype=np.int64)).dtype.name == dtype
+    assert narrow_integers(np.array(values, dtype=np.int64)).dtype.name == dtype
 
 
 def document() -> bytes:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from meshsdk.cli.running import Session
+from meshsdk.cli.command_base import Session
 
 
 class Terminal(io.StringIO):

@@ -7,13 +7,13 @@ import asyncio
 
 import msgspec
 
-from meshd.control.clustermaps import ClusterMaps
-from meshd.control.documents import Documents
-from meshd.control.interface import Versioned
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
+from meshd.control.cached_topic import CachedTopic
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.control.control_api import Versioned
+from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster import transitions as turn
+from tests.support.reference_control import MemoryControl
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Restorable(MemoryControl):
 
 def test_documents_are_read_again() -> None:
     control = Restorable(ManualClock())
-    words = Documents(control, "words", Word)
+    words = CachedTopic(control, "words", Word)
     asyncio.run(words.put("one", Word("before")))
     asyncio.run(words.put("two", Word("since")))
     assert words.current() == {"one": Word("before"), "two": Word("since")}
@@ -47,9 +47,9 @@ def test_documents_are_read_again() -> None:
 
 def test_a_newer_map_is_taken() -> None:
     control = Restorable(ManualClock())
-    maps = ClusterMaps(control)
-    first = asyncio.run(maps.change(lambda _: turn.founded(Node("n1", "http://10.0.0.1:9000"))))
-    grown = turn.joined(first, Node("n2", "http://10.0.0.2:9000"))
+    maps = ClusterMapStore(control)
+    first = asyncio.run(maps.change(lambda _: turn.bootstrap_map(Node("n1", "http://10.0.0.1:9000"))))
+    grown = turn.join_node(first, Node("n2", "http://10.0.0.2:9000"))
     control.put_back("cluster/map", grown.to_json())
     assert maps.current() == grown
     control.put_back("cluster/map", first.to_json())

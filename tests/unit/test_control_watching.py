@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from meshd.control.interface import Versioned
-from meshd.control.watching import Watchers
-from meshd.testing.waiting import PATIENCE, await_end
+from meshd.control.control_api import Versioned
+from meshd.control.watchers import Watchers
+from tests.support.bounded_wait import WAIT_TIMEOUT, await_end
 
 
 def test_news_come_from_any_thread_and_end_with_the_store() -> None:
@@ -31,7 +31,7 @@ def test_news_come_from_any_thread_and_end_with_the_store() -> None:
         return found
 
     async def main() -> list[str]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             return await watching()
 
     write("t/first")
@@ -45,7 +45,7 @@ def test_whoever_left_without_a_word_keeps_no_news_from_the_others() -> None:
 
     async def main() -> None:
         watchers._waiting.add((gone, asyncio.Event()))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             async for change in watchers.changes(lambda: {"t/a": Versioned(b"", 1)}):
                 heard.append(change.key)
                 watchers.wake()

@@ -10,18 +10,18 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from meshd.assembly.catalog import Catalog
-from meshd.assembly.errors import BatchError
-from meshd.kit.clock import ManualClock
-from meshd.kit.patience import LongWork
-from meshd.service.archives.reading import Archives
-from meshd.service.datasets.service import DatasetService
-from meshd.store.memory import MemoryStore
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import DocumentStore
+from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.service import DatasetService
 from meshd.store.records import Meta
-from meshd.testing.examples import Int64List, example, record
-from meshd.testing.local_objects import local_objects
-from meshwire.fields import Source, parse_fields
+from meshd.util.async_tasks import LongRunningCalls
+from meshd.util.clock import ManualClock
+from meshwire.dataset.fields import Source, parse_fields
 from tests.archive_making import tar_of
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
+from tests.support.tf_example_writer import Int64List, example, record
 
 if TYPE_CHECKING:
     from meshd.store.records import Record
@@ -44,11 +44,16 @@ async def _told() -> None:
     listing = [
         await put(store, f"{part}.tfrecord", record(example({"x": Int64List([part])}))) for part in range(4)
     ]
-    archives = Archives(store, list[str]().append, local_objects(store))
+    archives = ArchiveService(store, list[str]().append, single_node_objects(store))
     service = DatasetService(
-        store, Catalog(store), cast("Any", None), archives, local_objects(store), cast("Any", None)
+        store,
+        DocumentStore(store),
+        cast("Any", None),
+        archives,
+        single_node_objects(store),
+        cast("Any", None),
     )
-    service._long = LongWork("test", patience=0.05)
+    service._long = LongRunningCalls("test", patience=0.05)
     begun, free = asyncio.Event(), asyncio.Event()
     index = service.tfrecords.index
 
@@ -80,12 +85,12 @@ def test_archives_take_as_long_as_they_take() -> None:
 async def _archives() -> None:
     store = MemoryStore(ManualClock())
     listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"text"})) for part in range(4)]
-    archives = Archives(store, list[str]().append, local_objects(store))
+    archives = ArchiveService(store, list[str]().append, single_node_objects(store))
     readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
     service = DatasetService(
-        store, Catalog(store), readers, archives, local_objects(store), cast("Any", None)
+        store, DocumentStore(store), readers, archives, single_node_objects(store), cast("Any", None)
     )
-    service._long = LongWork("test", patience=0.05)
+    service._long = LongRunningCalls("test", patience=0.05)
     begun, free, index = asyncio.Event(), asyncio.Event(), archives.index
 
     async def slow(bucket: str, key: str, found: Record) -> Any:

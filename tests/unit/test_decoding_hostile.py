@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.transform.builtin.decoding import MAX_SCANS, decode, read_jpeg_head
+from meshd.transform.builtin.image_codecs import MAX_SCANS, decode, read_jpeg_head
 from meshd.transform.errors import BadSampleError
 from tests.hostile_images import encoded, hostile_images, jpeg_scanned, tiff_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshsdk.doctor.pacing import SURE, Length, block_size, length_of, pace_of
+from meshsdk.loader.stage_times import SURE, Length, block_size, measure_pace, run_length
 
 STEP = 0.005
 
@@ -35,7 +35,7 @@ def marks(
 def test_clumps_do_not_show(connections: int, data: st.DataObject) -> None:
     clump = data.draw(st.integers(1, connections))
     blocks, seed = data.draw(st.integers(4, 40)), data.draw(st.integers(0, 1000))
-    found = pace_of(marks(connections, clump, blocks, seed), block_size(connections))
+    found = measure_pace(marks(connections, clump, blocks, seed), block_size(connections))
     assert found.step == pytest.approx(STEP, rel=0.1)
     if connections <= 4:
         assert found.step == pytest.approx(STEP)
@@ -47,7 +47,7 @@ def test_what_disturbs_a_fifth_of_the_blocks_does_not_show(connections: int, see
     """Steps of 5 ms, something of 50 ms now and then, and clocks that are read late: within a tenth."""
     jitter = 0.1 * STEP * block_size(connections)
     given = marks(connections, connections, blocks, seed, jitter=jitter, hiccup=10 * STEP)
-    found = pace_of(given, block_size(connections))
+    found = measure_pace(given, block_size(connections))
     plain = (given[-1] - given[0]) / (blocks * block_size(connections))
     assert found.step == pytest.approx(STEP, rel=0.1)
     assert plain > 1.1 * STEP or connections > 2 or blocks // 5 == 0
@@ -55,17 +55,17 @@ def test_what_disturbs_a_fifth_of_the_blocks_does_not_show(connections: int, see
 
 def test_what_is_not_known_is_told() -> None:
     even = [0.1 * number for number in range(9)]
-    assert pace_of(even, 4).doubt == pytest.approx(0, abs=1e-9)
-    assert pace_of(even, 4).sure
+    assert measure_pace(even, 4).doubt == pytest.approx(0, abs=1e-9)
+    assert measure_pace(even, 4).sure
     wild = [0.0, 0.1, 0.5, 0.6, 1.4, 1.5, 2.1, 2.2]
-    assert pace_of(wild, 4).doubt > 0.3
-    assert pace_of([1.0], 4).doubt == pace_of([1.0, 1.5], 4).doubt == inf
+    assert measure_pace(wild, 4).doubt > 0.3
+    assert measure_pace([1.0], 4).doubt == measure_pace([1.0, 1.5], 4).doubt == inf
 
 
 def test_a_run_goes_on_while_its_steps_vary() -> None:
-    assert length_of(32, 4, 10_000) == Length(12, 36, 288)
-    assert length_of(32, 4, 100) == Length(12, 36, 96)
-    assert length_of(3, 1, 0) == Length(1, 3, 3)
+    assert run_length(32, 4, 10_000) == Length(12, 36, 288)
+    assert run_length(32, 4, 100) == Length(12, 36, 96)
+    assert run_length(3, 1, 0) == Length(1, 3, 3)
     length = Length(12, 36, 96)
     assert not length.ended([0.0, 1.0])
     assert length.ended([0.0, 1.0, 2.0, 3.0])

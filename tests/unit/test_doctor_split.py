@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshsdk.doctor.advising import Circumstances, advise, sentence
-from meshsdk.doctor.checkups import Network
-from meshsdk.doctor.showing import Diagnosis, text
-from meshsdk.doctor.stages import RUNS, STALLS, Measured, Split, slowest, split
-from meshsdk.meters import Meter
-from meshsdk.stalls import Arrival, Stall, divided
-from meshwire.plans import parse_spec
-from meshwire.servertimings import ServerTiming, Took, parse_timing
+from meshsdk.doctor.advice import Diagnosis, PlanFacts, advice_sentence, advise, render_report
+from meshsdk.loader.measurement_runs import Network
+from meshsdk.loader.stage_times import RUNS, STALLS, Measured, Split, slowest_rank, split
+from meshsdk.meters import Arrival, Meter, Stall, attribute_stall
+from meshwire.http_values.mesh_headers import FrameTiming, ServerTiming, parse_timing
+from meshwire.plan.plan_spec import parse_spec
 
 seconds = st.floats(0, 100)
 
@@ -55,7 +53,7 @@ def test_what_nodes_fetch_again_is_fetch() -> None:
 
 def test_the_slowest_rank_is_the_job() -> None:
     ranks = [split(runs(0.5, 0.3, 0.2, 0.1)), split(runs(0.7, 0.3, 0.2, 0.1))]
-    assert slowest(ranks) is ranks[1]
+    assert slowest_rank(ranks) is ranks[1]
 
 
 @given(seconds, seconds, seconds, seconds, seconds, st.tuples(seconds, seconds, seconds))
@@ -63,30 +61,30 @@ def test_a_wait_is_divided_without_rest(
     since: float, waited: float, asked: float, answering: float, receiving: float, server: tuple[float, ...]
 ) -> None:
     fetch, prepare, total = server
-    timing = ServerTiming(Took(fetch, prepare), total)
+    timing = ServerTiming(FrameTiming(fetch, prepare), total)
     arrival = Arrival(asked, asked + answering, asked + answering + receiving, timing)
-    found = divided(since, since + waited, arrival)
+    found = attribute_stall(since, since + waited, arrival)
     assert min(found.network, found.preprocessing, found.fetch) >= 0
     assert found.seconds == pytest.approx(waited, abs=1e-9)
 
 
 def test_a_wait_is_divided_as_the_node_says() -> None:
-    timing = ServerTiming(Took(0.2, 0.5), 0.8)
+    timing = ServerTiming(FrameTiming(0.2, 0.5), 0.8)
     arrival = Arrival(10.0, 11.0, 11.5, timing)
-    found = divided(10.0, 11.5, arrival)
+    found = attribute_stall(10.0, 11.5, arrival)
     assert (found.network, found.preprocessing, found.fetch) == pytest.approx((0.7, 0.6, 0.2))
-    assert divided(11.0, 11.5, arrival) == Stall(0.5)
+    assert attribute_stall(11.0, 11.5, arrival) == Stall(0.5)
 
 
 def test_a_frame_that_others_began_is_waited_for_only_so_long() -> None:
-    joined = ServerTiming(Took(3.0, 1.0), 0.4)
+    joined = ServerTiming(FrameTiming(3.0, 1.0), 0.4)
     assert joined.fetch == pytest.approx(0.3)
     assert joined.preprocessing == pytest.approx(0.1)
 
 
 @given(seconds, seconds, seconds)
 def test_timings_come_as_they_were_sent(fetch: float, prepare: float, total: float) -> None:
-    sent = ServerTiming(Took(fetch, prepare), total)
+    sent = ServerTiming(FrameTiming(fetch, prepare), total)
     found = parse_timing(sent.to_header())
     assert (found.took.fetch, found.took.prepare, found.total) == pytest.approx(
         (fetch, prepare, total), abs=1e-6
@@ -95,7 +93,7 @@ def test_timings_come_as_they_were_sent(fetch: float, prepare: float, total: flo
 
 @pytest.mark.parametrize("header", ["", "x", "fetch;dur=nan", "total;dur=-1", "fetch;dur=" + "9" * 300])
 def test_what_makes_no_sense_says_nothing(header: str) -> None:
-    assert parse_timing(header) == ServerTiming(Took(), 0.0)
+    assert parse_timing(header) == ServerTiming(FrameTiming(), 0.0)
 
 
 def test_au_leaves_out_the_first_step_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,30 +125,30 @@ OPS = [
 @pytest.mark.parametrize(
     ("found", "about", "fix", "gain"),
     [
-        (Split(1.0, 0.01, 0.0, 0.0, 1), Circumstances(), "no stall", 1.0),
-        (Split(0.2, 0.8, 0.0, 0.0, 1), Circumstances(dtypes={"float32": 600}), "narrow types", 2.5),
+        (Split(1.0, 0.01, 0.0, 0.0, 1), PlanFacts(), "no stall", 1.0),
+        (Split(0.2, 0.8, 0.0, 0.0, 1), PlanFacts(dtypes={"float32": 600}), "narrow types", 2.5),
         (
             Split(0.2, 0.8, 0.0, 0.0, 1),
-            Circumstances(network=Network(9, receiving=1.0, seconds=9.0)),
+            PlanFacts(network=Network(9, receiving=1.0, seconds=9.0)),
             "connections=8",
             1 / 0.6,
         ),
         (
             Split(0.2, 0.8, 0.0, 0.0, 1),
-            Circumstances(network=Network(9, receiving=8.0, seconds=9.0)),
+            PlanFacts(network=Network(9, receiving=8.0, seconds=9.0)),
             "a faster link",
             5.0,
         ),
         (
             Split(0.2, 0.8, 0.0, 0.0, 1),
-            Circumstances(network=Network(9, cpu=9, seconds=9.0)),
+            PlanFacts(network=Network(9, cpu=9, seconds=9.0)),
             "verify",
             1.087,
         ),
-        (Split(0.2, 0.8, 0.0, 0.0, 1), Circumstances(), "cache node", 5.0),
+        (Split(0.2, 0.8, 0.0, 0.0, 1), PlanFacts(), "cache node", 5.0),
         (
             Split(0.2, 0.0, 0.8, 0.0, 1),
-            Circumstances(
+            PlanFacts(
                 parse_spec({"ops": OPS}),
                 ops={"decode": 6.0, "resize": 2.0, "hflip": 2.0},
                 random=frozenset({"hflip"}),
@@ -160,30 +158,30 @@ OPS = [
         ),
         (
             Split(0.2, 0.0, 0.8, 0.0, 1),
-            Circumstances(ops={"mine/slow": 9.0}, transforms=4),
+            PlanFacts(ops={"mine/slow": 9.0}, transforms=4),
             "--transforms (now 4) up to the cores, or a node of role compute; mine/slow takes 100%",
             1 / 0.6,
         ),
         (
             Split(0.2, 0.0, 0.0, 0.8, 1),
-            Circumstances(origin=True, source="s3://a/b"),
+            PlanFacts(origin=True, source="s3://a/b"),
             "prefetch s3://a/b",
             5.0,
         ),
-        (Split(0.2, 0.0, 0.0, 0.8, 1), Circumstances(parse_spec({})), "Blocks", 1 / 0.6),
-        (Split(0.2, 0.0, 0.0, 0.8, 1), Circumstances(), "faster disks", 5.0),
+        (Split(0.2, 0.0, 0.0, 0.8, 1), PlanFacts(parse_spec({})), "Blocks", 1 / 0.6),
+        (Split(0.2, 0.0, 0.0, 0.8, 1), PlanFacts(), "faster disks", 5.0),
     ],
 )
-def test_the_cheapest_fix(found: Split, about: Circumstances, fix: str, gain: float) -> None:
+def test_the_cheapest_fix(found: Split, about: PlanFacts, fix: str, gain: float) -> None:
     advice = advise(found, about)
     assert fix in advice.fix
     assert advice.gain == pytest.approx(gain, rel=0.01)
-    assert fix in sentence(found, advice)
+    assert fix in advice_sentence(found, advice)
 
 
 def test_a_table_for_a_person() -> None:
     ranks = [Split(0.1, 0.02, 0.18, 0.2, 256), Split(0.1, 0.02, 0.18, 0.1, 256)]
-    shown = text(Diagnosis(ranks, advise(ranks[0], Circumstances()), 32, ("a note",)))
+    shown = render_report(Diagnosis(ranks, advise(ranks[0], PlanFacts()), 32, ("a note",)))
     assert "+ preprocessing on the nodes" in shown
     assert "300.0 ms" in shown
     assert "AU 20.0%" in shown
@@ -196,7 +194,7 @@ def test_a_step_that_computes_nothing_has_no_ceiling() -> None:
     assert (idle.ceiling, idle.computes) == (0.0, False)
     row = next(
         line
-        for line in text(Diagnosis([idle], advise(idle, Circumstances()), 32)).splitlines()
+        for line in render_report(Diagnosis([idle], advise(idle, PlanFacts()), 32)).splitlines()
         if "ceiling" in line
     )
     assert row.split()[-2:] == ["–", "0%"]

@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
-from meshd.assembly.errors import BatchError
-from meshd.control.memory import MemoryControl
-from meshd.control.removals import RemovalTable
-from meshd.kit.clock import ManualClock
-from meshd.service.documents.census import Census
-from meshd.service.documents.collecting import DocumentKeeper
-from meshd.service.documents.retention import DAYS, Held, merged, unused
-from meshd.service.documents.uses import MINUTE_MS, UseFile
-from meshd.store.memory import MemoryStore
+from meshd.control.deleted_documents import DeletedDocumentTable
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
+from meshd.documents.garbage_collector import DocumentCollector
+from meshd.documents.gc_policy import DEFAULT_UNUSED_DAYS, DocumentUsage, merge_usage, unused_documents
+from meshd.documents.inventory import MINUTE_MS, DocumentInventory, UsageFile
+from meshd.util.clock import ManualClock
+from tests.support.reference_control import MemoryControl
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.service.documents.census import FarTables
+    from meshd.documents.inventory import PeerInventories
 
 DAY = 86_400.0
 
@@ -42,20 +41,20 @@ class One:
 
     def __init__(self, place: Path) -> None:
         self.clock = ManualClock()
-        self.store, self.uses = MemoryStore(self.clock), UseFile(place / "uses", self.clock)
-        self.removals = RemovalTable(MemoryControl(self.clock))
-        self.catalog = Catalog(self.store, uses=self.uses, removals=self.removals)
+        self.store, self.uses = MemoryStore(self.clock), UsageFile(place / "uses", self.clock)
+        self.removals = DeletedDocumentTable(MemoryControl(self.clock))
+        self.catalog = DocumentStore(self.store, uses=self.uses, removals=self.removals)
         self.roots: list[str] = []
-        self.far: dict[str, Held] = {}
+        self.far: dict[str, DocumentUsage] = {}
         self.silent: list[str] = []
         self.leading = True
-        census = Census(self.store, self.uses, self._others)
-        self.keeper = DocumentKeeper(
+        census = DocumentInventory(self.store, self.uses, self._others)
+        self.keeper = DocumentCollector(
             self.store, self.catalog, census, self.removals, lambda: self.roots, self.clock,
             lambda: self.leading,
         )  # fmt: skip
 
-    async def _others(self, prefix: str) -> FarTables:
+    async def _others(self, prefix: str) -> PeerInventories:
         return [{key: held for key, held in self.far.items() if key.startswith(prefix)}], self.silent
 
     def left(self) -> set[str]:
@@ -84,7 +83,7 @@ def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
         await one.catalog.write(f"bad/{digest(4)}", b"[]")
         await one.catalog.write(f"lengths/{digest(4)}/text/000000", b"")
         one.roots.append(f'{{"plan": "{digest(1)}"}}')
-        one.clock.advance((DAYS - 1) * DAY)
+        one.clock.advance((DEFAULT_UNUSED_DAYS - 1) * DAY)
         assert await one.keeper.sweep() == 0
         one.uses.note(f"plans/{digest(3)}")
         one.clock.advance(2 * DAY)
@@ -103,7 +102,7 @@ def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
             await one.catalog.write(f"snapshots/{digest(number)}", b"s")
             await one.catalog.write(f"births/{digest(number + 90)}", json.dumps(digest(number)).encode())
         one.roots.append(digest(10))
-        one.clock.advance((DAYS + 1) * DAY)
+        one.clock.advance((DEFAULT_UNUSED_DAYS + 1) * DAY)
         assert await one.keeper.sweep() == 2
 
     asyncio.run(run())
@@ -113,10 +112,10 @@ def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
 def test_whoever_comes_back_in_time_keeps_it(one: One) -> None:
     async def run() -> None:
         await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)
-        one.clock.advance(2 * DAYS * DAY)
+        one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
         await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)  # registered again: it is there
         assert await one.keeper.sweep() == 0
-        one.clock.advance(2 * DAYS * DAY)
+        one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
         assert await one.keeper.sweep() == 1
 
     asyncio.run(run())
@@ -126,9 +125,12 @@ def test_a_use_on_another_node_keeps_it_and_a_silent_node_keeps_all(one: One) ->
     async def run() -> None:
         for number in (1, 2):
             await one.catalog.write(f"plans/{digest(number)}", plan(9))
-        one.clock.advance(2 * DAYS * DAY)
+        one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
         now = one.clock.now_ms() // MINUTE_MS
-        one.far = {f"plans/{digest(1)}": Held(1, 5, now - 60), f"plans/{digest(2)}": Held(1, 5, 0)}
+        one.far = {
+            f"plans/{digest(1)}": DocumentUsage(1, 5, now - 60),
+            f"plans/{digest(2)}": DocumentUsage(1, 5, 0),
+        }
         one.silent = ["n3"]
         assert await one.keeper.sweep() == 0
         one.silent, one.leading = [], False
@@ -143,8 +145,10 @@ def test_a_use_on_another_node_keeps_it_and_a_silent_node_keeps_all(one: One) ->
 def test_a_plan_that_only_others_have_is_read_before_anything_goes(one: One) -> None:
     async def run() -> None:
         await one.catalog.write(f"snapshots/{digest(5)}", b"s")
-        one.clock.advance(2 * DAYS * DAY)
-        one.far = {f"plans/{digest(1)}": Held(1, one.clock.now_ms() // MINUTE_MS, 0)}  # may name the snapshot
+        one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
+        one.far = {
+            f"plans/{digest(1)}": DocumentUsage(1, one.clock.now_ms() // MINUTE_MS, 0)
+        }  # may name the snapshot
         assert await one.keeper.sweep() == 0
 
     asyncio.run(run())
@@ -198,7 +202,7 @@ def test_made_again_while_it_is_taken_away_it_stays(one: One, monkeypatch: pytes
 
 def test_removals_are_remembered_for_a_while(one: One) -> None:
     async def run() -> None:
-        await one.removals.add(["plans/a", "plans/b"], one.clock.now_ms(), "unused", DAYS)
+        await one.removals.add(["plans/a", "plans/b"], one.clock.now_ms(), "unused", DEFAULT_UNUSED_DAYS)
         assert "nobody had used it for 90 days" in one.removals.gone("plans/a")
         assert await one.removals.restore("plans/a")
         assert not await one.removals.restore("plans/a")
@@ -211,8 +215,8 @@ def test_removals_are_remembered_for_a_while(one: One) -> None:
 
 
 def test_of_several_nodes_the_latest_use_counts() -> None:
-    table = {"plans/a": Held(10, 5, 0)}
-    found = merged([table, {"plans/a": Held(10, 7, 900)}, {"plans/b": Held(1, 1, 0)}])
-    assert found == {"plans/a": Held(10, 7, 900, 2), "plans/b": Held(1, 1, 0)}
-    assert unused(found, [], lambda _: set(), 900) == ["plans/b"]
-    assert unused(found, ["b"], lambda _: set(), 901) == ["plans/a"]
+    table = {"plans/a": DocumentUsage(10, 5, 0)}
+    found = merge_usage([table, {"plans/a": DocumentUsage(10, 7, 900)}, {"plans/b": DocumentUsage(1, 1, 0)}])
+    assert found == {"plans/a": DocumentUsage(10, 7, 900, 2), "plans/b": DocumentUsage(1, 1, 0)}
+    assert unused_documents(found, [], lambda _: set(), 900) == ["plans/b"]
+    assert unused_documents(found, ["b"], lambda _: set(), 901) == ["plans/a"]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from meshwire.documents import (
+from meshwire.strict_json import (
     PlanError,
     canonical_json,
     checked_choice,

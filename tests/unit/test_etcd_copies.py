@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from meshd.control.etcd.copies import Copy
-from meshd.control.interface import Versioned
+from meshd.control.control_api import Versioned
+from meshd.control.etcd.etcd_control import LocalCopy
 
 
 def entry(version: int, value: bytes = b"1") -> Versioned:
     return Versioned(value, version)
 
 
-BEFORE = Copy({"a/1": entry(3), "a/2": entry(11), "b/1": entry(5)}, {"a": 11, "b": 5}, 11)
+BEFORE = LocalCopy({"a/1": entry(3), "a/2": entry(11), "b/1": entry(5)}, {"a": 11, "b": 5}, 11)
 
 
 def test_what_goes_on_keeps_its_revisions() -> None:

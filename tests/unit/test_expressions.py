@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshwire.documents import PlanError
-from meshwire.expressionfunctions import FUNCTIONS, matches
-from meshwire.expressions import order_key, parse_expression, spelled
+from meshwire.dataset.expression_evaluation import FUNCTIONS, matches
+from meshwire.dataset.expressions import format_value, parse_expression, sort_key
+from meshwire.strict_json import PlanError
 
 SAMPLE: dict[str, Any] = {
     "key": "train/cats/0001.JPG",
@@ -162,8 +162,8 @@ def test_names() -> None:
 
 def test_values_in_order() -> None:
     values = ["b", None, 2.0, "a", True, -1.0, ""]
-    assert sorted(values, key=order_key) == [-1.0, True, 2.0, "", "a", "b", None]
-    assert [spelled(value) for value in (3.0, 0.5, -0.0, 1e300, True, None, "x")] == [
+    assert sorted(values, key=sort_key) == [-1.0, True, 2.0, "", "a", "b", None]
+    assert [format_value(value) for value in (3.0, 0.5, -0.0, 1e300, True, None, "x")] == [
         "3", "0.5", "0", "1e+300", "true", "none", "x",
     ]  # fmt: skip
 

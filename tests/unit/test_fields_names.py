@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from meshwire.documents import PlanError
-from meshwire.fields import (
+from meshwire.dataset.fields import (
     FieldSpec,
     Source,
-    class_of,
+    class_name,
     fields_document,
     parse_fields,
     parse_source,
     sample_key,
 )
+from meshwire.strict_json import PlanError
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_name_is_cut_at_the_first_dot_of_its_last_component(key: str, expected
     ],
 )
 def test_the_class_is_the_first_folder_below_the_source(key: str, prefix: str, expected: str | None) -> None:
-    assert class_of(key, prefix) == expected
+    assert class_name(key, prefix) == expected
 
 
 def test_sources_are_folders_with_or_without_the_last_slash() -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from meshd.web.forwarding import _READS, _WRITES, name_of
+from meshd.server.proxy.forwarder import _READS, _WRITES, object_name_of
 from meshwire.s3 import operations as ops
 
 ANY_NODE = frozenset({ops.Preflight})
@@ -32,7 +32,7 @@ def test_who_changes_something_asks_the_one_that_decides(operation: Any) -> None
     for field in dataclasses.fields(operation):
         if field.name in ("bucket", "key"):
             object.__setattr__(one, field.name, field.name)
-    name = name_of(one)
+    name = object_name_of(one)
     if operation not in BY_NAME or operation in ANY_NODE:
         assert name is None
         return

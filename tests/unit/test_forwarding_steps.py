@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.kit.clock import ManualClock
-from meshd.net.peers import MAP_HEADER
-from meshd.net.wires import AnswerHead, PeerUnreachableError
-from meshd.web.forwarding import Forwarder, Name
-from meshd.web.misdirecting import DAMAGED_HEADER, SKEWED_HEADER
+from meshd.rpc.http_connection import PeerUnreachableError, ResponseHead
+from meshd.rpc.peer_client import MAP_HEADER
+from meshd.server.proxy.forwarder import Forwarder, ObjectName
+from meshd.server.proxy.hop_headers import DAMAGED_HEADER, SKEWED_HEADER
+from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster.routes import Route
-from meshwire.s3.errors import S3Error
+from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-READ, WRITE = Name("b", "k", reading=True), Name("b", "k", reading=False)
+READ, WRITE = ObjectName("b", "k", reading=True), ObjectName("b", "k", reading=False)
 ME, OTHERS = "n0", ("n1", "n2")
 
 
@@ -57,23 +57,23 @@ class _Map:
 class _Scripted(Forwarder):
     """Nodes answer by the script, one line an attempt; an answer is sent when there is none left."""
 
-    def __init__(self, mesh: _Map, script: Sequence[AnswerHead | Exception | None], *, gone: bool) -> None:
+    def __init__(self, mesh: _Map, script: Sequence[ResponseHead | Exception | None], *, gone: bool) -> None:
         super().__init__(mesh, None, None, mesh.clock, lambda: 0, 1.0)  # type: ignore[arg-type]
         self._script, self._gone, self.asked = list(script), gone, list[str]()
 
-    async def _try(self, node: Node, errand: Any) -> AnswerHead | None:
+    async def _try(self, node: Node, errand: Any) -> ResponseHead | None:
         self.asked.append(node.node_id)
         errand.sending.gone = self._gone
         said = self._script.pop(0) if self._script else None
         if isinstance(said, Exception):
             raise said
         if said is None:
-            errand.sending.relay = SimpleNamespace(head=AnswerHead(200, {}, 0, b""), closing=False)
+            errand.sending.relay = SimpleNamespace(head=ResponseHead(200, {}, 0, b""), closing=False)
         return said
 
 
-def _says(status: int, header: str, value: str = "1") -> AnswerHead:
-    return AnswerHead(status, {header: value}, 0, b"")
+def _says(status: int, header: str, value: str = "1") -> ResponseHead:
+    return ResponseHead(status, {header: value}, 0, b"")
 
 
 DAMAGED, SKEWED = _says(503, DAMAGED_HEADER), _says(503, SKEWED_HEADER)
@@ -82,8 +82,8 @@ BEGUN = PeerUnreachableError("reset", begun=True)
 
 
 def _forward(
-    *script: AnswerHead | Exception | None,
-    name: Name = READ,
+    *script: ResponseHead | Exception | None,
+    name: ObjectName = READ,
     owners: Sequence[str] = OTHERS,
     gone: bool = False,
     **how: Any,
@@ -123,7 +123,7 @@ def test_what_may_have_been_done_is_not_sent_twice() -> None:
 @pytest.mark.parametrize(
     ("said", "why"), [(SKEWED, "clocks of two nodes"), (_says(421, MAP_HEADER, "9"), "nodes .* changed")]
 )
-def test_a_body_that_has_gone_is_not_sent_again(said: AnswerHead, why: str) -> None:
+def test_a_body_that_has_gone_is_not_sent_again(said: ResponseHead, why: str) -> None:
     assert _forward(said, name=WRITE)[0] == 200
     with pytest.raises(S3Error, match=why) as caught:
         _forward(said, name=WRITE, gone=True)

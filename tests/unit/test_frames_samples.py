@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from meshwire.frames import FrameError, Status, header_size, layout, views
-from meshwire.sampleframes import BLOB_ALIGNMENT, SampleFrame, ragged_fields, ragged_rows, sample_layout
+from meshwire.frame.sample_frames import (
+    BLOB_ALIGNMENT,
+    SampleFrame,
+    ragged_fields,
+    ragged_rows,
+    sample_layout,
+)
+from meshwire.frame.tensor_frame import FrameError, Status, frame_layout, header_size, tensor_views
 
 BLOBS = [b"first", b"", b"x" * 1000, b"last one"]
 NAMES = ["a/1", "a/2", "ü", ""]
@@ -48,7 +54,7 @@ def test_it_can_be_written_in_stream_order() -> None:
         stream += bytes(start - len(stream)) + blob
     assert len(stream) == frame.trailer
     sums = np.frombuffer(built(), dtype=np.uint8)
-    expected = views(sums.tobytes())["__crc32c"]
+    expected = tensor_views(sums.tobytes())["__crc32c"]
     stream += frame.trailer_bytes(np.zeros(4, dtype=np.uint8), expected)
     assert bytes(stream) == built()
 
@@ -91,7 +97,7 @@ def test_names_must_fit() -> None:
 def test_an_index_that_leaves_the_blobs_is_refused(index: list[list[int]]) -> None:
     values = np.array(index, dtype=np.int64)
     shapes = [("__index", "I64", values.shape), ("__blobs", "U8", (8,))]
-    frame = layout([*shapes, ("__status", "U8", (1,)), ("__crc32c", "U32", (1,))], {}, checksums=False)
+    frame = frame_layout([*shapes, ("__status", "U8", (1,)), ("__crc32c", "U32", (1,))], {}, checksums=False)
     data = bytearray(frame.size)
     data[: header_size(frame.header)] = frame.header
     frame.tensors["__index"].view(data)[...] = values
@@ -130,18 +136,18 @@ def test_an_index_that_leaves_the_blobs_is_refused(index: list[list[int]]) -> No
     ],
 )
 def test_frames_of_another_form_are_refused(fields: list[tuple[str, str, tuple[int, ...]]]) -> None:
-    frame = layout(fields, {}, checksums=False)
+    frame = frame_layout(fields, {}, checksums=False)
     with pytest.raises(FrameError):
         SampleFrame(frame.header + bytes(frame.size))
 
 
 def test_ragged_fields_are_cut_into_rows() -> None:
-    frame = layout(ragged_fields("text", [3, 0, 5]), {})
+    frame = frame_layout(ragged_fields("text", [3, 0, 5]), {})
     data = bytearray(frame.size)
     frame.tensors["text.data"].view(data)[:] = np.frombuffer(b"abcdefgh", dtype=np.uint8)
     frame.tensors["text.offsets"].view(data)[:] = [0, 3, 3, 8]
     frame.seal(data)
-    assert [row.tobytes() for row in ragged_rows(views(data), "text")] == [b"abc", b"", b"defgh"]
+    assert [row.tobytes() for row in ragged_rows(tensor_views(data), "text")] == [b"abc", b"", b"defgh"]
 
 
 @pytest.mark.parametrize(

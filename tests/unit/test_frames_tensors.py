@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from meshwire.frames import (
+from meshwire.frame.tensor_frame import (
     BODY_ALIGNMENT,
     DTYPES,
     TENSOR_ALIGNMENT,
     FrameError,
     dtype_code,
+    frame_layout,
     header_size,
-    layout,
-    parse_header,
-    verify,
-    views,
+    parse_frame_header,
+    tensor_views,
+    verify_frame,
 )
 
 METADATA = {"version": "1", "plan": "ab" * 32, "epoch": "0", "step": "17"}
@@ -36,9 +36,9 @@ FIELDS: list[tuple[str, str, tuple[int, ...]]] = [
 
 
 def filled(fields: list[tuple[str, Any, tuple[int, ...]]] = FIELDS) -> bytes:
-    frame = layout(fields, METADATA)
+    frame = frame_layout(fields, METADATA)
     data = bytearray(np.random.default_rng(1).bytes(frame.size))
-    for slot in parse_header(frame.header).tensors.values():
+    for slot in parse_frame_header(frame.header).tensors.values():
         if slot.name.startswith("__pad"):
             slot.view(data)[...] = 0
     frame.seal(data)
@@ -46,7 +46,7 @@ def filled(fields: list[tuple[str, Any, tuple[int, ...]]] = FIELDS) -> bytes:
 
 
 def test_body_and_tensors_are_aligned() -> None:
-    header = parse_header(filled())
+    header = parse_frame_header(filled())
     assert header.body % BODY_ALIGNMENT == 0
     tensors = [slot for name, slot in header.tensors.items() if not name.startswith("__pad.")]
     assert [slot.name for slot in tensors] == [name for name, _, _ in FIELDS]
@@ -56,7 +56,7 @@ def test_body_and_tensors_are_aligned() -> None:
 def test_stock_safetensors_reads_it() -> None:
     data = filled()
     stock = safetensors.numpy.load(data)
-    ours = views(data)
+    ours = tensor_views(data)
     assert {name for name in stock if not name.startswith("__pad.")} == set(ours)
     for name, array in ours.items():
         assert stock[name].dtype == array.dtype
@@ -68,39 +68,39 @@ def test_stock_safetensors_reads_it() -> None:
 
 def test_views_share_the_buffer() -> None:
     buffer = bytearray(filled())
-    views(buffer)["label"][0] = 42
-    assert views(bytes(buffer))["label"][0] == 42
+    tensor_views(buffer)["label"][0] = 42
+    assert tensor_views(bytes(buffer))["label"][0] == 42
 
 
 def test_checksums_are_filled_in_without_moving_anything() -> None:
-    frame = layout(FIELDS, METADATA)
+    frame = frame_layout(FIELDS, METADATA)
     assert len(frame.header_with(dict.fromkeys(frame.tensors, 2**32 - 1))) == len(frame.header)
     assert header_size(frame.header[:8]) == len(frame.header)
     data = filled()
-    assert parse_header(data).checksums().keys() == {name for name, _, _ in FIELDS}
-    verify(data)
+    assert parse_frame_header(data).checksums().keys() == {name for name, _, _ in FIELDS}
+    verify_frame(data)
 
 
 def test_a_flipped_bit_is_named() -> None:
     data = bytearray(filled())
-    data[parse_header(bytes(data)).tensors["label"].offset] ^= 1
+    data[parse_frame_header(bytes(data)).tensors["label"].offset] ^= 1
     with pytest.raises(FrameError, match="label"):
-        verify(bytes(data))
+        verify_frame(bytes(data))
 
 
 def test_checksums_of_absent_tensors_and_bad_digits_are_refused() -> None:
-    frame = layout([("a", "U8", (1,))], {"crc32c": json.dumps({"b": "00000000"})}, checksums=False)
+    frame = frame_layout([("a", "U8", (1,))], {"crc32c": json.dumps({"b": "00000000"})}, checksums=False)
     with pytest.raises(FrameError, match="'b'"):
-        verify(frame.header + b"\0")
+        verify_frame(frame.header + b"\0")
     for text in ("[]", "{", '{"a": "xyz"}', '{"a": null}'):
-        header = layout([("a", "U8", (1,))], {"crc32c": text}, checksums=False).header
+        header = frame_layout([("a", "U8", (1,))], {"crc32c": text}, checksums=False).header
         with pytest.raises(FrameError):
-            parse_header(header).checksums()
+            parse_frame_header(header).checksums()
 
 
 def test_frames_without_checksums_have_none() -> None:
-    frame = layout(FIELDS, METADATA, checksums=False)
-    assert parse_header(frame.header).checksums() == {}
+    frame = frame_layout(FIELDS, METADATA, checksums=False)
+    assert parse_frame_header(frame.header).checksums() == {}
     data = bytearray(frame.size)
     frame.seal(data)
     assert bytes(data[: len(frame.header)]) == frame.header
@@ -109,8 +109,8 @@ def test_frames_without_checksums_have_none() -> None:
 @pytest.mark.parametrize("code", DTYPES)
 def test_every_dtype_goes_round(code: str) -> None:
     data = filled([("x", code, (2, 3))])
-    assert views(data)["x"].dtype == DTYPES[code]
-    assert parse_header(data).tensors["x"].dtype == code
+    assert tensor_views(data)["x"].dtype == DTYPES[code]
+    assert parse_frame_header(data).tensors["x"].dtype == code
 
 
 def test_dtypes_are_taken_by_any_of_their_names() -> None:
@@ -126,22 +126,22 @@ def test_dtypes_are_taken_by_any_of_their_names() -> None:
 @pytest.mark.parametrize("name", ["__pad.0", "__metadata__", "twice"])
 def test_reserved_and_doubled_names_are_refused(name: str) -> None:
     with pytest.raises(FrameError, match="reserved"):
-        layout([("twice", "U8", (1,)), (name, "U8", (1,))], {})
+        frame_layout([("twice", "U8", (1,)), (name, "U8", (1,))], {})
 
 
 def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(FrameError, match="shape"):
-        layout([("x", "U8", (-1,))], {})
+        frame_layout([("x", "U8", (-1,))], {})
     with pytest.raises(FrameError, match="shape"):
-        layout([("x", "U8", (0, 2**40, 2**40))], {})
+        frame_layout([("x", "U8", (0, 2**40, 2**40))], {})
     with pytest.raises(FrameError, match="bytes"):
-        layout([("x", "F64", (2**46,))], {})
+        frame_layout([("x", "F64", (2**46,))], {})
 
 
 def test_many_tensors_make_a_longer_header() -> None:
     data = filled([(f"tensor-{index}", "U8", (index,)) for index in range(200)])
-    assert parse_header(data).body % BODY_ALIGNMENT == 0
-    assert parse_header(data).body > BODY_ALIGNMENT
+    assert parse_frame_header(data).body % BODY_ALIGNMENT == 0
+    assert parse_frame_header(data).body > BODY_ALIGNMENT
     assert len(safetensors.numpy.load(data)) > 200
 
 
@@ -192,13 +192,13 @@ def tensor(**changes: object) -> dict[str, object]:
 )
 def test_headers_that_lie_are_refused(data: bytes) -> None:
     with pytest.raises(FrameError):
-        parse_header(data)
+        parse_frame_header(data)
 
 
 def test_a_frame_that_was_cut_short_is_refused() -> None:
     data = filled()
-    for end in (len(data) - 1, parse_header(data).body, 100):
+    for end in (len(data) - 1, parse_frame_header(data).body, 100):
         with pytest.raises(FrameError):
-            views(data[:end])
+            tensor_views(data[:end])
         with pytest.raises(FrameError):
-            verify(data[:end])
+            verify_frame(data[:end])

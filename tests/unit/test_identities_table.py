@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from meshd.control.earlier import bring_forward
+from meshd.control.access_keys import new_secret_key
 from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, User
-from meshd.control.keypairs import new_secret_key
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
+from meshd.control.migrations import migrate_control_state
 from meshd.telemetry import logs
-from meshwire.policies import Question, decide
+from meshd.util.clock import ManualClock
+from meshwire.iam import AccessRequest, evaluate
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from meshd.control.identities import Origin
-    from meshwire.policies import Policy
+    from meshwire.iam import Policy
 
 BOTH: frozenset[Origin] = frozenset({"root", "file"})
 
@@ -137,7 +137,7 @@ def test_identities_of_an_earlier_version_are_brought_forward(
     earlier(user_id="ann", access_key="A1", secret_key="a-secret", root=False, origin="file")
     earlier(user_id="ann", access_key="A2", secret_key="b-secret", root=False, origin="file")
     earlier(user_id="root", access_key="AKROOT", secret_key="r-secret", root=True, origin="root")
-    assert run(bring_forward(control, 7)) == 3
+    assert run(migrate_control_state(control, 7)) == 3
     assert signing(table) == ["A1", "A2", "AKROOT"]
     ann = table.users()["ann"]
     assert (ann.display_name, ann.email, ann.root, ann.origin) == (
@@ -149,7 +149,7 @@ def test_identities_of_an_earlier_version_are_brought_forward(
     assert table.users()["root"].root
     assert table.keys()["A2"].secret_key == "b-secret"
     assert not control.peek("identities")
-    assert run(bring_forward(control, 8)) == 0
+    assert run(migrate_control_state(control, 8)) == 0
 
 
 def test_bringing_forward_again_after_an_interruption_changes_nothing(
@@ -157,7 +157,7 @@ def test_bringing_forward_again_after_an_interruption_changes_nothing(
 ) -> None:
     for _ in range(2):  # the second time, the old document is there again beside its successor
         earlier(user_id="ann", access_key="A1", secret_key="a-secret", root=False, origin="file")
-        run(bring_forward(control, 7))
+        run(migrate_control_state(control, 7))
         amend(table, User, "ann", policies=("readers",))
     assert table.users()["ann"].policies == ("readers",)
     assert table.users()["ann"].created_ms == 7
@@ -179,7 +179,9 @@ def allowed(policies: tuple[Policy, ...]) -> set[str]:
     return {
         action
         for action in actions
-        if all(decide((policy,), Question(action, "arn:aws:s3:::b/k")) == "allow" for policy in policies)
+        if all(
+            evaluate((policy,), AccessRequest(action, "arn:aws:s3:::b/k")) == "allow" for policy in policies
+        )
     }
 
 
@@ -212,7 +214,7 @@ def test_a_policy_that_is_missing_or_unreadable_refuses_everything(
     signer = table.find("A1")
     assert signer is not None
     assert allowed(signer.bounds) == set()
-    assert decide(signer.policies, Question("s3:GetObject", "arn:aws:s3:::b/k")) == "deny"
+    assert evaluate(signer.policies, AccessRequest("s3:GetObject", "arn:aws:s3:::b/k")) == "deny"
 
 
 def test_a_changed_policy_counts_at_once_and_one_that_stays_is_not_read_again(table: IdentityTable) -> None:
@@ -234,8 +236,8 @@ def test_a_changed_policy_counts_at_once_and_one_that_stays_is_not_read_again(ta
 def test_secrets_of_keys_are_hidden_from_logs_as_soon_as_they_are_known(
     table: IdentityTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "scrubber", logs.Scrubber())
+    monkeypatch.setattr(logs, "secret_masker", logs.SecretMasker())
     load(table, account("ann", "A1", secret="chosen-by-ann"))
     assert table.find("A1") is not None
     made = new_secret_key()
-    assert logs.scrubber.clean(f"chosen-by-ann {made} mesht1.{'x' * 40}") == "*** *** ***"
+    assert logs.secret_masker.clean(f"chosen-by-ann {made} mesht1.{'x' * 40}") == "*** *** ***"

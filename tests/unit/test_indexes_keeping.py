@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
-from meshd.kit.clock import ManualClock
-from meshd.service.documents.indexes import SAFE_DAYS, IndexKeeper, etag_of
-from meshd.service.documents.uses import UseFile
-from meshd.store.memory import MemoryStore
+from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
+from meshd.documents.garbage_collector import SAFE_DAYS, IndexCollector, etag_of
+from meshd.documents.inventory import UsageFile
 from meshd.telemetry import metrics
-from meshwire.fields import parse_fields
-from meshwire.lines import build_from_lines, index_lines
+from meshd.util.clock import ManualClock
+from meshwire.dataset.fields import parse_fields
+from meshwire.formats.json_lines import build_from_lines, index_lines
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +45,8 @@ def test_the_file_of_an_index(key: str, etag: str) -> None:
 
 def test_what_no_snapshot_pins_and_nobody_reads_goes(tmp_path: Path) -> None:
     clock = ManualClock()
-    store, uses = MemoryStore(clock), UseFile(tmp_path / "uses", clock)
-    catalog, keeper = Catalog(store, uses=uses), IndexKeeper(store, uses, clock)
+    store, uses = MemoryStore(clock), UsageFile(tmp_path / "uses", clock)
+    catalog, keeper = DocumentStore(store, uses=uses), IndexCollector(store, uses, clock)
     names = [f"lines/pinned-8-{CHOICE}", "lines/read-8", f"tfrecords/old-9-{CHOICE}", f"mds/old-9-{CHOICE}"]
     collected = metrics.documents_collected.labels("mds")
     before = collected._value.get()

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from meshd.control.jobs import Job, JobTable, Principal
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.service.jobs.running import AT_A_TIME, JobRunner
+from meshd.jobs.runner import AT_A_TIME, JobRunner
+from meshd.util.clock import ManualClock
+from tests.support.reference_control import MemoryControl
 
 
 class Shelf:

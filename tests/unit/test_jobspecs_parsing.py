@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshwire.archives.kinds import archive_stem
-from meshwire.documents import PlanError
-from meshwire.jobspecs import is_archive, parse_job
+from meshwire.dataset.archive_keys import archive_stem
+from meshwire.jobs.job_spec import is_archive, parse_job
+from meshwire.strict_json import PlanError
 
 SHARD: dict[str, Any] = {"kind": "shard", "source": "s3://photos/train", "target": "s3://shards/v1"}
 

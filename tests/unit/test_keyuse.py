@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
+from meshd.control.access_keys import KeyLastUsed
+from meshd.util.clock import ManualClock
+from tests.support.reference_control import MemoryControl
 
 HOUR = 3_600_000
 
 
 def test_uses_are_saved_at_most_once_an_hour_and_told_everywhere() -> None:
     control = MemoryControl(ManualClock())
-    use, other = KeyUse(control), KeyUse(control)
+    use, other = KeyLastUsed(control), KeyLastUsed(control)
 
     async def main() -> None:
         use.note("A1")
@@ -36,7 +36,7 @@ def test_uses_are_saved_at_most_once_an_hour_and_told_everywhere() -> None:
 
 
 def test_of_keys_that_are_gone_nothing_is_kept() -> None:
-    use = KeyUse(MemoryControl(ManualClock()))
+    use = KeyLastUsed(MemoryControl(ManualClock()))
 
     async def main() -> None:
         use.note("A1")

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.kit.admission import Admission, FullError
+from meshd.util.admission import Admission, AdmissionRejectedError
 
 
 def test_one_may_have_all_of_it() -> None:
     room = Admission(10)
     for _ in range(10):
         room.enter("ann", 1)
-    with pytest.raises(FullError, match="10 of 10"):
+    with pytest.raises(AdmissionRejectedError, match="10 of 10"):
         room.enter("ann", 1)
 
 
@@ -30,9 +30,9 @@ def test_who_has_less_than_an_even_share_is_let_in_beyond_the_limit() -> None:
 
 def test_what_exceeds_the_limit_is_let_in_alone() -> None:
     room = Admission(10)
-    with room.hold("ann", 50), pytest.raises(FullError):
+    with room.hold("ann", 50), pytest.raises(AdmissionRejectedError):
         room.enter("ben", 1)
-    with room.hold("ben", 1), pytest.raises(FullError):
+    with room.hold("ben", 1), pytest.raises(AdmissionRejectedError):
         room.enter("ann", 50)
     assert repr(room) == "<Admission 0 of 10 held, by 0>"
 

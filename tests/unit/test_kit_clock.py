@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from meshd.kit import failpoints
-from meshd.kit.clock import ManualClock, SystemClock
+from meshd.util import failpoints
+from meshd.util.clock import ManualClock, SystemClock
 
 
 def test_stamps_rise_even_when_the_clock_steps_back() -> None:

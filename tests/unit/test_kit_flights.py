@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.kit.budgets import Budget
-from meshd.kit.singleflight import SingleFlight
-from meshd.kit.tasks import Tasks
+from meshd.util.admission import ByteSemaphore
+from meshd.util.async_tasks import BackgroundTasks, SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -141,7 +140,7 @@ def test_a_failure_reaches_everyone_and_is_forgotten() -> None:
 
 def test_a_budget_is_never_exceeded_and_served_in_order() -> None:
     async def check() -> None:
-        budget, order = Budget(10), []
+        budget, order = ByteSemaphore(10), []
 
         async def use(name: str, units: int) -> None:
             async with budget.hold(units):
@@ -158,7 +157,7 @@ def test_a_budget_is_never_exceeded_and_served_in_order() -> None:
 
 def test_more_than_the_whole_budget_is_granted_alone() -> None:
     async def check() -> None:
-        budget = Budget(10)
+        budget = ByteSemaphore(10)
         await budget.take(3)
         large = asyncio.ensure_future(budget.take(50))
         await turns()
@@ -173,7 +172,7 @@ def test_more_than_the_whole_budget_is_granted_alone() -> None:
 
 def test_giving_up_waiting_takes_nothing_and_lets_the_next_go() -> None:
     async def check() -> None:
-        budget = Budget(10)
+        budget = ByteSemaphore(10)
         await budget.take(8)
         large, small = (asyncio.ensure_future(budget.take(units)) for units in (9, 1))
         await turns()
@@ -193,14 +192,14 @@ def test_giving_up_waiting_takes_nothing_and_lets_the_next_go() -> None:
 
 def test_more_given_back_than_taken_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="only 0 are out"):
-        Budget(1).give(1)
+        ByteSemaphore(1).give(1)
     with pytest.raises(ValueError, match="at least one unit"):
-        Budget(0)
+        ByteSemaphore(0)
 
 
 def test_failed_tasks_are_logged_and_the_rest_ends_with_the_group(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
-        tasks = Tasks("unit")
+        tasks = BackgroundTasks("unit")
 
         async def fail() -> None:
             raise ValueError("broken")

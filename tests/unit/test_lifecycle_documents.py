@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwire.s3.errors import S3Error
-from meshwire.s3.lifecycledocuments import lifecycle, parse_lifecycle
-from meshwire.s3.settings import LifecycleRule
+from meshwire.errors import S3Error
+from meshwire.s3.bucket_settings import LifecycleRule
+from meshwire.s3.lifecycle_xml import lifecycle_document, parse_lifecycle
 
 EXPIRE = "<Expiration><Days>3</Days></Expiration>"
 
@@ -29,7 +29,7 @@ def test_the_old_form_and_the_new() -> None:
     )
     assert (old.prefix, new.prefix, everything.prefix) == ("logs/", "logs/", "")
     assert (old.enabled, everything.enabled) == (True, False)
-    text = lifecycle((old, new, everything)).decode()
+    text = lifecycle_document((old, new, everything)).decode()
     assert "<ID>a</ID><Prefix>logs/</Prefix>" in text
     assert "<ID>b</ID><Filter><Prefix>logs/</Prefix></Filter>" in text
     assert "<ID>c</ID><Filter></Filter>" in text

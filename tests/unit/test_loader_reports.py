@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from meshd.telemetry import metrics
 from meshsdk.errors import ConfigurationError
+from meshsdk.loader.frame_requests import LoaderReporter
 from meshsdk.meters import Meter
-from meshsdk.reporting import Reporter
-from meshwire.loaderreports import HEADER, LoaderReport, parse_report
+from meshwire.http_values.mesh_headers import LOADER_REPORT_HEADER, LoaderReport, parse_report
 
 
 @given(
@@ -57,17 +57,19 @@ def test_nonsense_is_no_report(header: str | None) -> None:
 
 def test_a_reporter_tells_what_is_new_and_not_too_often() -> None:
     stats = Meter(samples=10, seconds=4.0, waited=1.0, fetch=0.25).read(None, 0)
-    reporter = Reporter("resnet", lambda: stats)
-    assert parse_report(reporter.headers()[HEADER]) == LoaderReport("resnet", 10, 1.0, 4.0, fetch=0.25)
+    reporter = LoaderReporter("resnet", lambda: stats)
+    assert parse_report(reporter.headers()[LOADER_REPORT_HEADER]) == LoaderReport(
+        "resnet", 10, 1.0, 4.0, fetch=0.25
+    )
     stats = replace(stats, samples=30, seconds=5.0)
     assert reporter.headers() == {}
     reporter._due = 0.0
-    assert parse_report(reporter.headers()[HEADER]) == LoaderReport("resnet", 20, 0.0, 1.0)
+    assert parse_report(reporter.headers()[LOADER_REPORT_HEADER]) == LoaderReport("resnet", 20, 0.0, 1.0)
 
 
 def test_names_are_checked_where_they_are_given() -> None:
     with pytest.raises(ConfigurationError, match="report='my job'"):
-        Reporter("my job", lambda: Meter().read(None, 0))
+        LoaderReporter("my job", lambda: Meter().read(None, 0))
 
 
 def test_labels_are_bounded() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwire.plans import LoaderState, PlanError, StateMismatchError
+from meshwire.plan.plan_spec import LoaderState, PlanError, StateMismatchError
 
 PLAN, SNAPSHOT, OTHER = "ab" * 32, "cd" * 32, "ef" * 32
 STATE = LoaderState(PLAN, SNAPSHOT, seed=7, epoch=3, position=12_288, skips=2)

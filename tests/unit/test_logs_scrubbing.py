@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.telemetry import logs
-from meshd.telemetry.logs import JsonFormatter, Scrubber, TextFormatter, request_id
+from meshd.telemetry.logs import JsonFormatter, SecretMasker, TextFormatter, request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +53,8 @@ def test_json_is_one_object_with_the_request_id() -> None:
 def test_known_secrets_are_masked_wherever_they_stand(
     formatter: Callable[[str], logging.Formatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "scrubber", Scrubber())
-    logs.scrubber.hide(["top/secret+key", "tiny"])
+    monkeypatch.setattr(logs, "secret_masker", SecretMasker())
+    logs.secret_masker.hide(["top/secret+key", "tiny"])
     try:
         raise ValueError("cannot use top/secret+key")
     except ValueError as error:
@@ -79,16 +79,16 @@ def test_known_secrets_are_masked_wherever_they_stand(
     ],
 )
 def test_what_is_named_like_a_secret_is_masked(text: str) -> None:
-    assert "SENSITIVE" not in Scrubber().clean(text)
+    assert "SENSITIVE" not in SecretMasker().clean(text)
 
 
 def test_ordinary_text_is_left_alone() -> None:
     for text in ("3 signatures of ops", "the secret of speed", "key a/b=c", "design: shared"):
-        assert Scrubber().clean(text) == text
+        assert SecretMasker().clean(text) == text
 
 
 def test_lines_are_bounded() -> None:
-    assert len(Scrubber().clean("x" * 100_000)) < 10_000
+    assert len(SecretMasker().clean("x" * 100_000)) < 10_000
 
 
 def test_configure_replaces_handlers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.testing.mds import mds_files
-from meshwire.documents import PlanError
-from meshwire.mds import MdsError, index_samples, parse_mds, sample_bounds
-from meshwire.recordindexes import RecordIndex
+from meshwire.formats.mds import MdsError, index_samples, parse_mds, sample_bounds
+from meshwire.formats.record_index import RecordIndex
+from meshwire.strict_json import PlanError
+from tests.support.mds_writer import mds_files
 
 COLUMNS = {"image": "jpeg", "label": "int", "text": "str"}
 
@@ -58,7 +58,7 @@ def test_many_samples_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     rows = rows_of([(b"x" * number, number, b"") for number in range(9)])
     files = mds_files(COLUMNS, rows)
     _, whole = indexed(files, ["image", "label"])
-    monkeypatch.setattr("meshwire.mds._BLOCK_CELLS", 2 * len(COLUMNS))
+    monkeypatch.setattr("meshwire.formats.mds._BLOCK_CELLS", 2 * len(COLUMNS))
     _, blocks = indexed(files, ["image", "label"])
     assert blocks.to_bytes() == whole.to_bytes()
     shard = bytearray(files["shard.00000.mds"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.runtime.memory import Room, residents, room
+from meshd.process.memory_usage import MemoryRoom, memory_room, resident_by_role
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,25 +39,25 @@ def _group(folder: Path, limit: object, used: int, files: int) -> None:
 
 
 def test_a_machine_without_limits(proc: Path, groups: Path) -> None:
-    assert room(proc, groups) == Room(400 * _MIB, 1000 * _MIB)
+    assert memory_room(proc, groups) == MemoryRoom(400 * _MIB, 1000 * _MIB)
     _write(proc / "self" / "cgroup", "0::/mine")
     _group(groups / "mine", "max", 100, 0)
-    assert room(proc, groups) == Room(400 * _MIB, 1000 * _MIB)
-    assert room(proc / "none", groups) is None
+    assert memory_room(proc, groups) == MemoryRoom(400 * _MIB, 1000 * _MIB)
+    assert memory_room(proc / "none", groups) is None
 
 
 def test_the_limit_that_is_nearest_counts_and_files_are_given_back(proc: Path, groups: Path) -> None:
     _write(proc / "self" / "cgroup", "0::/pods/mine")
     _group(groups / "pods" / "mine", 500 * _MIB, 480, 50)
-    assert room(proc, groups) == Room(120 * _MIB, 500 * _MIB)
+    assert memory_room(proc, groups) == MemoryRoom(120 * _MIB, 500 * _MIB)
     _group(groups / "pods", 600 * _MIB, 590, 0)
-    assert room(proc, groups) == Room(10 * _MIB, 600 * _MIB)
+    assert memory_room(proc, groups) == MemoryRoom(10 * _MIB, 600 * _MIB)
 
 
 def test_a_container_sees_its_own_group_as_the_outermost(proc: Path, groups: Path) -> None:
     _write(proc / "self" / "cgroup", "0::/../of/the/host")
     _group(groups, 300 * _MIB, 290, 0)
-    assert room(proc, groups) == Room(10 * _MIB, 300 * _MIB)
+    assert memory_room(proc, groups) == MemoryRoom(10 * _MIB, 300 * _MIB)
 
 
 def test_control_groups_of_version_1(proc: Path, groups: Path) -> None:
@@ -68,7 +68,7 @@ def test_control_groups_of_version_1(proc: Path, groups: Path) -> None:
     _write(mine / "memory.stat", f"active_file 0\ntotal_active_file {4 * _MIB}")
     _write(groups / "memory" / "memory.limit_in_bytes", 9223372036854771712)
     _write(groups / "memory" / "memory.usage_in_bytes", 1)
-    assert room(proc, groups) == Room(5 * _MIB, 200 * _MIB)
+    assert memory_room(proc, groups) == MemoryRoom(5 * _MIB, 200 * _MIB)
 
 
 def _process(proc: Path, pid: int, comm: str, mib: int, *children: int) -> None:
@@ -84,5 +84,5 @@ def test_processes_by_role_with_what_they_started(proc: Path) -> None:
     _process(proc, 3, "worker-1", 30)
     _process(proc, 4, "transform-0", 40, 5)
     _process(proc, 5, "python", 50)
-    mib = {role: size // _MIB for role, size in residents(1, proc).items()}
+    mib = {role: size // _MIB for role, size in resident_by_role(1, proc).items()}
     assert mib == {"supervisor": 10, "worker": 50, "transform": 90}  # 9 ended meanwhile

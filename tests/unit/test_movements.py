@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.cluster.progress import Progress, Reporter
-from meshd.cluster.redundancy import short_slots
-from meshd.cluster.scrubbing import Told
-from meshd.control.memory import MemoryControl
-from meshd.kit import pulse
-from meshd.kit.clock import ManualClock
-from meshd.kit.shared_words import VersionTimes
-from meshd.service.cluster.movements import drains, load, movement, read_works
+from meshd.cluster.admin.rebalance_status import decode_progress, drain_status, node_load, rebalance_status
+from meshd.cluster.rebalance.progress import Progress, ProgressReporter
+from meshd.cluster.repair.scrub_scheduler import ScrubStatus
+from meshd.cluster.replica_counts import under_replicated_slots
+from meshd.util import shared_counters
+from meshd.util.clock import ManualClock
+from meshd.util.shared_counters import VersionTimes
 from meshwire.cluster import Node, transitions
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     import pytest
@@ -24,50 +24,50 @@ if TYPE_CHECKING:
 
 
 def mesh(number: int = 3) -> ClusterMap:
-    cluster = transitions.founded(Node("n1", "http://h:1"))
+    cluster = transitions.bootstrap_map(Node("n1", "http://h:1"))
     for each in range(2, number + 1):
-        cluster = transitions.joined(cluster, Node(f"n{each}", f"http://h:{each}"))
+        cluster = transitions.join_node(cluster, Node(f"n{each}", f"http://h:{each}"))
         for node in cluster.nodes:
-            cluster = transitions.settled(cluster, node.node_id)
+            cluster = transitions.mark_complete(cluster, node.node_id)
     return cluster
 
 
 def test_nothing_moves_in_a_mesh_at_rest() -> None:
-    found = movement(mesh(), {})
+    found = rebalance_status(mesh(), {})
     assert (found.takers, found.blocked_by, found.eta_seconds) == ((), "", 0)
 
 
 def test_a_drain_is_what_the_others_take_over() -> None:
-    cluster = transitions.drained(mesh(), "n2")
+    cluster = transitions.drain_node(mesh(), "n2")
     began = cluster.version
     works = {
         "n1": Progress("comparing", began, 100, bytes=10, total=40, eta=3),
         "n3": Progress("comparing", began, 50, bytes=5, total=20, eta=7),
         "n2": Progress("idle", began - 1, total=1000),
     }
-    found = movement(cluster, works)
+    found = rebalance_status(cluster, works)
     assert (found.bytes_total, found.bytes_moved, found.eta_seconds, found.slots) == (60, 15, 7, 150)
     assert found.takers == ("n1", "n3")
-    drain = drains(cluster, works)["n2"]
+    drain = drain_status(cluster, works)["n2"]
     assert (drain["owns"], drain["empty"], drain["bytes_total"]) == (True, False, 60)
 
 
 def test_whoever_waits_or_has_not_begun_is_named() -> None:
-    cluster = transitions.drained(mesh(), "n2")
+    cluster = transitions.drain_node(mesh(), "n2")
     works = {"n1": Progress("waiting", cluster.version, why="a holder does not answer", total=5)}
-    found = movement(cluster, works)
+    found = rebalance_status(cluster, works)
     assert found.blocked_by == "n3 has not begun; n1: a holder does not answer"
     assert found.eta_seconds is None
 
 
 def test_a_drained_node_is_empty_when_it_has_let_go_of_all() -> None:
-    cluster = transitions.drained(mesh(), "n2")
+    cluster = transitions.drain_node(mesh(), "n2")
     for node_id in ("n1", "n3"):
-        cluster = transitions.settled(cluster, node_id)
+        cluster = transitions.mark_complete(cluster, node_id)
     assert not cluster.moving
 
     def state(own: Progress) -> tuple[object, object]:
-        found = drains(cluster, {"n2": own})["n2"]
+        found = drain_status(cluster, {"n2": own})["n2"]
         return found["names"], found["empty"]
 
     assert state(Progress("idle", 1, clear=1)) == (None, False)
@@ -77,19 +77,19 @@ def test_a_drained_node_is_empty_when_it_has_let_go_of_all() -> None:
 
 def test_what_another_version_says_is_left_out() -> None:
     works = {"n1": msgspec.json.encode(Progress("idle", 4)), "n2": b'{"doing": "dancing"}', "n3": b"x"}
-    assert set(read_works(works)) == {"n1"}
+    assert set(decode_progress(works)) == {"n1"}
 
 
 def test_a_reporter_says_how_long_the_rest_takes() -> None:
     async def doing() -> None:
         clock = ManualClock()
         control = MemoryControl(clock)
-        reporter = Reporter("n1", control, clock)
+        reporter = ProgressReporter("n1", control, clock)
         await reporter.begin("comparing", 7, 12)
         reporter.tally.total, reporter.tally.bytes = 400, 100
         clock.advance(10)
         await reporter.refresh()
-        told = read_works({"n1": control.peek("moves")["moves/n1"].value})["n1"]
+        told = decode_progress({"n1": control.peek("moves")["moves/n1"].value})["n1"]
         assert (told.doing, told.version, told.slots, told.total, told.bytes) == (
             "comparing",
             7,
@@ -109,20 +109,20 @@ def test_a_reporter_says_how_long_the_rest_takes() -> None:
 
 
 def test_a_node_goes_by_the_map_of_its_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "_maps", VersionTimes(8))
-    assert pulse.gone_by(100.0, 2.0) > 1 << 60
-    pulse.goes_by(0, 5, 90.0)
-    pulse.goes_by(3, 4, 80.0)
-    assert pulse.gone_by(100.0, 2.0) == 4
-    pulse.goes_by(3, 5, 99.0)
-    assert pulse.gone_by(100.0, 2.0) == 4
-    assert pulse.gone_by(101.5, 2.0) == 5
+    monkeypatch.setattr(shared_counters, "_map_versions", VersionTimes(8))
+    assert shared_counters.oldest_map_version(100.0, 2.0) > 1 << 60
+    shared_counters.set_map_version(0, 5, 90.0)
+    shared_counters.set_map_version(3, 4, 80.0)
+    assert shared_counters.oldest_map_version(100.0, 2.0) == 4
+    shared_counters.set_map_version(3, 5, 99.0)
+    assert shared_counters.oldest_map_version(100.0, 2.0) == 4
+    assert shared_counters.oldest_map_version(101.5, 2.0) == 5
 
 
 def test_a_joining_node_is_waited_for() -> None:
-    cluster = transitions.joined(mesh(), Node("n4", "http://h:4"))
-    assert "n4" in movement(cluster, {}).takers
-    assert movement(cluster, {}).blocked_by.startswith("n1 has not begun")
+    cluster = transitions.join_node(mesh(), Node("n4", "http://h:4"))
+    assert "n4" in rebalance_status(cluster, {}).takers
+    assert rebalance_status(cluster, {}).blocked_by.startswith("n1 has not begun")
 
 
 def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +131,11 @@ def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.Monk
     async def sleep(seconds: float) -> None:
         paused.append(seconds)
 
-    monkeypatch.setattr(pulse, "_cell", [0.0])
+    monkeypatch.setattr(shared_counters, "_client_activity", [0.0])
     monkeypatch.setattr("asyncio.sleep", sleep)
     clock = ManualClock()
     clock.advance(100)
-    courtesy = pulse.Courtesy(clock)
+    courtesy = shared_counters.InLoopThrottle(clock)
 
     async def work(pieces: int, size: int) -> int:
         paused.clear()
@@ -143,30 +143,32 @@ def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.Monk
             await courtesy.rest(size)
         return sum(seconds > 0 for seconds in paused)
 
-    assert asyncio.run(work(10, pulse.PIECE)) == 0
-    pulse.heard(clock.monotonic())
-    assert asyncio.run(work(10, pulse.PIECE)) == 10
+    assert asyncio.run(work(10, shared_counters.PIECE_BYTES)) == 0
+    shared_counters.mark_client_activity(clock.monotonic())
+    assert asyncio.run(work(10, shared_counters.PIECE_BYTES)) == 10
     assert asyncio.run(work(100, 1000)) <= 3
     clock.advance(1)
-    assert asyncio.run(work(10, pulse.PIECE)) == 0
+    assert asyncio.run(work(10, shared_counters.PIECE_BYTES)) == 0
 
 
 def test_what_is_to_come_and_to_go_at_a_node() -> None:
-    assert load(None, None, 0, 0) == load(Progress(), Told(), 10, 10)
-    coming = load(Progress("comparing", total=100, bytes=40, eta=6, rate=10), Told(total=1000), 100, 200)
+    assert node_load(None, None, 0, 0) == node_load(Progress(), ScrubStatus(), 10, 10)
+    coming = node_load(
+        Progress("comparing", total=100, bytes=40, eta=6, rate=10), ScrubStatus(total=1000), 100, 200
+    )
     assert (coming.to_come, coming.to_go, coming.rate, coming.eta_seconds) == (60, 0, 10, 6)
-    leaving = load(Progress("idle", total=100, bytes=40), Told(total=1000, debt=3), 100, 25)
+    leaving = node_load(Progress("idle", total=100, bytes=40), ScrubStatus(total=1000, debt=3), 100, 25)
     assert (leaving.to_come, leaving.to_go, leaving.eta_seconds, leaving.debt) == (0, 750, 0, 3)
-    restoring = load(Progress(), Told(lacking=500, eta=9, quarantined=2), 10, 10)
+    restoring = node_load(Progress(), ScrubStatus(lacking=500, eta=9, quarantined=2), 10, 10)
     assert (restoring.to_come, restoring.eta_seconds) == (500, 9)
-    unknown = load(Progress("comparing", total=100), Told(lacking=500, eta=9), 10, 10)
+    unknown = node_load(Progress("comparing", total=100), ScrubStatus(lacking=500, eta=9), 10, 10)
     assert (unknown.to_come, unknown.eta_seconds) == (600, None)
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:
     async def run() -> None:
         clock = ManualClock()
-        reporter = Reporter("n1", MemoryControl(clock), clock)
+        reporter = ProgressReporter("n1", MemoryControl(clock), clock)
         await reporter.begin("comparing", 3)
         for _ in range(30):
             clock.advance(1)
@@ -186,22 +188,22 @@ def test_a_rate_is_of_the_last_seconds() -> None:
 
 def test_slots_are_short_while_an_owner_is_away() -> None:
     cluster = mesh()
-    assert not short_slots(cluster, 2).any()
-    gone = transitions.missed(cluster, "n2")
-    assert 0.5 < short_slots(gone, 2).mean() < 0.8
-    assert short_slots(gone, 3).all()
-    assert short_slots(gone, 1).mean() < 0.5
-    assert (short_slots(gone, 2 + 16 * 3) == short_slots(gone, 2)).all()
+    assert not under_replicated_slots(cluster, 2).any()
+    gone = transitions.mark_node_away(cluster, "n2")
+    assert 0.5 < under_replicated_slots(gone, 2).mean() < 0.8
+    assert under_replicated_slots(gone, 3).all()
+    assert under_replicated_slots(gone, 1).mean() < 0.5
+    assert (under_replicated_slots(gone, 2 + 16 * 3) == under_replicated_slots(gone, 2)).all()
 
 
 def test_what_was_carried_for_a_drain_stays_told_when_the_map_asks_for_more() -> None:
-    drained = transitions.drained(mesh(), "n2")
-    cluster = transitions.reweighed(drained, "n1", 3)
+    drained = transitions.drain_node(mesh(), "n2")
+    cluster = transitions.set_node_weight(drained, "n1", 3)
     clock = ManualClock()
     control = MemoryControl(clock)
 
     async def carry() -> None:
-        reporter = Reporter("n3", control, clock)
+        reporter = ProgressReporter("n3", control, clock)
         await reporter.begin("comparing", drained.version - 1)
         reporter.tally.bytes = reporter.tally.total = 1000  # before the drain
         for under in (drained, cluster):
@@ -210,17 +212,17 @@ def test_what_was_carried_for_a_drain_stays_told_when_the_map_asks_for_more() ->
             await reporter.tell()
 
     asyncio.run(carry())
-    works = read_works({"n3": control.peek("moves")["moves/n3"].value})
-    drain = drains(cluster, works)["n2"]
+    works = decode_progress({"n3": control.peek("moves")["moves/n3"].value})
+    drain = drain_status(cluster, works)["n2"]
     assert (drain["bytes_moved"], drain["bytes_total"]) == (14, 17)
-    assert movement(cluster, works).bytes_moved == 7
+    assert rebalance_status(cluster, works).bytes_moved == 7
 
 
 def test_what_was_written_anew_meanwhile_does_not_stay_to_come() -> None:
     async def told(*, waits: bool) -> Progress:
         clock = ManualClock()
         control = MemoryControl(clock)
-        reporter = Reporter("n1", control, clock)
+        reporter = ProgressReporter("n1", control, clock)
         await reporter.begin("comparing", 4)
         reporter.tally.bytes, reporter.tally.total = 7, 10
         if waits:
@@ -228,7 +230,7 @@ def test_what_was_written_anew_meanwhile_does_not_stay_to_come() -> None:
             await reporter.end()
         else:
             await reporter.arrived()
-        return read_works({"n1": control.peek("moves")["moves/n1"].value})["n1"]
+        return decode_progress({"n1": control.peek("moves")["moves/n1"].value})["n1"]
 
     for waits in (True, False):
         found = asyncio.run(told(waits=waits))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshoperator.admission import (
+from meshoperator.planners.admission import (
     ANNOTATION,
     DONE,
     INJECT,
@@ -18,15 +18,15 @@ from meshoperator.admission import (
     SECRET,
     VOLUME,
     Admitted,
-    Known,
+    DatasetInfo,
     admit,
-    policy,
-    wanted,
+    credentials_policy,
+    requested_datasets,
 )
 
-PHOTOS = Known("photos", "photos.1a", "http://mesh-s3.ns.svc:9000", "photos")
-WORDS = Known("words", "words.2b", "http://mesh-s3.ns.svc:9000", "texts", "words/")
-FAR = Known("far", "far.3c", "http://other-s3.ns.svc:9000", "far")
+PHOTOS = DatasetInfo("photos", "photos.1a", "http://mesh-s3.ns.svc:9000", "photos")
+WORDS = DatasetInfo("words", "words.2b", "http://mesh-s3.ns.svc:9000", "texts", "words/")
+FAR = DatasetInfo("far", "far.3c", "http://other-s3.ns.svc:9000", "far")
 KNOWN = {each.name: each for each in (PHOTOS, WORDS, FAR)}
 
 
@@ -167,7 +167,7 @@ def test_what_is_not_known_is_told_and_left_out() -> None:
 
 def test_datasets_of_several_meshes_give_no_endpoint() -> None:
     document = pod(annotations={ANNOTATION: "photos, far"})
-    assert wanted(document) == ("photos", "far")
+    assert requested_datasets(document) == ("photos", "far")
     admitted = admit(document, KNOWN, "t")
     found = patched(document, admitted)
     assert "several meshes" in admitted.warnings[0]
@@ -176,7 +176,7 @@ def test_datasets_of_several_meshes_give_no_endpoint() -> None:
 
 
 def test_credentials_are_confined_to_the_datasets() -> None:
-    statements = policy([PHOTOS, WORDS])["Statement"]
+    statements = credentials_policy([PHOTOS, WORDS])["Statement"]
     assert statements[0]["Resource"] == ["arn:aws:s3:::photos/*", "arn:aws:s3:::photos--*/*"]
     assert statements[2]["Resource"] == ["arn:aws:s3:::texts/words/*"]
     assert statements[3]["Condition"] == {"StringLike": {"s3:prefix": "words/*"}}

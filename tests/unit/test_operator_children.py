@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from meshoperator.children import children
-from meshoperator.meshes import POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, Place
+from meshoperator.cluster_model import POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
+from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.resources import MeshClusterSpec, parse
 
 if TYPE_CHECKING:
-    from meshoperator.meshes import Manifest
+    from meshoperator.cluster_model import Manifest
 
 STORE: dict[str, Any] = {
     "name": "s",
@@ -29,19 +29,19 @@ CACHE: dict[str, Any] = {
     "tiers": [{"name": "scratch", "class": "nvme", "hostPath": "/mnt/scratch", "quota": "800Gi"}],
 }
 PLACES = (
-    Place("k0", {"gpu": "yes", "topology.kubernetes.io/zone": "a"}),
-    Place("k1", {"gpu": "yes"}, schedulable=False),
-    Place("k2"),
+    HostNode("k0", {"gpu": "yes", "topology.kubernetes.io/zone": "a"}),
+    HostNode("k1", {"gpu": "yes"}, schedulable=False),
+    HostNode("k2"),
 )
 
 
-def cluster(places: tuple[Place, ...] | None = PLACES, **spec: Any) -> Cluster:
+def cluster(places: tuple[HostNode, ...] | None = PLACES, **spec: Any) -> Cluster:
     document = {"image": "i:1", "nodePools": [STORE, CACHE], **spec}
     return Cluster("m", "ns", "uid", parse(MeshClusterSpec, document), places)
 
 
 def found(of: Cluster, kind: str, *, settled: bool = True) -> list[Manifest]:
-    return [each for each in children(of, settled=settled) if each["kind"] == kind]
+    return [each for each in cluster_manifests(of, settled=settled) if each["kind"] == kind]
 
 
 def pool(of: Cluster, name: str) -> Manifest:
@@ -99,7 +99,7 @@ def test_one_daemon_on_each_node_that_matches() -> None:
 
 def test_prometheus_finds_each_daemon_once_over_tls_too() -> None:
     of = cluster(metrics={"serviceMonitor": True}, s3={"tls": {"secretRef": {"name": "mesh-tls"}}})
-    every = children(of, settled=True)
+    every = cluster_manifests(of, settled=True)
     (monitor,) = (each for each in every if each["kind"] == "ServiceMonitor")
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     services = [each for each in every if each["kind"] == "Service"]
@@ -149,7 +149,7 @@ def test_what_is_laid_over_wins() -> None:
 
 
 def test_everything_goes_with_its_mesh() -> None:
-    for each in children(cluster(), settled=True):
+    for each in cluster_manifests(cluster(), settled=True):
         (owner,) = each["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("MeshCluster", "uid")
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shardmesh"

@@ -9,25 +9,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshoperator.datasources import changes, mark, origin, place, shared_with
-from meshoperator.datastatuses import Figures
-from meshoperator.inventory import Demand, FreeGpus
-from meshoperator.loadsteps import Told, decide, hurried, outcome, sources, summed, told
-from meshoperator.meshes import Place
-from meshoperator.placing import (
-    Board,
-    Ground,
+from meshoperator.cluster_model import HostNode
+from meshoperator.planners.dataset_model import (
+    DatasetUsage,
+    dataset_location,
+    dataset_mark,
+    origin_changes,
+    origin_document,
+    shared_with,
+)
+from meshoperator.planners.inventory import Demand, FreeGpus
+from meshoperator.planners.load_planner import (
+    RunHistory,
+    ScheduleError,
+    job_documents,
+    jobs_with_changed_rate,
+    outcome,
+    parse_history,
+    parse_schedule,
+    plan_load,
+    sum_jobs,
+)
+from meshoperator.planners.placement_inputs import (
+    DatasetHomes,
     Holding,
-    Kept,
+    MeshGround,
+    PlacementBoard,
     holders,
     inventory_of,
     label_change,
     labels_wanted,
 )
-from meshoperator.planning import plan
+from meshoperator.planners.placement_planner import plan_placement
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 from meshoperator.resources.cluster import Topology
-from meshoperator.schedules import ScheduleError, parse_schedule
 from meshoperator.settings import OperatorSettings
 
 START = datetime(2026, 11, 21, 16, 30, 12, tzinfo=UTC)
@@ -80,37 +95,39 @@ def load(**spec: Any) -> MeshLoadSpec:
 
 
 def test_steps_of_a_load() -> None:
-    running = Told("Running", ("a/1",), 10, 0)
-    assert decide(load(), Told(), 0).action == "start"
-    assert decide(load(), Told(), 0, "it is not there").phase == "Waiting"
-    assert decide(load(), running, 20).action == "follow"
-    assert decide(load(suspend=True), running, 20).action == "cancel"
-    assert decide(load(suspend=True), Told("Suspended"), 20).action == "none"
-    assert decide(load(), Told("Suspended", ("a/1",)), 20).action == "start"
-    done = Told("Succeeded", ("a/1",), 10, 20)
-    assert decide(load(), done, 99).action == "none"
-    assert decide(load(ttlSecondsAfterFinished=60), done, 79).action == "none"
-    assert decide(load(ttlSecondsAfterFinished=60), done, 80).action == "delete"
+    running = RunHistory("Running", ("a/1",), 10, 0)
+    assert plan_load(load(), RunHistory(), 0).action == "start"
+    assert plan_load(load(), RunHistory(), 0, "it is not there").phase == "Waiting"
+    assert plan_load(load(), running, 20).action == "follow"
+    assert plan_load(load(suspend=True), running, 20).action == "cancel"
+    assert plan_load(load(suspend=True), RunHistory("Suspended"), 20).action == "none"
+    assert plan_load(load(), RunHistory("Suspended", ("a/1",)), 20).action == "start"
+    done = RunHistory("Succeeded", ("a/1",), 10, 20)
+    assert plan_load(load(), done, 99).action == "none"
+    assert plan_load(load(ttlSecondsAfterFinished=60), done, 79).action == "none"
+    assert plan_load(load(ttlSecondsAfterFinished=60), done, 80).action == "delete"
 
 
 def test_a_load_by_schedule_waits_runs_and_waits() -> None:
     spec, now = load(policy="Cron", schedule="0 3 * * *"), START.timestamp()
-    first = decide(spec, Told(), now)
+    first = plan_load(spec, RunHistory(), now)
     assert (first.action, first.phase) == ("none", "Waiting")
-    begun = decide(spec, Told("Waiting", (), 0, 0, first.next_run), first.next_run)
+    begun = plan_load(spec, RunHistory("Waiting", (), 0, 0, first.next_run), first.next_run)
     assert (begun.action, begun.next_run) == ("start", first.next_run + 86400)
-    after = decide(spec, Told("Succeeded", ("a/1",), 1, 2, begun.next_run), first.next_run + 60)
+    after = plan_load(spec, RunHistory("Succeeded", ("a/1",), 1, 2, begun.next_run), first.next_run + 60)
     assert (after.action, after.phase) == ("none", "Succeeded")
 
 
 def test_jobs_of_a_load() -> None:
-    assert [job["source"] for job in sources(load(), "b", "")] == ["s3://b/"]
-    assert [job["source"] for job in sources(load(paths=["x/", "/y"]), "b", "p/")] == [
+    assert [job["source"] for job in job_documents(load(), "b", "")] == ["s3://b/"]
+    assert [job["source"] for job in job_documents(load(paths=["x/", "/y"]), "b", "p/")] == [
         "s3://b/p/x/",
         "s3://b/p/y",
     ]
-    assert sources(load(manifest="m.txt"), "b", "")[0]["manifest"] == "s3://b/m.txt"
-    assert told({"jobId": "a/1,b/2", "startedAt": "1970-01-01T00:00:10Z"}) == Told("", ("a/1", "b/2"), 10)
+    assert job_documents(load(manifest="m.txt"), "b", "")[0]["manifest"] == "s3://b/m.txt"
+    assert parse_history({"jobId": "a/1,b/2", "startedAt": "1970-01-01T00:00:10Z"}) == RunHistory(
+        "", ("a/1", "b/2"), 10
+    )
 
 
 def job(phase: str, state: str = "running", **progress: Any) -> dict[str, Any]:
@@ -119,29 +136,31 @@ def job(phase: str, state: str = "running", **progress: Any) -> dict[str, Any]:
 
 
 def test_a_load_is_at_its_end_when_the_last_home_is_full() -> None:
-    listing = summed([job("listing", outputs_total=3, bytes_total=30)])
+    listing = sum_jobs([job("listing", outputs_total=3, bytes_total=30)])
     assert outcome(listing) == ("Running", "Listing", "0 bytes are there; the source is still being listed")
     half: dict[str, Any] = {"outputs": 4, "outputs_total": 8, "bytes": 40, "bytes_total": 80, "copies": 2}
-    filling = summed([job("fetching", **half)])
+    filling = sum_jobs([job("fetching", **half)])
     assert outcome(filling)[2] == "40 of 80 bytes are there, on 2 daemons together"
-    assert not summed([job("fetching", **half), job("", "queued")]).listed
+    assert not sum_jobs([job("fetching", **half), job("", "queued")]).listed
     whole = half | {"outputs": 8, "bytes": 80}
-    assert outcome(summed([job("checking", "done", **whole)]))[:2] == ("Succeeded", "Done")
-    figures = Figures.of(spec_of("s3://a/"), [], job("checking", "done", **whole))
+    assert outcome(sum_jobs([job("checking", "done", **whole)]))[:2] == ("Succeeded", "Done")
+    figures = DatasetUsage.of(spec_of("s3://a/"), [], job("checking", "done", **whole))
     assert figures.source == (4, 40)  # what there is, however often it is kept
 
 
 def test_the_bandwidth_of_a_load_is_dealt_out_to_its_jobs() -> None:
-    wanted = sources(load(paths=["x/", "y/"], bandwidth="1Mi"), "b", "")
+    wanted = job_documents(load(paths=["x/", "y/"], bandwidth="1Mi"), "b", "")
     assert [each["rate"] for each in wanted] == [512 << 10] * 2
-    assert "rate" not in sources(load(), "b", "")[0]
+    assert "rate" not in job_documents(load(), "b", "")[0]
     with pytest.raises(ResourceError, match="brings nothing"):
-        sources(load(bandwidth="0"), "b", "")
+        job_documents(load(bandwidth="0"), "b", "")
     jobs = [job("fetching") | {"spec": each} for each in wanted]
-    assert hurried(wanted, jobs) == []
-    other = sources(load(paths=["x/", "y/"], bandwidth="2Mi"), "b", "")
-    assert hurried(other, [jobs[0], jobs[1] | {"state": "done"}]) == other[:1]  # what is over stays so
-    assert hurried(sources(load(paths=["x/"]), "b", ""), jobs) == []
+    assert jobs_with_changed_rate(wanted, jobs) == []
+    other = job_documents(load(paths=["x/", "y/"], bandwidth="2Mi"), "b", "")
+    assert (
+        jobs_with_changed_rate(other, [jobs[0], jobs[1] | {"state": "done"}]) == other[:1]
+    )  # what is over stays so
+    assert jobs_with_changed_rate(job_documents(load(paths=["x/"]), "b", ""), jobs) == []
 
 
 def spec_of(uri: str, **more: Any) -> MeshDatasetSpec:
@@ -149,24 +168,24 @@ def spec_of(uri: str, **more: Any) -> MeshDatasetSpec:
 
 
 def test_where_a_dataset_is() -> None:
-    assert place(spec_of("s3://cloud/train"), "photos") == ("photos", "")
-    assert place(spec_of("s3://cloud/train", bucket="other"), "photos") == ("other", "")
-    assert place(spec_of("mesh://texts/words"), "photos") == ("texts", "words/")
-    assert place(spec_of("mesh://texts"), "photos") == ("texts", "")
-    assert mark("a", "photos") != mark("b", "photos")
-    assert len(mark("a" * 63, "p" * 50)) <= 63
+    assert dataset_location(spec_of("s3://cloud/train"), "photos") == ("photos", "")
+    assert dataset_location(spec_of("s3://cloud/train", bucket="other"), "photos") == ("other", "")
+    assert dataset_location(spec_of("mesh://texts/words"), "photos") == ("texts", "words/")
+    assert dataset_location(spec_of("mesh://texts"), "photos") == ("texts", "")
+    assert dataset_mark("a", "photos") != dataset_mark("b", "photos")
+    assert len(dataset_mark("a" * 63, "p" * 50)) <= 63
 
 
 def test_a_dataset_is_read_only_and_as_fresh_as_it_should_be() -> None:
     spec = spec_of("s3://cloud/train", quota="1Gi", placement={"pin": True})
-    wanted = origin(spec, "keys", anew=False)
+    wanted = origin_document(spec, "keys", anew=False)
     assert wanted["write"] == "off"
     assert (wanted["ttl"], wanted["quota"], wanted["pins"]) == (300, 1 << 30, [""])
-    assert changes(wanted | {"pins": ("",), "endpoint": ""}, wanted) == {}
-    assert changes(wanted, origin(spec, "keys", anew=True)) == {"ttl": 0.0}
+    assert origin_changes(wanted | {"pins": ("",), "endpoint": ""}, wanted) == {}
+    assert origin_changes(wanted, origin_document(spec, "keys", anew=True)) == {"ttl": 0.0}
     never = spec_of("s3://cloud/train", refresh={"policy": "Never"})
-    assert origin(never, "", anew=False)["immutable"]
-    assert not origin(never, "", anew=True)["immutable"]
+    assert origin_document(never, "", anew=False)["immutable"]
+    assert not origin_document(never, "", anew=True)["immutable"]
 
 
 def test_who_may_read_a_dataset() -> None:
@@ -180,7 +199,7 @@ def test_who_may_read_a_dataset() -> None:
 
 
 PLACES = {
-    name: Place(name, {RACK: rack, "topology.kubernetes.io/zone": "z1"}, gpus=8)
+    name: HostNode(name, {RACK: rack, "topology.kubernetes.io/zone": "z1"}, gpus=8)
     for name, rack in (("k1", "r1"), ("k2", "r1"), ("k3", "r2"))
 }
 
@@ -195,7 +214,7 @@ def test_labels_are_of_where_data_lies_and_only_ours_change() -> None:
     }
     assert "host.shardmesh.io/words.2" in wanted["k3"]
     assert "rack.shardmesh.io/photos.1" not in wanted["k3"]
-    old = Place("k1", {"mine": "1", "host.shardmesh.io/gone.3": "", "host.shardmesh.io/photos.1": ""})
+    old = HostNode("k1", {"mine": "1", "host.shardmesh.io/gone.3": "", "host.shardmesh.io/photos.1": ""})
     change = label_change(old, {"host.shardmesh.io/photos.1", "rack.shardmesh.io/photos.1"})["metadata"][
         "labels"
     ]
@@ -222,7 +241,7 @@ def pod(name: str, gpus: int, datasets: str = "", node: str = "") -> dict[str, A
 
 
 def test_from_what_is_seen_to_a_plan() -> None:
-    board = Board()
+    board = PlacementBoard()
     board.tell("ns", "photos", [Holding("m-0", 3, 100, 10_000, 100), Holding("m-1", 0, 0, 10_000, 0)])
     mesh_nodes = [
         {
@@ -233,7 +252,7 @@ def test_from_what_is_seen_to_a_plan() -> None:
         for number, (host, rack) in enumerate((("k1", "r1"), ("k3", "r2")))
     ]
     datasets = {("ns", "photos"): spec_of("s3://a/b")}
-    ground = Ground(Topology(), {"s": (("store",), "nvme")})
+    ground = MeshGround(Topology(), {"s": (("store",), "nvme")})
     pods = [pod("here", 4, "photos", "k3"), pod("other", 2, "", "k1"), pod("waits", 1, "photos")]
     found, names = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
     assert found.demand == (Demand("ns/photos", "", "", "", 1), Demand("ns/photos", "z1", "r2", "k3", 4))
@@ -244,11 +263,11 @@ def test_from_what_is_seen_to_a_plan() -> None:
     )
     assert found.current == {"ns/photos": ("m-0",)}
     assert (found.nodes[1].host, found.nodes[1].capacity, found.datasets[0].size) == ("k3", 10_000, 100)
-    board.plan(plan(found, OperatorSettings()), names)
+    board.plan(plan_placement(found, OperatorSettings()), names)
     spots = board.placed("ns", "photos")
     assert [spot.node for spot in spots] == ["m-1", "m-0"]  # near its GPUs; and where it is until then
     assert "GPUs in the same host" in spots[0].reason
-    board.tell("ns", "photos", board.holdings["ns", "photos"], Kept(("m-0", "m-1"), ("m-0",)))
+    board.tell("ns", "photos", board.holdings["ns", "photos"], DatasetHomes(("m-0", "m-1"), ("m-0",)))
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
     assert (set(found.moving), found.current["ns/photos"]) == ({"ns/photos"}, ("m-0", "m-1"))
     assert "goes when" in board.placed("ns", "photos")[1].reason
@@ -256,8 +275,8 @@ def test_from_what_is_seen_to_a_plan() -> None:
     mesh_nodes[1]["status"]["state"] = "away"
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
     assert [(node.accepting, node.keeping) for node in found.nodes] == [(False, True)] * 2
-    assert not plan(found, OperatorSettings()).moves  # what is there stays
-    elsewhere = Ground(Topology(rack="row"), {"s": (("compute",), "")})
+    assert not plan_placement(found, OperatorSettings()).moves  # what is there stays
+    elsewhere = MeshGround(Topology(rack="row"), {"s": (("compute",), "")})
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, elsewhere)
     assert [(node.accepting, node.keeping) for node in found.nodes] == [(False, False)] * 2
     assert found.demand[1] == Demand("ns/photos", "z1", "", "k3", 4)  # it has no label of this name

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from meshoperator import gauges
-from meshoperator.complaints import Complaints
-from meshoperator.diagnoses import _TABLE, advised, brief, diagnosis, stuck
-from meshoperator.leading import Leading
-from meshoperator.steering import Pod
-from meshoperator.troubles import trouble
+from meshoperator import metrics
+from meshoperator.controllers.cluster_controller import StuckPodEvents
+from meshoperator.controllers.observed_state import pod_problem
+from meshoperator.kube.leader_election import LeaderElection
+from meshoperator.planners.rollout_planner import Pod
+from meshoperator.planners.status import _TABLE, advice_text, brief_text, diagnosis, stuck_pods
 
 MESH: Any = {"metadata": {"namespace": "ns", "name": "mesh", "uid": "m"}}
 
@@ -58,7 +58,7 @@ def waits(reason: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_kubernetes_says_and_what_it_is(status: dict[str, Any], said: str, word: str) -> None:
-    assert trouble(status) == said
+    assert pod_problem(status) == said
     assert diagnosis(said).word == word
 
 
@@ -70,15 +70,15 @@ def test_who_starts_is_ready_or_goes_is_not_stuck() -> None:
         pod(3, "ErrImagePull", ready=True),
         pod(4, "ErrImagePull", leaving=True),
     ]
-    assert stuck(pods) == {}
-    assert (brief({}), advised({}, "ns")) == ("", "")
+    assert stuck_pods(pods) == {}
+    assert (brief_text({}), advice_text({}, "ns")) == ("", "")
 
 
 def test_a_column_names_the_most_frequent_and_advice_is_said_once() -> None:
-    found = stuck([pod(0, "has no place: x"), pod(1, "ErrImagePull: y"), pod(2, "ImagePullBackOff: y")])
-    assert brief(found) == "Image: mesh-s-1 and 2 more"
-    assert advised(found, "ns").count("put the image right") == 1
-    assert "add a machine" in advised(found, "ns")
+    found = stuck_pods([pod(0, "has no place: x"), pod(1, "ErrImagePull: y"), pod(2, "ImagePullBackOff: y")])
+    assert brief_text(found) == "Image: mesh-s-1 and 2 more"
+    assert advice_text(found, "ns").count("put the image right") == 1
+    assert "add a machine" in advice_text(found, "ns")
 
 
 def test_every_advice_can_be_said() -> None:
@@ -93,7 +93,7 @@ def test_events_wait_until_it_lasts_and_are_said_once() -> None:
         async def say(self, about: Any, reason: str, message: str, *, once: str = "") -> None:
             heard.append((reason, message, once))
 
-    complaints = Complaints(Ear(), lambda: now[0])
+    complaints = StuckPodEvents(Ear(), lambda: now[0])
 
     def run(*pods: Pod) -> int:
         heard.clear()
@@ -124,18 +124,18 @@ def test_events_wait_until_it_lasts_and_are_said_once() -> None:
 
 def test_metrics_are_of_those_that_are_stuck_now() -> None:
     def there() -> set[tuple[str, ...]]:
-        return {key for key in gauges.stuck._metrics if key[0] == "ns-stuck"}
+        return {key for key in metrics.stuck._metrics if key[0] == "ns-stuck"}
 
-    gauges.tell_stuck("ns-stuck", "mesh", stuck([pod(0, "ErrImagePull"), pod(1, "Evicted")]))
+    metrics.record_stuck("ns-stuck", "mesh", stuck_pods([pod(0, "ErrImagePull"), pod(1, "Evicted")]))
     assert there() == {("ns-stuck", "mesh", "mesh-s-0", "Image"), ("ns-stuck", "mesh", "mesh-s-1", "Evicted")}
-    gauges.tell_stuck("ns-stuck", "mesh", stuck([pod(0, "it ended with 1: x")]))
+    metrics.record_stuck("ns-stuck", "mesh", stuck_pods([pod(0, "it ended with 1: x")]))
     assert there() == {("ns-stuck", "mesh", "mesh-s-0", "Crash")}
-    gauges.forget_cluster("ns-stuck", "mesh")
+    metrics.forget_cluster("ns-stuck", "mesh")
     assert there() == set()
 
 
 def test_an_operator_that_does_not_lead_tells_nothing_of_clusters() -> None:
-    gauges.tell_stuck("ns-lost", "mesh", stuck([pod(0, "ErrImagePull")]))
-    leading: Any = Leading(None, "ns", "lease", "me", stamp=str, monotonic=float)  # type: ignore[arg-type]
+    metrics.record_stuck("ns-lost", "mesh", stuck_pods([pod(0, "ErrImagePull")]))
+    leading: Any = LeaderElection(None, "ns", "lease", "me", stamp=str, monotonic=float)  # type: ignore[arg-type]
     leading._tell(False)
-    assert not [key for key in gauges.stuck._metrics if key[0] == "ns-lost"]
+    assert not [key for key in metrics.stuck._metrics if key[0] == "ns-lost"]

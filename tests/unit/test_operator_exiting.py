@@ -16,7 +16,7 @@ import pytest
 def test_the_process_ends_by_itself_or_is_ended(then: str, status: int) -> None:
     patience = 0.2 if status == 1 else 3600
     program = (
-        f"import sys, threading; from meshoperator.exiting import exit_within; exit_within({patience}); "
+        f"import sys, threading; from meshoperator.forced_exit import exit_within; exit_within({patience}); "
     )
     ended = subprocess.run(
         [sys.executable, "-c", program + then], timeout=60, capture_output=True, check=False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshoperator.figuring import differs, figures, summed
+from meshoperator.controllers.usage_status import is_changed, node_usage, total_usage
 from meshoperator.resources import MeshClusterSpec, MeshNodeStatus, parse
 
 POOL = {
@@ -25,19 +25,19 @@ TOLD = {
 
 def test_disks_are_tiers_in_their_order() -> None:
     (pool,) = parse(MeshClusterSpec, {"image": "i:1", "nodePools": [POOL]}).node_pools
-    found = figures(TOLD, pool)
+    found = node_usage(TOLD, pool)
     parse(MeshNodeStatus, found)
     assert [(tier["name"], tier["class"], tier["used"]) for tier in found["tiers"]] == [
         ("fast", "nvme", 40),
         ("slow", "hdd", 100),
     ]
-    assert summed([*found["tiers"], *found["tiers"]])[0] == {"name": "fast", "capacity": 200, "used": 80}
+    assert total_usage([*found["tiers"], *found["tiers"]])[0] == {"name": "fast", "capacity": 200, "used": 80}
 
 
 def test_only_what_has_changed_by_a_percent_is_written() -> None:
     before = {"bytes": 1000, "tiers": [{"name": "a", "used": 1000}], "state": "up"}
-    assert not differs(before, {"bytes": 1009, "tiers": [{"name": "a", "used": 995}]})
-    assert differs(before, {"tiers": [{"name": "a", "used": 900}]})
-    assert differs(before, {"tiers": [{"name": "b", "used": 1000}]})
-    assert differs(before, {"bytes": 0})
-    assert not differs({}, {"tiers": []})
+    assert not is_changed(before, {"bytes": 1009, "tiers": [{"name": "a", "used": 995}]})
+    assert is_changed(before, {"tiers": [{"name": "a", "used": 900}]})
+    assert is_changed(before, {"tiers": [{"name": "b", "used": 1000}]})
+    assert is_changed(before, {"bytes": 0})
+    assert not is_changed({}, {"tiers": []})

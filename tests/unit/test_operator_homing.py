@@ -5,42 +5,49 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshoperator.homing import Homing, Seen, step, told
+from meshoperator.planners.placement_migration import (
+    BucketState,
+    MigrationStep,
+    describe_migration,
+    plan_migration,
+)
 
 NODES = ("a", "b", "c", "d")
 
 
 def test_without_a_plan_everything_stays() -> None:
-    assert step(Seen(("a",), None, {"a": 9, "b": 9})) == Homing(("a",))
-    assert step(Seen(("a",), (), {"a": 9}, unplaced=True)) == Homing(("a",))
+    assert plan_migration(BucketState(("a",), None, {"a": 9, "b": 9})) == MigrationStep(("a",))
+    assert plan_migration(BucketState(("a",), (), {"a": 9}, unplaced=True)) == MigrationStep(("a",))
 
 
 def test_a_first_home_lets_go_what_lies_elsewhere() -> None:
-    first = step(Seen((), ("a",), {"a": 3, "b": 3, "c": 4}, source=10))
+    first = plan_migration(BucketState((), ("a",), {"a": 3, "b": 3, "c": 4}, source=10))
     assert (first.homes, first.load, first.release, first.moving) == (("a",), True, ("b", "c"), False)
-    assert step(Seen((), ("a",), {"a": 0, "b": 1}, source=10)).load is False  # little was there
+    assert (
+        plan_migration(BucketState((), ("a",), {"a": 0, "b": 1}, source=10)).load is False
+    )  # little was there
 
 
 def test_a_copy_goes_when_the_other_is_there() -> None:
-    begun = step(Seen(("a",), ("b",), {"a": 100, "b": 0}, source=100))
+    begun = plan_migration(BucketState(("a",), ("b",), {"a": 100, "b": 0}, source=100))
     assert (begun.homes, begun.behind, begun.leaving, begun.load) == (("a", "b"), ("b",), ("a",), True)
-    assert told(("a",), begun) == "kept on b; a until all of it is there"
-    half = step(Seen(begun.homes, ("b",), {"a": 100, "b": 50}, source=100))
+    assert describe_migration(("a",), begun) == "kept on b; a until all of it is there"
+    half = plan_migration(BucketState(begun.homes, ("b",), {"a": 100, "b": 50}, source=100))
     assert (half.homes, half.release) == (("a", "b"), ())
-    over = step(Seen(begun.homes, ("b",), {"a": 100, "b": 96}, source=100))
+    over = plan_migration(BucketState(begun.homes, ("b",), {"a": 100, "b": 96}, source=100))
     assert (over.homes, over.leaving, over.release) == (("b",), (), ("a",))
-    assert told(begun.homes, over) == "no longer on a"
+    assert describe_migration(begun.homes, over) == "no longer on a"
 
 
 def test_what_a_cache_does_not_keep_holds_nothing_up() -> None:
-    seen = Seen(("a", "b"), ("b",), {"a": 100, "b": 50}, source=100, brought=True)
-    assert (step(seen).homes, step(seen).load) == (("b",), False)
+    seen = BucketState(("a", "b"), ("b",), {"a": 100, "b": 50}, source=100, brought=True)
+    assert (plan_migration(seen).homes, plan_migration(seen).load) == (("b",), False)
 
 
 def test_one_that_does_not_answer_is_not_waited_for_and_nothing_is_lost_for_it() -> None:
-    assert step(Seen(("a",), ("b",), {"b": 0}, source=100)).homes == ("b",)
-    assert step(Seen(("a",), ("a",), {"b": 100})).release == ()  # it is read from b now
-    missing = step(Seen(("a",), ("b",), {"a": 1, "b": 9}, unplaced=True))
+    assert plan_migration(BucketState(("a",), ("b",), {"b": 0}, source=100)).homes == ("b",)
+    assert plan_migration(BucketState(("a",), ("a",), {"b": 100})).release == ()  # it is read from b now
+    missing = plan_migration(BucketState(("a",), ("b",), {"a": 1, "b": 9}, unplaced=True))
     assert (missing.homes, missing.release) == (("a", "b"), ())
 
 
@@ -56,7 +63,7 @@ def test_it_comes_to_what_is_planned_and_never_has_less(
     have = dict.fromkeys(NODES, 0) | there
     most = max((have[name] for name in homes), default=0)
     for _ in range(8):
-        now = step(Seen(homes, planned or None, have, source=100))
+        now = plan_migration(BucketState(homes, planned or None, have, source=100))
         assert set(now.release).isdisjoint(now.homes)
         assert max((have[name] for name in now.homes), default=0) >= (0.95 * most if homes else 0)
         homes = now.homes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshoperator.hosting import homes
-from meshoperator.steering import Pod, Sight
+from meshoperator.controllers.storage import disk_labels
+from meshoperator.planners.rollout_planner import ClusterState, Pod
 from meshwire.cluster import Node
-from meshwire.cluster.transitions import founded, joined, lost, missed
+from meshwire.cluster.transitions import bootstrap_map, join_node, mark_node_away, mark_node_down
 from tests.unit.test_operator_children import cluster
 
 if TYPE_CHECKING:
@@ -17,21 +17,21 @@ NODES = tuple({"spec": {"nodeId": f"m-s-{number}"}, "status": {"node": f"k{numbe
 
 
 def _map() -> ClusterMap:
-    found = founded(Node("m-s-0", "http://a:1"))
-    return joined(found, Node("m-s-1", "http://b:1"))
+    found = bootstrap_map(Node("m-s-0", "http://a:1"))
+    return join_node(found, Node("m-s-1", "http://b:1"))
 
 
 def _labelled(known: ClusterMap | None) -> set[str]:
     """While the pod of `m-s-0` is replaced, and has no place yet."""
     of = cluster()
     pods = (Pod("m-s-0", "s", "new", ready=False), Pod("m-s-1", "s", "new", ready=True, node="k1"))
-    seen = Sight("m", of.spec, {"s": 2}, {"s": "new"}, {"s": 2}, pods, known)
-    return homes(of, seen, NODES)[of.disks_label("s")]
+    seen = ClusterState("m", of.spec, {"s": 2}, {"s": "new"}, {"s": 2}, pods, known)
+    return disk_labels(of, seen, NODES)[of.disks_label("s")]
 
 
 def test_a_daemon_that_is_replaced_finds_its_node() -> None:
     assert _labelled(_map()) == {"k0", "k1"}
-    assert _labelled(missed(_map(), "m-s-0")) == {"k0", "k1"}
+    assert _labelled(mark_node_away(_map(), "m-s-0")) == {"k0", "k1"}
 
 
 def test_a_mesh_that_does_not_say_who_is_there_takes_no_label_away() -> None:
@@ -39,4 +39,4 @@ def test_a_mesh_that_does_not_say_who_is_there_takes_no_label_away() -> None:
 
 
 def test_a_daemon_that_was_given_up_is_not_expected() -> None:
-    assert _labelled(lost(_map(), "m-s-0")) == {"k1"}
+    assert _labelled(mark_node_down(_map(), "m-s-0")) == {"k1"}

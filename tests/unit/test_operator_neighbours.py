@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from meshoperator.meshes import Cluster, Place
-from meshoperator.neighbours import Other, shared
+from meshoperator.cluster_model import Cluster, HostNode
+from meshoperator.controllers.preconditions import OtherMesh, shared_directories
 from meshoperator.resources import MeshClusterSpec, parse
 
-NODES = tuple(Place(name, {"disk": name[0], "kind": "b"}, True) for name in ("a1", "a2", "c1"))
+NODES = tuple(HostNode(name, {"disk": name[0], "kind": "b"}, True) for name in ("a1", "a2", "c1"))
 
 
 def spec(pool: str = "s", path: str = "/mnt/a", **selector: str) -> MeshClusterSpec:
@@ -27,7 +27,7 @@ def found(
     names: tuple[str, str] = ("mesh", "mesh"),
 ) -> list[tuple[bool, str]]:
     cluster = Cluster(names[0], "new", "u", ours, places)
-    return list(shared(cluster, Other(names[1], "old", theirs)))
+    return list(shared_directories(cluster, OtherMesh(names[1], "old", theirs)))
 
 
 @pytest.mark.parametrize("places", [NODES, None])
@@ -71,6 +71,6 @@ def test_other_paths_are_nothing() -> None:
 
 def test_pods_of_one_name_in_one_namespace_are_certain_whatever_their_disks() -> None:
     cluster = Cluster("a-b", "old", "u", spec(pool="c", path="/mnt/x"), NODES)
-    ((certain, said),) = shared(cluster, Other("a", "old", spec(pool="b-c")))
+    ((certain, said),) = shared_directories(cluster, OtherMesh("a", "old", spec(pool="b-c")))
     assert certain
     assert "would have the very pods of pool b-c of MeshCluster a" in said

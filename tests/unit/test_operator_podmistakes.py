@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshoperator import gauges
-from meshoperator.admission import DONE
-from meshoperator.podmistakes import REASONS, Shelf, explained, missed, misspelt
-from meshoperator.podnotices import PodNotices
+from meshoperator import metrics
+from meshoperator.controllers.pod_events import PodEvents
+from meshoperator.planners.admission import DONE
+from meshoperator.planners.pod_checks import (
+    REASONS,
+    AvailableDatasets,
+    datasets_not_injected,
+    explain_missing,
+    find_misspellings,
+)
 from meshoperator.settings import OperatorSettings
 
 if TYPE_CHECKING:
@@ -51,7 +57,7 @@ def dataset(
     ],
 )
 def test_near_misses_of_our_keys_are_told_with_the_right_one(key: str, right: str) -> None:
-    (found,) = misspelt(pod({key: "photos"}))
+    (found,) = find_misspellings(pod({key: "photos"}))
     assert found.reason == "KeyMisspelt"
     assert found.message == f"the label {key} is not read: write the {right}; make the pod anew"
 
@@ -69,29 +75,29 @@ def test_near_misses_of_our_keys_are_told_with_the_right_one(key: str, right: st
     ],
 )
 def test_what_others_write_is_theirs(key: str) -> None:
-    assert misspelt(pod({key: "photos"}, {key: "photos"})) == ()
+    assert find_misspellings(pod({key: "photos"}, {key: "photos"})) == ()
 
 
 def test_what_the_webhook_wrote_is_no_mistake() -> None:
     annotations = {DONE: "photos", "shardmesh.io/credentials": "s", "shardmesh.io/require-local": "true"}
-    assert misspelt(pod({"shardmesh.io/dataset": "photos"}, annotations)) == ()
-    assert missed(pod({"shardmesh.io/dataset": "photos"}, annotations)) == ()
+    assert find_misspellings(pod({"shardmesh.io/dataset": "photos"}, annotations)) == ()
+    assert datasets_not_injected(pod({"shardmesh.io/dataset": "photos"}, annotations)) == ()
 
 
 def test_a_label_among_the_annotations_is_told() -> None:
-    (found,) = misspelt(pod({}, {"shardmesh.io/dataset": "photos"}))
+    (found,) = find_misspellings(pod({}, {"shardmesh.io/dataset": "photos"}))
     assert "the annotation shardmesh.io/dataset is not read: write the label" in found.message
 
 
 def test_an_annotation_without_the_label_is_told() -> None:
-    (found,) = misspelt(pod({}, {"shardmesh.io/datasets": "photos,words"}))
+    (found,) = find_misspellings(pod({}, {"shardmesh.io/datasets": "photos,words"}))
     assert found.reason == "LabelMissing"
     assert "add the label, be it empty" in found.message
-    assert missed(pod({}, {"shardmesh.io/datasets": "photos,words"})) == ()
+    assert datasets_not_injected(pod({}, {"shardmesh.io/datasets": "photos,words"})) == ()
 
 
 def test_values_that_nothing_reads_are_told() -> None:
-    (found,) = misspelt(pod({}, {"shardmesh.io/require-local": "yes", "shardmesh.io/keys": "env"}))
+    (found,) = find_misspellings(pod({}, {"shardmesh.io/require-local": "yes", "shardmesh.io/keys": "env"}))
     assert found.reason == "ValueUnknown"
     assert "shardmesh.io/require-local takes true or false, not 'yes'" in found.message
     assert "shardmesh.io/keys takes environment, not 'env'" in found.message
@@ -99,8 +105,11 @@ def test_values_that_nothing_reads_are_told() -> None:
 
 def why(asked: str, *datasets: Any, **shelf: Any) -> list[tuple[str, str]]:
     metadata = pod({"shardmesh.io/dataset": asked})
-    there = Shelf(tuple(datasets), frozenset({("team", "mesh"), ("data", "mesh")}), **shelf)
-    return [(each.reason, each.message) for each in explained(metadata, missed(metadata), there)]
+    there = AvailableDatasets(tuple(datasets), frozenset({("team", "mesh"), ("data", "mesh")}), **shelf)
+    return [
+        (each.reason, each.message)
+        for each in explain_missing(metadata, datasets_not_injected(metadata), there)
+    ]
 
 
 def test_a_dataset_that_is_not_there_is_told_with_one_that_is() -> None:
@@ -143,7 +152,7 @@ def test_a_dataset_that_came_after_its_pod_is_told() -> None:
 
 def test_a_dataset_whose_mesh_is_not_there_is_told() -> None:
     metadata = pod({"shardmesh.io/dataset": "photos"})
-    (found,) = explained(metadata, ("photos",), Shelf((dataset("photos"),), frozenset()))
+    (found,) = explain_missing(metadata, ("photos",), AvailableDatasets((dataset("photos"),), frozenset()))
     assert (found.reason, "the MeshCluster mesh, which is not there" in found.message) == (
         "DatasetUnknown",
         True,
@@ -183,9 +192,9 @@ def numbered(number: int, controller: str = "") -> dict[str, Any]:
 
 def test_events_are_bounded_and_the_counter_is_not() -> None:
     kube, ear, now = FakeKube(), Ear(), [0.0]
-    counter = gauges.unserved.labels("DatasetUnknown")._value
+    counter = metrics.unserved.labels("DatasetUnknown")._value
     before = counter.get()
-    notices: Any = PodNotices(kube, WEBHOOK, ear, lambda: now[0], rest=0)  # type: ignore[arg-type]
+    notices: Any = PodEvents(kube, WEBHOOK, ear, lambda: now[0], rest=0)  # type: ignore[arg-type]
     kube.pods = [numbered(number, "job") for number in range(1000)]  # one job, once for all
 
     def sweep() -> int:
@@ -207,6 +216,6 @@ def test_events_are_bounded_and_the_counter_is_not() -> None:
 
 
 def test_every_reason_is_a_warning() -> None:
-    from meshoperator.recording import _WARNINGS
+    from meshoperator.kube.event_recorder import _WARNINGS
 
     assert set(REASONS) <= _WARNINGS

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from meshoperator.crds import definition
 from meshoperator.resources import (
     KINDS,
     MeshCluster,
@@ -19,6 +18,7 @@ from meshoperator.resources import (
     parse,
     plain,
 )
+from meshoperator.resources.crds import definition
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
 from kubernetes_pages import ROOT, pages

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.origin.errors import OriginDownError, OriginMissingError
-from meshd.origin.interface import Facts
-from meshd.service.backed.asking import Questions
+from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginMissingError
+from meshd.origins.read_through import Revalidator
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 BUCKET: Any = SimpleNamespace(name="b", created_ms=1)
 OTHER: Any = SimpleNamespace(name="c", created_ms=1)
-OLD, NEW = Facts(1, "old", 1), Facts(1, "new", 2)
+OLD, NEW = ObjectFacts(1, "old", 1), ObjectFacts(1, "new", 2)
 PATIENCE = 3.0
 
 
@@ -26,16 +25,16 @@ class Origin:
     """As a crew that asks one. It answers when `say` is called, with that."""
 
     def __init__(self) -> None:
-        self.asked: list[asyncio.Future[Facts]] = []
+        self.asked: list[asyncio.Future[ObjectFacts]] = []
 
     def of(self, *_: str) -> Origin:
         return self
 
-    async def check(self, *_: Any) -> Facts:
+    async def check(self, *_: Any) -> ObjectFacts:
         self.asked.append(asyncio.get_running_loop().create_future())
         return await self.asked[-1]
 
-    async def say(self, what: Facts | Exception) -> None:
+    async def say(self, what: ObjectFacts | Exception) -> None:
         if isinstance(what, Exception):
             self.asked[-1].set_exception(what)
         else:
@@ -62,9 +61,9 @@ def counted() -> float:
     return float(next(sample.value for sample in metric.samples if sample.name.endswith("_total")))
 
 
-def played(act: Callable[[Questions, Origin, Clock], Awaitable[None]]) -> None:
+def played(act: Callable[[Revalidator, Origin, Clock], Awaitable[None]]) -> None:
     loop, origin = Clock(), Origin()
-    found: Any = Questions
+    found: Any = Revalidator
 
     async def play() -> None:
         questions = found(origin, PATIENCE)
@@ -82,7 +81,7 @@ async def later(loop: Clock, seconds: float) -> None:
 
 
 def test_an_origin_that_answers_in_time_is_believed() -> None:
-    async def act(questions: Questions, origin: Origin, loop: Clock) -> None:
+    async def act(questions: Revalidator, origin: Origin, loop: Clock) -> None:
         reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
         await later(loop, PATIENCE - 0.1)
         assert not reading.done()
@@ -102,7 +101,7 @@ def test_an_origin_that_answers_in_time_is_believed() -> None:
 
 
 def test_one_waits_for_a_silent_origin_and_nobody_after_it() -> None:
-    async def act(questions: Questions, origin: Origin, loop: Clock) -> None:
+    async def act(questions: Revalidator, origin: Origin, loop: Clock) -> None:
         before = counted()
         reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
         await later(loop, PATIENCE + 0.1)
@@ -126,7 +125,7 @@ def test_one_waits_for_a_silent_origin_and_nobody_after_it() -> None:
 
 
 def test_what_is_not_cached_is_waited_for_and_another_bucket_is_another_matter() -> None:
-    async def act(questions: Questions, origin: Origin, loop: Clock) -> None:
+    async def act(questions: Revalidator, origin: Origin, loop: Clock) -> None:
         reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
         await later(loop, PATIENCE + 0.1)
         assert await reading == OLD

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.cluster.callers import asked_by
-from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.origin.errors import OriginDownError, OriginRefusedError
-from meshd.service.backed.bringing import BringAsk, Bringer, Brought, decode_ask, encode
-from meshd.service.backed.messages import failure
-from meshd.store.errors import NotDeciderError, NotReplicatedError
+from meshd.cluster.replication.write_forwarding import accepted_by
+from meshd.origins.client.origin_api import OriginDownError, OriginRefusedError
+from meshd.origins.worker_shards import encode_error
+from meshd.origins.write_back_routing import (
+    WriteBackRequest,
+    WriteBackResult,
+    WriteBackRouter,
+    decode_request,
+    encode,
+)
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:
@@ -79,7 +85,7 @@ class World:
 
     @asynccontextmanager
     async def call(self, node: Node, *_: str, body: bytes, timeout: float) -> AsyncGenerator[Any]:  # noqa: ASYNC109  as theirs
-        told = self._next(self.there, f"{node.node_id}:{decode_ask(body).what}")
+        told = self._next(self.there, f"{node.node_id}:{decode_request(body).what}")
 
         async def read() -> bytes:
             return encode(told)
@@ -95,8 +101,8 @@ class World:
             raise answer
         return answer
 
-    def bringer(self) -> Bringer:
-        found: Any = Bringer
+    def bringer(self) -> WriteBackRouter:
+        found: Any = WriteBackRouter
         shelf = SimpleNamespace(backed=lambda name: BUCKET if name == "b" else None)
         return found(self, shelf, self, self, self)  # type: ignore[no-any-return]
 
@@ -106,7 +112,7 @@ def push(world: World) -> list[str]:
     return world.asked
 
 
-NOT_MINE = NotDeciderError("not mine")
+NOT_MINE = NotPrimaryError("not mine")
 
 
 def test_here_while_this_node_decides() -> None:
@@ -114,10 +120,10 @@ def test_here_while_this_node_decides() -> None:
 
 
 def test_by_the_new_decider_from_then_on() -> None:
-    assert push(World(here=[("c", NOT_MINE)], there=[Brought()])) == ["a", "c:push"]
+    assert push(World(here=[("c", NOT_MINE)], there=[WriteBackResult()])) == ["a", "c:push"]
     world = World("c", there=[("d", StaleMapError(2)), ("a", StaleMapError(3))])
     assert push(world) == ["c:push", "d:push", "a"]
-    removing = World("c", there=[Brought()])
+    removing = World("c", there=[WriteBackResult()])
     asyncio.run(removing.bringer().remove(BUCKET, "k"))
     assert removing.asked == ["c:remove"]
 
@@ -125,7 +131,7 @@ def test_by_the_new_decider_from_then_on() -> None:
 def test_nothing_is_removed_for_a_caller_that_was_given_up() -> None:
     def removed(world: World) -> list[str]:
         async def run() -> None:
-            with asked_by("c", 5):
+            with accepted_by("c", 5):
                 await world.bringer().remove(BUCKET, "k")
 
         asyncio.run(run())
@@ -140,21 +146,21 @@ def test_nothing_is_removed_for_a_caller_that_was_given_up() -> None:
 
 
 def test_an_answer_that_is_lost_is_asked_for_again() -> None:
-    world = World("c", there=[PeerUnreachableError("gone", begun=True), ("d", Brought())])
+    world = World("c", there=[PeerUnreachableError("gone", begun=True), ("d", WriteBackResult())])
     assert push(world) == ["c:push", "c:push"]
     assert world.suspected == ["c"]
 
 
 def test_a_long_upload_is_waited_for() -> None:
-    going = [Brought(going=True)] * 9
-    world = World("c", there=[*going, Brought()])
+    going = [WriteBackResult(going=True)] * 9
+    world = World("c", there=[*going, WriteBackResult()])
     assert len(push(world)) == 10
 
 
 @pytest.mark.parametrize("kind", [OriginRefusedError, OriginDownError, NotReplicatedError])
 def test_what_was_wrong_there_is_told_here(kind: type[Exception]) -> None:
     with pytest.raises(kind, match="so it was"):
-        push(World("c", there=[Brought(failure(0, kind("so it was")))]))
+        push(World("c", there=[WriteBackResult(encode_error(0, kind("so it was")))]))
 
 
 def test_nobody_who_decides_ends_it() -> None:
@@ -169,12 +175,12 @@ def test_nobody_who_decides_ends_it() -> None:
 
 
 def test_who_is_asked_asks_nobody() -> None:
-    async def carried_out(world: World, bucket: str = "b") -> Brought:
-        return await world.bringer().carried_out(BringAsk("push", bucket, "k"))
+    async def carried_out(world: World, bucket: str = "b") -> WriteBackResult:
+        return await world.bringer().carried_out(WriteBackRequest("push", bucket, "k"))
 
-    assert asyncio.run(carried_out(World())) == Brought()
+    assert asyncio.run(carried_out(World())) == WriteBackResult()
     world = World(here=[("c", NOT_MINE)])
-    with pytest.raises(NotDeciderError):
+    with pytest.raises(NotPrimaryError):
         asyncio.run(carried_out(world))
     assert world.asked == ["a"]
     told = asyncio.run(carried_out(World(here=[OriginDownError("away")]))).failed

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.service.backed.budgets import Budget
+from meshd.origins.prefetch_worker import RateLimiter
 
 
 def test_bytes_over_time_are_the_rate_after_what_was_first() -> None:
     async def run() -> float:
-        budget, loop = Budget(lambda: 100_000), asyncio.get_running_loop()
+        budget, loop = RateLimiter(lambda: 100_000), asyncio.get_running_loop()
         began = loop.time()
         await asyncio.gather(*[budget.take(10_000) for _ in range(4)])
         return loop.time() - began
@@ -20,7 +20,7 @@ def test_bytes_over_time_are_the_rate_after_what_was_first() -> None:
 def test_what_was_not_brought_is_given_back_and_a_limit_may_go() -> None:
     async def run() -> None:
         rates = [1.0]
-        budget = Budget(lambda: rates[0])
+        budget = RateLimiter(lambda: rates[0])
         async with asyncio.timeout(60):
             await budget.take(1 << 40)
             waiting = asyncio.ensure_future(budget.take(1 << 40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from obstore.exceptions import GenericError
 
-from meshd.origin.remote import _is_range
+from meshd.origins.client.obstore_origin import _is_range
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from meshd.kit.clock import ManualClock
-from meshd.service.caching.freshness import FreshTable
+from meshd.origins.cache.cache_store import FreshnessTable
+from meshd.util.clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def test_a_mark_changes_with_every_write_for_all_processes(tmp_path: Path) -> None:
     clock = ManualClock()
-    with closing(FreshTable(tmp_path / "t", clock)) as one, closing(FreshTable(tmp_path / "t", clock)) as two:
+    with (
+        closing(FreshnessTable(tmp_path / "t", clock)) as one,
+        closing(FreshnessTable(tmp_path / "t", clock)) as two,
+    ):
         seen = [one.mark("b")]
         for table in (one, two, one):
             assert one.mark("b") == two.mark("b") == seen[-1]
@@ -26,7 +29,7 @@ def test_a_mark_changes_with_every_write_for_all_processes(tmp_path: Path) -> No
 
 
 def test_a_start_changes_all_marks(tmp_path: Path) -> None:
-    with closing(FreshTable(tmp_path / "before", ManualClock())) as table:
+    with closing(FreshnessTable(tmp_path / "before", ManualClock())) as table:
         before = table.mark("b")
-    with closing(FreshTable(tmp_path / "after", ManualClock())) as table:
+    with closing(FreshnessTable(tmp_path / "after", ManualClock())) as table:
         assert table.mark("b") != before

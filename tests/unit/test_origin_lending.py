@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from meshd.net.peers import PeerUnreachableError
-from meshd.origin.errors import OriginDownError
-from meshd.origin.interface import Facts
-from meshd.service.caching.lending import Borrower, LendAsk, decode_ask
-from meshd.service.caching.shelf import CHUNK
+from meshd.origins.cache.cache_store import CHUNK_BYTES
+from meshd.origins.cache.peer_cache import PeerCacheClient, PeerCacheRequest, decode_request
+from meshd.origins.client.origin_api import ObjectFacts, OriginDownError
+from meshd.rpc.peer_client import PeerUnreachableError
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-FACTS = Facts(3, "e1", 7, {"content-type": "a/b"})
+FACTS = ObjectFacts(3, "e1", 7, {"content-type": "a/b"})
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Others:
     @asynccontextmanager
     async def call(self, node: Node, *_: str, body: bytes, **__: Any) -> AsyncGenerator[Any]:
         self.asked.append(node.node_id)
-        decode_ask(body)
+        decode_request(body)
 
         async def pieces() -> AsyncIterator[bytes]:
             for piece in self.answers.get(node.node_id, []):
@@ -45,7 +44,7 @@ class Others:
         yield SimpleNamespace(pieces=pieces)
 
 
-def borrower(others: Others, homes: str = "abcdef", held: Facts | None = None) -> Borrower:
+def borrower(others: Others, homes: str = "abcdef", held: ObjectFacts | None = None) -> PeerCacheClient:
     """Of node `a`; `f` is the owner by the map. Homes answer in an order that begins with the last."""
     nodes = [Node(name, f"http://{name}") for name in homes[::-1]]
     owner = SimpleNamespace(of=lambda *_: SimpleNamespace(readers=(Node("f", "http://f"),)))
@@ -53,7 +52,7 @@ def borrower(others: Others, homes: str = "abcdef", held: Facts | None = None) -
         node_id="a", alone=False, route=lambda *_: SimpleNamespace(readers=nodes), routes=lambda _: owner
     )
     shelf = SimpleNamespace(held=lambda *_: held)
-    found: Any = Borrower
+    found: Any = PeerCacheClient
     return found(mesh, others, shelf)  # type: ignore[no-any-return]
 
 
@@ -62,18 +61,18 @@ def bucket(homes: str = "abcdef", *, immutable: bool = False) -> Any:
     return SimpleNamespace(name="b", created_ms=1, origin=origin)
 
 
-def lent(facts: Facts = FACTS, length: int = 3) -> bytes:
+def lent(facts: ObjectFacts = FACTS, length: int = 3) -> bytes:
     return msgspec.msgpack.encode((length, facts))
 
 
-def ask(found: Borrower, of: Any, etag: str = "e1", number: int = 0) -> bytes | None:
+def ask(found: PeerCacheClient, of: Any, etag: str = "e1", number: int = 0) -> bytes | None:
     """The bytes that come."""
 
     async def run() -> bytes | None:
         reply = await found.borrowed(of, "k", number, etag)
         if reply is None:
             return None
-        assert reply.offset == number * CHUNK
+        assert reply.offset == number * CHUNK_BYTES
         return b"".join([piece async for piece in reply.pieces])
 
     return asyncio.run(run())
@@ -92,14 +91,14 @@ def test_nobody_is_asked_where_only_the_origin_can_say() -> None:
     others = Others({"b": [lent(), b"abc"]})
     assert ask(borrower(others, ""), bucket("")) is None  # no homes
     assert ask(borrower(others, "ab"), bucket("ab"), etag="") is None  # what is so now?
-    assert ask(borrower(others, "ab", Facts(1, "e0", 1)), bucket("ab")) is None  # it has changed
+    assert ask(borrower(others, "ab", ObjectFacts(1, "e0", 1)), bucket("ab")) is None  # it has changed
     assert others.asked == []
     assert ask(borrower(others, "ab"), bucket("ab", immutable=True), etag="") == b"abc"
     assert ask(borrower(others, "ab", FACTS), bucket("ab"), etag="") == b"abc"
 
 
 @pytest.mark.parametrize(
-    "answer", [[lent(Facts(3, "e2", 7))], [lent(length=2)], [b"\xc1"], [PeerUnreachableError("silent")]]
+    "answer", [[lent(ObjectFacts(3, "e2", 7))], [lent(length=2)], [b"\xc1"], [PeerUnreachableError("silent")]]
 )
 def test_what_is_not_that_piece_is_not_taken_and_who_fails_is_left_alone(answer: list[Any]) -> None:
     others = Others({"b": answer})
@@ -120,6 +119,10 @@ def test_an_answer_that_is_cut_is_an_origin_that_is_down() -> None:
 
 
 def test_asks_are_bounded() -> None:
-    for wrong in (LendAsk("b" * 64, 1, "k", 0), LendAsk("b", 1, "k" * 5000, 0), LendAsk("b", 1, "k", -1)):
+    for wrong in (
+        PeerCacheRequest("b" * 64, 1, "k", 0),
+        PeerCacheRequest("b", 1, "k" * 5000, 0),
+        PeerCacheRequest("b", 1, "k", -1),
+    ):
         with pytest.raises(msgspec.ValidationError):
-            decode_ask(msgspec.msgpack.encode(wrong))
+            decode_request(msgspec.msgpack.encode(wrong))

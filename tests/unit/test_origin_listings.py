@@ -7,19 +7,19 @@ import asyncio
 import pytest
 from obstore.store import MemoryStore
 
-from meshd.origin.errors import OriginKeyError
-from meshd.origin.remote import RemoteOrigin
+from meshd.origins.client.obstore_origin import ObstoreOrigin
+from meshd.origins.client.origin_api import OriginKeyError
 
 KEYS = sorted(
     ["0", "00", "1", "d/.x", "d/..x", "d/0", "d/00", "d/1", "d.x", "d-", "d0", "\ue000", "\uff00/0"]
 )
 
 
-def _origin() -> RemoteOrigin:
+def _origin() -> ObstoreOrigin:
     store = MemoryStore()
     for key in KEYS:
         store.put(key, b"x")
-    return RemoteOrigin("b", store, sorted_pages=True)
+    return ObstoreOrigin("b", store, sorted_pages=True)
 
 
 def _listed(prefix: str, after: str, limit: int = 1000) -> list[str]:

@@ -6,22 +6,22 @@ import sys
 
 import pytest
 
-from meshd.origin.heap import keep_freed_pages
-from meshd.origin.pacing import LEAST, MOST, Pace
+from meshd.origins.client.obstore_origin import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, ChunkSizer
+from meshd.util.malloc_tuning import keep_freed_pages
 
 
 def test_a_quick_origin_is_told_in_larger_pieces_than_a_slow_one() -> None:
-    pace, pieces = Pace(), list[int]()
+    pace, pieces = ChunkSizer(), list[int]()
     for rate in (1e6, 30e6, 100e6, 1e9):
         pace.took(8 << 20, (8 << 20) / rate)
         pieces.append(pace.piece())
-    assert pieces[0] == LEAST
-    assert pieces[-1] == MOST
-    assert LEAST < pieces[1] == int(30e6 * 0.005) < pieces[2] < MOST
+    assert pieces[0] == MIN_CHUNK_BYTES
+    assert pieces[-1] == MAX_CHUNK_BYTES
+    assert MIN_CHUNK_BYTES < pieces[1] == int(30e6 * 0.005) < pieces[2] < MAX_CHUNK_BYTES
 
 
 def test_small_answers_say_nothing_of_an_origin() -> None:
-    pace = Pace()
+    pace = ChunkSizer()
     before = pace.piece()
     pace.took(100 << 10, 10.0)
     pace.took(0, 0.0)

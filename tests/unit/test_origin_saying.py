@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from meshd.origin.errors import OriginDownError, OriginRefusedError
-from meshd.origin.remote import RemoteOrigin
-from meshd.origin.saying import reason_of
+from meshd.origins.client.error_text import failure_reason
+from meshd.origins.client.obstore_origin import ObstoreOrigin
+from meshd.origins.client.origin_api import OriginDownError, OriginRefusedError
 
 HEAD = "Generic S3 error: Error performing GET http://10.0.0.1:9000/b/k-in 3.s in 368.003435ms"
 RETRIED = ", after 4 retries, max_retries: 4, retry_timeout: 8s "
@@ -43,11 +43,11 @@ SAID = {
 
 @pytest.mark.parametrize(("said", "told"), SAID.items(), ids=range(len(SAID)))
 def test_the_reason_is_told_in_few_words(said: str, told: str) -> None:
-    assert reason_of(said) == told
+    assert failure_reason(said) == told
 
 
 def told(error: BaseException) -> Any:
-    return RemoteOrigin("b", None, sorted_pages=True)._told(error, "k")
+    return ObstoreOrigin("b", None, sorted_pages=True)._told(error, "k")
 
 
 def coded(status: str, code: str) -> str:
@@ -73,4 +73,4 @@ def test_credentials_that_ran_out_are_refused_whatever_the_status() -> None:
 @pytest.mark.parametrize("page", ["in " + "9" * 60_000, "in 1s, after 1 retr" * 3000])
 def test_a_page_of_any_length_costs_nothing(page: str) -> None:
     """What an origin answers is its own: no search in it takes the square of its length."""
-    assert reason_of(page) == page[:160]
+    assert failure_reason(page) == page[:160]

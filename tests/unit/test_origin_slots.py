@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.service.caching.slots import Slots
+from meshd.origins.cache.fetcher import FetchLimits
 
 
 def test_a_bucket_waits_for_itself_alone() -> None:
     async def run() -> None:
-        slots, silent, begun = Slots(total=5, each=3), asyncio.Event(), list[str]()
+        slots, silent, begun = FetchLimits(total=5, each=3), asyncio.Event(), list[str]()
 
         async def fetch(bucket: str, until: asyncio.Event | None) -> None:
             async with slots.taken(bucket):

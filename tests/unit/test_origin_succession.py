@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.net.peers import PeerUnreachableError, StaleMapError
-from meshd.service.backed.succeeding import Succession, decode_ask, encode
-from meshd.service.backed.writing import OriginWriter
-from meshd.store.errors import NotDeciderError, NotReplicatedError
+from meshd.origins.write_back import HandoverBarrier, OriginWriter, decode_query, encode
+from meshd.rpc.peer_client import PeerUnreachableError, StaleMapError
+from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class World:
 
     @asynccontextmanager
     async def call(self, node: Node, *_: str, body: bytes, timeout: float) -> AsyncGenerator[Any]:  # noqa: ASYNC109  as theirs
-        assert decode_ask(body).key == "k"
+        assert decode_query(body).key == "k"
         self.asked.append(node.node_id)
         answers = self.told.get(node.node_id, [])
         answer = answers.pop(0) if answers else True
@@ -70,8 +69,8 @@ class World:
 
         yield SimpleNamespace(read=read)
 
-    def succession(self) -> Succession:
-        found: Any = Succession
+    def succession(self) -> HandoverBarrier:
+        found: Any = HandoverBarrier
         return found(self, self, self)  # type: ignore[no-any-return]
 
 
@@ -167,7 +166,7 @@ def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
         origin.go.set()
         await removing
         assert await quiet
-        with pytest.raises(NotDeciderError):
+        with pytest.raises(NotPrimaryError):
             await writer.remove(BUCKET, "k")
 
     asyncio.run(run())

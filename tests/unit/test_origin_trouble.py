@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from meshd.control.buckets import Bucket
-from meshd.kit.clock import ManualClock
-from meshd.origin.errors import OriginDownError, OriginMissingError, OriginRefusedError
-from meshd.service.caching.origins import GuardedOrigin, Origins, Trouble
+from meshd.origins.client.origin_api import OriginDownError, OriginMissingError, OriginRefusedError
+from meshd.origins.client.origin_pool import FailureLog, GuardedOrigin, OriginPool
 from meshd.telemetry import metrics
-from meshwire.origins import Origin as Description
+from meshd.util.clock import ManualClock
+from meshwire.origin import Origin as Description
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshd.origin.errors import OriginError
-    from meshd.origin.interface import Facts, Origin
+    from meshd.origins.client.origin_api import ObjectFacts, Origin, OriginError
 
 
 class Failing:
@@ -29,7 +28,7 @@ class Failing:
         self.error: OriginError | None = None
         self.asked = 0
 
-    async def head(self, key: str) -> Facts | None:
+    async def head(self, key: str) -> ObjectFacts | None:
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -52,7 +51,7 @@ def ask(origin: GuardedOrigin) -> None:
 def test_it_is_told_once_a_minute_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "meshd.origins")
     clock, behind = ManualClock(), Failing()
-    origin = GuardedOrigin("b", cast("Origin", behind), clock, Trouble("b", clock))
+    origin = GuardedOrigin("b", cast("Origin", behind), clock, FailureLog("b", clock))
     ask(origin)
     assert not lines(caplog)
     behind.error = OriginDownError("503")
@@ -75,7 +74,7 @@ def test_it_is_told_once_a_minute_and_when_it_is_over(caplog: pytest.LogCaptureF
 
 def test_who_is_told_at_once_counts_as_one_who_asked() -> None:
     clock, behind = ManualClock(), Failing()
-    origin = GuardedOrigin("b", cast("Origin", behind), clock, Trouble("b", clock))
+    origin = GuardedOrigin("b", cast("Origin", behind), clock, FailureLog("b", clock))
     behind.error = OriginDownError("503")
     before = counted()
     for _ in range(100):
@@ -88,7 +87,7 @@ def test_who_is_told_at_once_counts_as_one_who_asked() -> None:
 def test_credentials_that_are_not_there_are_told_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    origins = Origins(tmp_path, ManualClock())
+    origins = OriginPool(tmp_path, ManualClock())
     bucket = Bucket("b", "o", 1, origin=Description("s3://there/", credentials="lost"))
     before = counted()
     with pytest.raises(OriginRefusedError):

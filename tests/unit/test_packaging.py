@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from meshwire.releases import RELEASE
+from meshwire.http_values.mesh_headers import RELEASE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.columns import ColumnError
-from meshwire.documents import PlanError
-from meshwire.packing import RUN, Pack, PackTable, pack_document, pack_rows, parse_pack
-from meshwire.plans import canonical, parse_spec, spec_document
+from meshwire.frame.columns import ColumnError
+from meshwire.plan.plan_spec import canonical_spec, parse_spec, spec_document
+from meshwire.plan.sequence_packing import RUN, Pack, PackTable, pack_document, pack_rows, parse_pack
+from meshwire.strict_json import PlanError
 
 
 def table_of(lengths: list[int], shards: list[int], pack: Pack) -> PackTable:
@@ -76,8 +76,8 @@ def test_the_specification_is_part_of_the_plan() -> None:
         "value": 3,
         "long": "truncate",
     }
-    assert b"pack" not in canonical(parse_spec({}))
-    assert b"pack" not in canonical(parse_spec({"pack": None}))
+    assert b"pack" not in canonical_spec(parse_spec({}))
+    assert b"pack" not in canonical_spec(parse_spec({"pack": None}))
 
 
 @pytest.mark.parametrize(

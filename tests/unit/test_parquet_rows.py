@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.columns import ColumnError
-from meshwire.parquetrows import (
-    FOOT_BYTES,
+from meshwire.formats.parquet_rows import (
+    FOOTER_BYTES,
     MAX_CELLS,
     RowLengths,
     column_fields,
-    foot_of,
-    lengths_place,
+    lengths_range,
+    render_footer,
 )
+from meshwire.frame.columns import ColumnError
 
 NAMES = ["a", "b.c", "d"]
 VALUES = st.lists(st.tuples(*[st.none() | st.binary(max_size=5)] * 3), max_size=12)
@@ -30,11 +30,11 @@ def copy_of(rows: list[tuple[bytes | None, ...]], source: int) -> bytes:
     }
     told = RowLengths(len(rows), dict.fromkeys(NAMES, "bytes"), lengths, {"e": "struct<>"})
     data = b"".join(value or b"" for row in rows for value in row)
-    return data + foot_of(told.to_bytes(), len(data), source)
+    return data + render_footer(told.to_bytes(), len(data), source)
 
 
 def lengths_in(copy: bytes) -> RowLengths:
-    at, length = lengths_place(copy[-FOOT_BYTES:], len(copy))
+    at, length = lengths_range(copy[-FOOTER_BYTES:], len(copy))
     found = RowLengths.from_bytes(copy[at : at + length])
     assert found.data_bytes == at
     return found
@@ -70,7 +70,7 @@ def test_any_bytes_are_lengths_or_an_error(data: bytes, size: int) -> None:
     with contextlib.suppress(ColumnError):
         RowLengths.from_bytes(data)
     with contextlib.suppress(ColumnError):
-        at, length = lengths_place(data[-FOOT_BYTES:], size)
+        at, length = lengths_range(data[-FOOTER_BYTES:], size)
         assert 0 <= at <= at + length <= size
 
 
@@ -79,7 +79,7 @@ def test_any_damage_is_an_error_or_other_lengths(data: st.DataObject) -> None:
     copy = bytearray(copy_of([(b"one", b"", None), (b"x", b"y", b"z")], 0))
     copy[data.draw(st.integers(0, len(copy) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ColumnError):
-        at, length = lengths_place(copy[-FOOT_BYTES:], len(copy))
+        at, length = lengths_range(copy[-FOOTER_BYTES:], len(copy))
         found = RowLengths.from_bytes(bytes(copy[at : at + length]))
         index = found.choose(list(found.columns), len(copy))
         assert all(len(lengths) == len(index.numbers) for _, lengths in index.places.values())

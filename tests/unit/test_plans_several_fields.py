@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.transform.counting import Tally
+from meshd.transform.compiler import compile_program, complete_spec
 from meshd.transform.errors import BadSampleError
-from meshd.transform.joining import RowStart
-from meshd.transform.programs import compile_program, completed
-from meshwire.declarations import parse_declaration
-from meshwire.documents import PlanError
-from meshwire.plans import canonical, parse_spec, spec_document
-from meshwire.userops import MARK, array, image, op
+from meshd.transform.messages import OpStats
+from meshd.transform.multi_field_ops import RowInputs
+from meshwire.plan.op_declarations import parse_declaration
+from meshwire.plan.op_decorator import MARK, array, image, op
+from meshwire.plan.plan_spec import canonical_spec, parse_spec, spec_document
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshd.transform.programs import Program
+    from meshd.transform.compiler import Program
 
 SHARED = {
     "op": "random_resized_crop",
@@ -43,17 +43,17 @@ def png(picture: Image.Image) -> bytes:
 
 def program(*more: dict[str, Any]) -> Program:
     ops = [{"op": "decode", "field": "image"}, {"op": "decode", "field": "mask", "args": {"mode": "gray"}}]
-    spec = completed(parse_spec({"seed": 5, "ops": [*ops, *more]}), lambda field: b"")
+    spec = complete_spec(parse_spec({"seed": 5, "ops": [*ops, *more]}), lambda field: b"")
     return compile_program(spec, ["image", "mask"])
 
 
 def rendered(made: Program, image: bytes, mask: bytes, position: int = 3) -> dict[str, Any]:
     draw = made.draw(0, position)
-    begun = RowStart(made.joints, (((0,),), ((1,),)), lambda pieces: (image, mask)[pieces[0][0]], draw, IDLE)
+    begun = RowInputs(made.joints, (((0,),), ((1,),)), lambda pieces: (image, mask)[pieces[0][0]], draw, IDLE)
     return {name: chain.render(begun.of(n), draw) for n, (name, chain) in enumerate(made.chains.items())}
 
 
-IDLE = Tally(lambda: 0.0)
+IDLE = OpStats(lambda: 0.0)
 
 
 # --- documents -------------------------------------------------------------------------------------------
@@ -66,11 +66,11 @@ def test_a_plan_over_several_fields_survives_its_document() -> None:
     assert parse_spec(spec_document(spec)) == spec
     assert found.of("mask").args == {"size": 32, "filter": "nearest"}
     assert found.of("image").args == {"size": 32}
-    assert b'"fields":["image","mask"]' in canonical(spec)
+    assert b'"fields":["image","mask"]' in canonical_spec(spec)
 
 
 def test_an_op_of_one_field_is_spelled_as_before() -> None:
-    assert b"fields" not in canonical(parse_spec({"ops": [{"op": "decode", "field": "image"}]}))
+    assert b"fields" not in canonical_spec(parse_spec({"ops": [{"op": "decode", "field": "image"}]}))
 
 
 @pytest.mark.parametrize(

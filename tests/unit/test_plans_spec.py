@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from meshwire.documents import MAX_DOCUMENT_BYTES
-from meshwire.plans import (
+from meshwire.plan.plan_spec import (
     OpSpec,
     PlanError,
     PlanSpec,
     ShuffleSpec,
-    canonical,
+    canonical_spec,
     parse_spec,
     plan_hash,
     spec_document,
 )
+from meshwire.strict_json import MAX_DOCUMENT_BYTES
 
 SNAPSHOT = "ab" * 32
 FULL: dict[str, Any] = {
@@ -55,8 +55,12 @@ def test_everything_has_a_default() -> None:
 def test_the_canonical_spelling_does_not_depend_on_order_or_on_how_a_number_is_written() -> None:
     shuffled = {name: FULL[name] for name in reversed(FULL)}
     whole = json.loads(json.dumps(FULL).replace("224", "224.0").replace("[0.08, 1.0]", "[8e-2, 1]"))
-    assert canonical(parse_spec(shuffled)) == canonical(parse_spec(FULL)) == canonical(parse_spec(whole))
-    assert parse_spec(canonical(parse_spec(FULL))) == parse_spec(FULL)
+    assert (
+        canonical_spec(parse_spec(shuffled))
+        == canonical_spec(parse_spec(FULL))
+        == canonical_spec(parse_spec(whole))
+    )
+    assert parse_spec(canonical_spec(parse_spec(FULL))) == parse_spec(FULL)
 
 
 @pytest.mark.parametrize(

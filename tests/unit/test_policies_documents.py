@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwire.policies import PolicyError, is_public, parse_policy
+from meshwire.iam import PolicyError, is_public_policy, parse_policy
 
 PHOTOS = "arn:aws:s3:::photos"
 READ = {
@@ -232,4 +232,4 @@ def conditions(**blocks: dict[str, Any]) -> str:
     ],
 )
 def test_what_is_public(text: str, expected: bool) -> None:
-    assert is_public(parse_policy(text, kind="bucket", bucket="photos")) is expected
+    assert is_public_policy(parse_policy(text, kind="bucket", bucket="photos")) is expected

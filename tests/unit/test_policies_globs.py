@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.policies import PolicyError
-from meshwire.policies.globs import Glob
+from meshwire.iam import PolicyError
+from meshwire.iam.wildcards import Glob
 
 VALUES = {"aws:username": "ann", "star": "a*b", "mark": "?"}
 

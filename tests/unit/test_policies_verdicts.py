@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshwire.policies import Question, decide, parse_policy
+from meshwire.iam import AccessRequest, evaluate, parse_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.policies import Policy, Verdict
-    from meshwire.policies.statements import Values
+    from meshwire.iam import Decision, Policy
+    from meshwire.iam.statements import Values
 
 KEY = "arn:aws:s3:::b/k"
 
@@ -47,9 +47,9 @@ def verdict(
     version: str = "2012-10-17",
     kind: str = "identity",
     facts: Mapping[str, Values] | None = None,
-) -> Verdict:
-    question = Question(action, resource, user, facts or {})
-    return decide([policy(*statements, version=version, kind=kind)], question)
+) -> Decision:
+    question = AccessRequest(action, resource, user, facts or {})
+    return evaluate([policy(*statements, version=version, kind=kind)], question)
 
 
 # --- allow, deny, neither ---------------------------------------------------------------------------------
@@ -98,12 +98,12 @@ def test_a_bucket_is_not_its_keys() -> None:
 
 
 def test_several_policies_are_one() -> None:
-    question = Question("s3:GetObject", KEY, "ann")
+    question = AccessRequest("s3:GetObject", KEY, "ann")
     yes, no, other = policy(allow()), policy(deny()), policy(allow(Action="s3:PutObject"))
-    assert decide([], question) == "none"
-    assert decide([other], question) == "none"
-    assert decide([other, yes], question) == "allow"
-    assert decide([yes, no, other], question) == "deny"
+    assert evaluate([], question) == "none"
+    assert evaluate([other], question) == "none"
+    assert evaluate([other, yes], question) == "allow"
+    assert evaluate([yes, no, other], question) == "deny"
 
 
 # --- principals -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from meshwire.randomness import (
+from meshwire.plan.keyed_random import (
     GAMMA,
     MASK64,
     KeyedRandom,

@@ -6,16 +6,16 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.cluster.mesh import Mesh
-from meshd.control.clustermaps import ClusterMaps
-from meshd.control.memory import MemoryControl
+from meshd.cluster.cluster_view import ClusterView
+from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.errors import MeshdError
-from meshd.kit.clock import SystemClock
-from meshd.net.peers import Peers
-from meshd.service.remote.asking import Asking
-from meshwire.cluster import Node, place
+from meshd.peer_reads.replica_selection import ReplicaSelector
+from meshd.rpc.peer_client import PeerClient
+from meshd.util.clock import SystemClock
+from meshwire.cluster import Node, compute_placement
 from meshwire.cluster.placement import slot_of
-from meshwire.cluster.transitions import founded, joined, settled
+from meshwire.cluster.transitions import bootstrap_map, join_node, mark_complete
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _key(cluster: ClusterMap, *owners: str) -> str:
-    placed = place(cluster, 2)
+    placed = compute_placement(cluster, 2)
     for number in range(10_000):
         found = placed.of_slot(slot_of("b", f"k{number}", cluster.slots))
         if {node.node_id for node in found} == set(owners):
@@ -33,23 +33,23 @@ def _key(cluster: ClusterMap, *owners: str) -> str:
 
 
 def _cluster(*names: str) -> ClusterMap:
-    cluster = founded(Node(names[0], f"http://{names[0]}"), copies=2)
+    cluster = bootstrap_map(Node(names[0], f"http://{names[0]}"), copies=2)
     for name in names[1:]:
-        cluster = joined(cluster, Node(name, f"http://{name}"))
+        cluster = join_node(cluster, Node(name, f"http://{name}"))
     for name in names:
-        cluster = settled(cluster, name)
+        cluster = mark_complete(cluster, name)
     return cluster
 
 
-async def _mesh() -> tuple[Mesh, ClusterMaps]:
+async def _mesh() -> tuple[ClusterView, ClusterMapStore]:
     control = MemoryControl(SystemClock())
-    maps = ClusterMaps(control)
+    maps = ClusterMapStore(control)
     await maps.change(lambda _: _cluster("n1", "n2", "n3"))
-    return Mesh("n1", control, lambda bucket: 0), maps
+    return ClusterView("n1", control, lambda bucket: 0), maps
 
 
-def _asking(mesh: Mesh) -> Asking:
-    return Asking(mesh, Peers("n1", lambda _: b"", SystemClock()))
+def _asking(mesh: ClusterView) -> ReplicaSelector:
+    return ReplicaSelector(mesh, PeerClient("n1", lambda _: b"", SystemClock()))
 
 
 def test_the_next_holder_is_asked_for_what_one_has_not_and_this_node_is_not() -> None:

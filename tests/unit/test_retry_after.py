@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from meshd.cluster.retry_after import RetryAfter
-from meshd.kit.clock import ManualClock
+from meshd.cluster.cluster_view import RetryAfter
+from meshd.util.clock import ManualClock
 from meshwire.cluster import ClusterMap, Node
-from meshwire.cluster.transitions import missed
+from meshwire.cluster.transitions import mark_node_away
 
 CLUSTER = ClusterMap(3, tuple(Node(f"n{n}", f"http://h:{n}", state="up") for n in (1, 2, 3)))
 
@@ -26,7 +26,7 @@ def test_a_silent_node_is_marked_when_its_lease_has_run_out() -> None:
     assert estimate.seconds(CLUSTER, "n1", sure=True) == 7
     clock.advance(6.6)  # and it is not marked: nobody knows for how long
     assert estimate.seconds(CLUSTER, "n1", sure=True) == 10
-    assert estimate.seconds(missed(CLUSTER, "n2"), "n1", sure=True) == 1
+    assert estimate.seconds(mark_node_away(CLUSTER, "n2"), "n1", sure=True) == 1
 
 
 def test_a_silence_is_forgotten_after_a_lease_in_which_nobody_met_it() -> None:
@@ -43,5 +43,5 @@ def test_a_node_without_its_lease_asks_for_it_every_quarter_lease() -> None:
     estimate = RetryAfter(10.0, ManualClock())
     estimate.note_silence("n2")
     assert estimate.seconds(CLUSTER, "n1", sure=False) == 3
-    assert estimate.seconds(missed(CLUSTER, "n1"), "n1", sure=True) == 3
+    assert estimate.seconds(mark_node_away(CLUSTER, "n1"), "n1", sure=True) == 3
     assert estimate.seconds(CLUSTER, "n9", sure=True) == 3

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from meshd.runtime.board import Board, Phase
-from meshd.runtime.restarts import FORGIVEN_AFTER, LONGEST_DELAY, Deaths
+from meshd.process.restart_backoff import MAX_DELAY, RESET_AFTER, CrashHistory
+from meshd.process.supervisor import Phase, ProcessStatus
 
 
 def test_the_first_death_is_answered_at_once_and_delays_double_to_a_limit() -> None:
-    deaths, delays = Deaths().ready(), []
+    deaths, delays = CrashHistory().ready(), []
     for _ in range(12):
         deaths = deaths.died(lived=0.1)
         delays.append(deaths.delay)
     assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
-    assert delays[-1] == LONGEST_DELAY
+    assert delays[-1] == MAX_DELAY
     assert delays == sorted(delays)
 
 
 def test_a_child_that_lived_is_forgiven() -> None:
-    deaths = Deaths().ready().died(0.1).died(0.1).died(0.1)
-    assert deaths.died(FORGIVEN_AFTER).delay == 0.0
+    deaths = CrashHistory().ready().died(0.1).died(0.1).died(0.1)
+    assert deaths.died(RESET_AFTER).delay == 0.0
 
 
 def test_giving_up_is_for_those_that_never_came_up() -> None:
-    assert not Deaths().died(0.1).died(0.1).hopeless
-    assert Deaths().died(0.1).died(0.1).died(0.1).hopeless
-    assert not Deaths().ready().died(0.1).died(0.1).died(0.1).died(0.1).hopeless
+    assert not CrashHistory().died(0.1).died(0.1).hopeless
+    assert CrashHistory().died(0.1).died(0.1).died(0.1).hopeless
+    assert not CrashHistory().ready().died(0.1).died(0.1).died(0.1).died(0.1).hopeless
 
 
 def test_the_board_says_why_a_node_is_not_ready() -> None:
-    board = Board(["worker-0", "worker-1", "steward-0", "transform-0"])
+    board = ProcessStatus(["worker-0", "worker-1", "steward-0", "transform-0"])
     assert board.trouble() == "the node is starting: worker-0, worker-1, steward-0, transform-0"
     for name in ("worker-0", "worker-1", "steward-0", "transform-0"):
         board[name] = Phase.READY
@@ -46,6 +46,6 @@ def test_the_board_says_why_a_node_is_not_ready() -> None:
 
 
 def test_names_of_a_role() -> None:
-    board = Board(["worker-0", "transform-0", "transform-1"])
+    board = ProcessStatus(["worker-0", "transform-0", "transform-1"])
     assert board.names("transform") == ["transform-0", "transform-1"]
     assert board.names("steward") == []

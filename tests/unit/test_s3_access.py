@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY, Authorizer, Identity
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import Key, Signer, User
-from meshd.control.memory import MemoryControl
-from meshd.kit.clock import ManualClock
-from meshd.service.authorization.access import ANYONE, Access, Identity
+from meshd.util.clock import ManualClock
+from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3.errors import S3Error
+from tests.support.reference_control import MemoryControl
 
 ROOT = Identity("root", "root", "AKROOT", root=True)
 ALICE = Identity("alice", "Alice", "AKALICE")
@@ -20,7 +20,7 @@ BOB = Identity("bob", "Bob", "AKBOB")
 
 
 @pytest.fixture
-def access() -> Access:
+def access() -> Authorizer:
     control = MemoryControl(ManualClock())
     buckets = BucketTable(control)
 
@@ -29,10 +29,10 @@ def access() -> Access:
         await buckets.create(Bucket("his", "bob", 0))
 
     asyncio.run(fill())
-    return Access(buckets)
+    return Authorizer(buckets)
 
 
-def refusal(access: Access, who: Identity, operation: ops.Operation) -> str:
+def refusal(access: Authorizer, who: Identity, operation: ops.Operation) -> str:
     try:
         access.admit(who, operation)
     except S3Error as error:
@@ -50,12 +50,12 @@ def copy(source: str, target: str) -> ops.CopyObject:
         (ROOT, ops.GetObject("hers", "k"), ""),
         (ALICE, ops.GetObject("hers", "k"), ""),
         (BOB, ops.GetObject("hers", "k"), "AccessDenied"),
-        (ANYONE, ops.GetObject("hers", "k"), "AccessDenied"),
-        (ANYONE, ops.GetObject("none", "k"), "NoSuchBucket"),
+        (ANONYMOUS_IDENTITY, ops.GetObject("hers", "k"), "AccessDenied"),
+        (ANONYMOUS_IDENTITY, ops.GetObject("none", "k"), "NoSuchBucket"),
         (BOB, ops.GetObject("none", "k"), "NoSuchBucket"),
-        (ANYONE, ops.ListBuckets(), "AccessDenied"),
+        (ANONYMOUS_IDENTITY, ops.ListBuckets(), "AccessDenied"),
         (BOB, ops.ListBuckets(), ""),
-        (ANYONE, ops.CreateBucket("new"), "AccessDenied"),
+        (ANONYMOUS_IDENTITY, ops.CreateBucket("new"), "AccessDenied"),
         (BOB, ops.CreateBucket("hers"), ""),
         (BOB, copy("his", "his"), ""),
         (BOB, copy("hers", "his"), "AccessDenied"),
@@ -64,7 +64,7 @@ def copy(source: str, target: str) -> ops.CopyObject:
         (ROOT, copy("hers", "his"), ""),
     ],
 )
-def test_admission(access: Access, who: Identity, operation: ops.Operation, expected: str) -> None:
+def test_admission(access: Authorizer, who: Identity, operation: ops.Operation, expected: str) -> None:
     assert refusal(access, who, operation) == expected
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.kit import turns
-from meshd.service.authorization.access import ANYONE, Caller, RequestContext
-from meshd.service.authorization.readers import Readers
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY, Caller, RequestContext
+from meshd.auth.dataset_access import DatasetAccess
+from meshd.util import async_tasks
+from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3.documents import DeleteKey
-from meshwire.s3.errors import S3Error
-from meshwire.s3.settings import ALL_USERS, Acl, Grant, PublicAccessBlock
+from meshwire.s3.bucket_settings import ALL_USERS, Acl, Grant, PublicAccessBlock
+from meshwire.s3.xml_documents import DeleteKey
 from tests.unit.access_world import (
     ANN,
     BOB,
@@ -36,7 +36,7 @@ from tests.unit.access_world import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from meshd.service.authorization.access import Identity
+    from meshd.auth.authorizer import Identity
     from meshwire.s3.results import DeleteFailure
 
 # --- ACLs -------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_acls_of_a_bucket(acl: Acl, bob: str, nobody: str) -> None:
         "get": GET,
         "acl": ops.GetBucketSetting("b", "acl"),
     }
-    for who, expected in ((BOB, bob), (ANYONE, nobody)):
+    for who, expected in ((BOB, bob), (ANONYMOUS_IDENTITY, nobody)):
         assert [name for name, operation in asked.items() if world.lets(who, operation)] == expected.split()
 
 
@@ -96,7 +96,7 @@ def test_acls_of_an_object(acl: Acl | None, owner: str, bob: str, nobody: str) -
             "delete": ops.DeleteObject("b", "k", version=version),
             "tags": ops.GetObjectTagging("b", "k", version),
         }
-        for who, expected in ((BOB, bob), (ANYONE, nobody)):
+        for who, expected in ((BOB, bob), (ANONYMOUS_IDENTITY, nobody)):
             found = [name for name, operation in asked.items() if world.lets(who, operation)]
             assert found == expected.split()
 
@@ -112,7 +112,9 @@ def test_who_may_write_sets_tags_and_acl_of_what_is_written() -> None:
 def test_the_owners_acl_may_be_switched_off() -> None:
     world = World(acl=Acl("public-read-write"), ownership="BucketOwnerEnforced")
     world.put(acl=Acl("public-read"), owner="bob")
-    assert not any(world.lets(who, operation) for who in (BOB, ANYONE) for operation in (LIST, GET, PUT))
+    assert not any(
+        world.lets(who, operation) for who in (BOB, ANONYMOUS_IDENTITY) for operation in (LIST, GET, PUT)
+    )
 
 
 def test_public_acls_may_be_ignored() -> None:
@@ -121,7 +123,7 @@ def test_public_acls_may_be_ignored() -> None:
     world.put(acl=acl)
     for operation in (LIST, GET):
         assert world.lets(BOB, operation)
-        assert not world.lets(ANYONE, operation)
+        assert not world.lets(ANONYMOUS_IDENTITY, operation)
 
 
 def test_public_policies_may_be_restricted() -> None:
@@ -129,7 +131,7 @@ def test_public_policies_may_be_restricted() -> None:
     world = World(policy=to("*", allow("s3:GetObject")), public_access=block)
     assert world.lets(ANN, GET)
     assert not world.lets(BOB, GET)
-    assert not world.lets(ANYONE, GET)
+    assert not world.lets(ANONYMOUS_IDENTITY, GET)
     world.change(policy=to("bob", allow("s3:GetObject")))
     assert world.lets(BOB, GET)
 
@@ -137,7 +139,7 @@ def test_public_policies_may_be_restricted() -> None:
 def test_a_deny_beats_an_acl() -> None:
     world = World(policy=to("*", deny("s3:GetObject")))
     world.put(acl=Acl("public-read"))
-    assert not world.lets(ANYONE, GET)
+    assert not world.lets(ANONYMOUS_IDENTITY, GET)
 
 
 # --- what is not there ------------------------------------------------------------------------------------
@@ -166,15 +168,15 @@ def test_only_who_may_list_learns_of_a_missing_key() -> None:
 
 def test_a_missing_key_of_a_public_listing_is_told() -> None:
     world = World(acl=Acl("public-read"))
-    assert world.lets(ANYONE, GET)
-    assert veiled(world, ANYONE, GET) == "NoSuchKey"
+    assert world.lets(ANONYMOUS_IDENTITY, GET)
+    assert veiled(world, ANONYMOUS_IDENTITY, GET) == "NoSuchKey"
     world.put()
-    assert not world.lets(ANYONE, GET)
+    assert not world.lets(ANONYMOUS_IDENTITY, GET)
 
 
 def test_a_missing_bucket_is_told_to_everyone() -> None:
     world = World()
-    for who in (ROOT, BOB, ANYONE, replace(ANN, bounds=(POD,))):
+    for who in (ROOT, BOB, ANONYMOUS_IDENTITY, replace(ANN, bounds=(POD,))):
         assert world.says(who, ops.GetObject("none", "k")) == "NoSuchBucket"
     assert not world.access.allows(ROOT, "s3:GetObject", "none", "k")
 
@@ -205,7 +207,7 @@ def test_deletions_are_decided_key_by_key() -> None:
 
 def test_others_get_their_turn_while_many_keys_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a key costs is up to whoever wrote the policy."""
-    monkeypatch.setattr(turns, "_SECONDS", 0.0)
+    monkeypatch.setattr(async_tasks, "_MAX_SLICE", 0.0)
     world = World(policy=to("bob", allow("s3:*", "arn:aws:s3:::b/tmp/*")))
     had = 0
 
@@ -225,17 +227,17 @@ def test_others_get_their_turn_while_many_keys_are_decided(monkeypatch: pytest.M
     names = [f"tmp/{number}" for number in range(100)]
     keys = tuple(map(DeleteKey, names))
     assert asyncio.run(decide(world.access.sift(BOB, "b", keys, RequestContext()))) >= 99
-    readers = Readers(world.access)
+    readers = DatasetAccess(world.access)
     assert asyncio.run(decide(readers.require_keys(Caller(BOB), "b", names))) >= 99
 
 
 def test_who_has_no_right_at_all_is_refused_before_the_keys_are_read() -> None:
     operation, world = ops.DeleteObjects("b", DIGESTS), World()
     assert not world.lets(BOB, operation)
-    assert not world.lets(ANYONE, operation)
+    assert not world.lets(ANONYMOUS_IDENTITY, operation)
     assert world.lets(ANN, operation)
     world.change(acl=Acl("public-read-write"))
-    assert world.lets(ANYONE, operation)
+    assert world.lets(ANONYMOUS_IDENTITY, operation)
 
 
 def test_rights_say_what_allows_says() -> None:
@@ -248,7 +250,7 @@ def test_rights_say_what_allows_says() -> None:
         to("*", deny("s3:GetObject", Condition=secret)),
         to("bob", allow("s3:GetObject", Condition={"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}})),
     ]
-    users = [ROOT, ANN, BOB, ANYONE, replace(ANN, bounds=(POD,)), replace(ROOT, bounds=(POD,))]
+    users = [ROOT, ANN, BOB, ANONYMOUS_IDENTITY, replace(ANN, bounds=(POD,)), replace(ROOT, bounds=(POD,))]
     users += [
         replace(BOB, policies=(own(allow("s3:*", "*")),)),
         replace(ANN, policies=(own(deny("s3:*", "*")),)),
@@ -272,12 +274,12 @@ def test_rights_are_stamped_alike_only_when_they_are_alike() -> None:
     world = World(policy=to("bob", allow("s3:GetObject")))
     first, again = (world.access.rights(BOB, "s3:GetObject", "b") for _ in range(2))
     assert first.stamp == again.stamp
-    assert first.stamp != world.access.rights(ANYONE, "s3:GetObject", "b").stamp
+    assert first.stamp != world.access.rights(ANONYMOUS_IDENTITY, "s3:GetObject", "b").stamp
     assert first.allows("k")
     assert first.settled
     world.change(policy=to("bob", allow("s3:GetObject", "arn:aws:s3:::b/a*")))
     assert first.stamp != world.access.rights(BOB, "s3:GetObject", "b").stamp
-    stranger = world.access.rights(ANYONE, "s3:GetObject", "b")
+    stranger = world.access.rights(ANONYMOUS_IDENTITY, "s3:GetObject", "b")
     assert not stranger.allows("k"), "an ACL was looked at"
     assert not stranger.settled
     tagged = {"StringEquals": {"s3:ExistingObjectTag/a": "b"}}

@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from meshd.service.authorization.permissions import Need, needs
-from meshwire.checksums import BodyDigests
-from meshwire.conditions import Conditions
-from meshwire.policies.actions import ACTIONS
+from meshd.auth.required_actions import RequiredAction, required_actions
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.http_values.conditional_requests import Conditions
+from meshwire.iam.actions_and_keys import ACTIONS
 from meshwire.s3 import operations as ops
-from meshwire.s3.settings import Acl, BucketSetting
+from meshwire.s3.bucket_settings import Acl, BucketSetting
 
 HEADERS = ops.ObjectHeaders()
 DIGESTS = BodyDigests()
@@ -95,7 +95,7 @@ def test_every_operation_is_here_and_in_the_table() -> None:
 
 @pytest.mark.parametrize(("operation", "expected"), PLAIN)
 def test_needs(operation: ops.Operation, expected: str) -> None:
-    found = needs(operation)
+    found = required_actions(operation)
     names = [("src:" if need.bucket == "src" else "") + need.action.removeprefix("s3:") for need in found]
     assert names == expected.split()
     for need in found:
@@ -106,8 +106,8 @@ def test_needs(operation: ops.Operation, expected: str) -> None:
 
 @pytest.mark.parametrize(("operation", "expected"), VERSIONED)
 def test_versions_have_actions_of_their_own(operation: ops.Operation, expected: str) -> None:
-    assert [need.action.removeprefix("s3:") for need in needs(operation)] == expected.split()
-    assert {need.version for need in needs(operation)} == {"v"}
+    assert [need.action.removeprefix("s3:") for need in required_actions(operation)] == expected.split()
+    assert {need.version for need in required_actions(operation)} == {"v"}
 
 
 @pytest.mark.parametrize("setting", get_args(BucketSetting))
@@ -115,34 +115,34 @@ def test_every_setting_has_actions(setting: BucketSetting) -> None:
     kinds: list[Any] = [ops.GetBucketSetting, ops.DeleteBucketSetting]
     made = [kind("b", setting) for kind in kinds] + [ops.PutBucketSetting("b", setting, DIGESTS)]
     for operation in made:
-        [need] = needs(operation)
+        [need] = required_actions(operation)
         # Nobody may put a policy's status: there is no such action.
         assert need.action in ACTIONS or (setting == "policyStatus" and "Put" in need.action)
 
 
 def test_facts_of_listings() -> None:
-    [need] = needs(ops.ListObjects("b", 2, prefix="train/", delimiter="/", max_keys=10))
-    assert need == Need(
+    [need] = required_actions(ops.ListObjects("b", 2, prefix="train/", delimiter="/", max_keys=10))
+    assert need == RequiredAction(
         "s3:ListBucket",
         "b",
         facts={"s3:prefix": "train/", "s3:delimiter": "/", "s3:max-keys": "10"},
     )
-    [need] = needs(ops.ListMultipartUploads("b"))
+    [need] = required_actions(ops.ListMultipartUploads("b"))
     assert need.facts == {"s3:prefix": "", "s3:delimiter": ""}
 
 
 def test_facts_of_writes() -> None:
-    put, *_ = needs(ops.PutObject("b", "k", HEADERS, DIGESTS, tags={"Team": "red", "x": ""}))
+    put, *_ = required_actions(ops.PutObject("b", "k", HEADERS, DIGESTS, tags={"Team": "red", "x": ""}))
     assert put.facts == {
         "s3:objectcreationoperation": "true",
         "s3:requestobjecttag/team": "red",
         "s3:requestobjecttag/x": "",
         "s3:requestobjecttagkeys": ("Team", "x"),
     }
-    _, copy = needs(ops.UploadPartCopy("b", "k", "u", 1, SOURCE))
+    _, copy = required_actions(ops.UploadPartCopy("b", "k", "u", 1, SOURCE))
     assert copy.facts == {"s3:objectcreationoperation": "false", "s3:x-amz-copy-source": "src/s"}
 
 
 def test_resources_are_arns() -> None:
-    assert Need("a", "b", "k/x").resource == "arn:aws:s3:::b/k/x"
-    assert Need("a", "b").resource == "arn:aws:s3:::b"
+    assert RequiredAction("a", "b", "k/x").resource == "arn:aws:s3:::b/k/x"
+    assert RequiredAction("a", "b").resource == "arn:aws:s3:::b"

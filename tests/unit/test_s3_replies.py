@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.semantics.translation import translate
+from meshd.core.error_mapping import to_s3_error
+from meshd.server.response import head_bytes
 from meshd.store import errors
-from meshd.web.replies import head_bytes
-from meshwire.s3.errors import CODES, S3Error
+from meshwire.errors import CODES, S3Error
 
 NAMES = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=10)
 
@@ -37,12 +37,12 @@ def test_a_split_response_stays_one_line() -> None:
 @pytest.mark.parametrize("kind", errors.StoreError.__subclasses__())
 def test_every_error_of_the_store_has_a_word(kind: type[errors.StoreError]) -> None:
     error = kind(3) if kind is errors.InvalidPartError else kind("/secret/path is broken")
-    refusal = translate(error)
+    refusal = to_s3_error(error)
     assert isinstance(refusal, S3Error)
     assert refusal.code in CODES
     assert "/secret/path" not in refusal.message
 
 
 def test_a_full_disk_is_told_as_such() -> None:
-    refusal = translate(errors.DiskFullError("no room"))
+    refusal = to_s3_error(errors.DiskFullError("no room"))
     assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshsdk.arenas import Arena, HostMemory, slot_size
+from meshsdk.client.arena import Arena, HostMemory, slot_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from meshsdk.arguments import frame_bytes
-from meshsdk.batches import Ragged, make_batch
+from meshsdk.client.native_api import FieldSchema
+from meshsdk.datasets.batch import Frame, Ragged, make_batch, open_frame
 from meshsdk.errors import ConfigurationError, CorruptFrameError
-from meshsdk.frames import Frame, open_frame
+from meshsdk.loader.arguments import frame_bytes
+from meshsdk.loader.output_stage import make_stage
 from meshsdk.meters import Meter, Tally
-from meshsdk.native import FieldSchema
-from meshsdk.outputs import make_stage
-from meshwire import frames
+from meshwire.frame import tensor_frame
 
 if TYPE_CHECKING:
-    from meshsdk.batches import Batch
+    from meshsdk.datasets.batch import Batch
 
 
 def batch_of(arrays: dict[str, np.ndarray]) -> Batch:
@@ -117,7 +116,7 @@ def test_positions_do_not_keep_the_slot() -> None:
 
 
 def test_frames_are_checked() -> None:
-    made = frames.layout([("x", "uint8", (300,))], {"version": "1", "step": "4"})
+    made = tensor_frame.frame_layout([("x", "uint8", (300,))], {"version": "1", "step": "4"})
     body = bytearray(made.size)
     made.seal(body)
     assert open_frame(memoryview(body), 4, verify=True).arrays["x"].shape == (300,)
@@ -137,7 +136,7 @@ def test_frame_sizes_are_known_beforehand_unless_ragged() -> None:
     image, label = FieldSchema("uint8", (3, 224, 224)), FieldSchema("int64", ())
     known = frame_bytes({"image": image, "label": label}, 256)
     rows = [("image", "uint8", (256, 3, 224, 224)), ("label", "int64", (256,))]
-    real = frames.layout(
+    real = tensor_frame.frame_layout(
         [*rows, ("__pos", "int64", (256,)), ("__status", "uint8", (256,))], {"plan": "a" * 64}
     ).size
     assert real <= known <= real + 32_768

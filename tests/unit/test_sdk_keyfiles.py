@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshsdk.client.settings import load_settings
+from meshsdk.client.transport import Request, Signer
 from meshsdk.errors import ConfigurationError
-from meshsdk.settings import load_settings
-from meshsdk.transport import Request, Signer
 
 if TYPE_CHECKING:
     from pathlib import Path

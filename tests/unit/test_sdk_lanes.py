@@ -15,20 +15,27 @@ import numpy as np
 import pytest
 import torch
 
-from meshsdk.adapters import iterables
-from meshsdk.arenas import Arena, HostMemory, PinnedMemory, slot_size
-from meshsdk.doctor.checkups import settle
+from meshsdk.client.arena import Arena, HostMemory, PinnedMemory, slot_size
+from meshsdk.datasets.batch import Frame
 from meshsdk.errors import ConfigurationError
-from meshsdk.frames import Frame
-from meshsdk.lanes import CudaLane
-from meshsdk.normalizing import IMAGENET_MEAN, IMAGENET_STD, Normalize, Normalizer
-from meshsdk.outputs import DeviceStage, TorchStage, make_stage
+from meshsdk.loader import torch_iterable
+from meshsdk.loader.measurement_runs import synchronize_gpu
+from meshsdk.loader.output_stage import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    CudaCopyStream,
+    DeviceStage,
+    Normalize,
+    Normalizer,
+    TorchStage,
+    make_stage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from meshsdk.arenas import Memory
-    from meshsdk.lanes import Lane, Mark
+    from meshsdk.client.arena import Memory
+    from meshsdk.loader.output_stage import CopyEvent, DeviceCopyStream
 
 Arrays = dict[str, np.ndarray]
 
@@ -82,7 +89,9 @@ class LateMark:
         self.lane.run(self.number)
 
 
-def lane_and_mark_are_what_the_seam_says(lane: LateLane, mark: LateMark) -> tuple[Lane, Mark]:
+def lane_and_mark_are_what_the_seam_says(
+    lane: LateLane, mark: LateMark
+) -> tuple[DeviceCopyStream, CopyEvent]:
     return lane, mark
 
 
@@ -174,33 +183,33 @@ def test_a_lane_keeps_to_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "current_stream": cuda.current_stream,
     }.items():
         monkeypatch.setattr(f"torch.cuda.{name}", value)
-    lane = CudaLane("cuda")
+    lane = CudaCopyStream("cuda")
     cuda.present = 1
     tensor = types.SimpleNamespace(record_stream=lambda _: cuda.told.append(("recorded",)))
     lane.join("the mark", [tensor, tensor])
     assert cuda.told == [("waits", 0, "the mark"), ("recorded",), ("recorded",)]
     assert repr(lane) == "CudaLane(cuda:0)"
-    assert repr(CudaLane("cuda:1")) == "CudaLane(cuda:1)"
+    assert repr(CudaCopyStream("cuda:1")) == "CudaLane(cuda:1)"
     with pytest.raises(ConfigurationError, match="torch sees 2 GPUs here, the last is cuda:1"):
-        CudaLane("cuda:2")
+        CudaCopyStream("cuda:2")
     with pytest.raises(ConfigurationError, match="use 'cpu', 'cuda' or 'cuda:N'"):
-        CudaLane("cuda:first")
+        CudaCopyStream("cuda:first")
 
 
 def test_the_doctor_waits_for_the_gpu_that_batches_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.synchronize", told.append)
-    settle(DeviceStage(LateLane(device=torch.device("cuda:1"))).device)
+    synchronize_gpu(DeviceStage(LateLane(device=torch.device("cuda:1"))).device)
     assert told == [torch.device("cuda:1")]
 
 
 def test_workers_of_a_loader_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = types.SimpleNamespace(id=0, num_workers=2, seed=0)
-    monkeypatch.setattr(iterables, "get_worker_info", lambda: worker)
+    monkeypatch.setattr(torch_iterable, "get_worker_info", lambda: worker)
     loader: Any = types.SimpleNamespace(device="cuda:0", _moves=0)
     with pytest.raises(ConfigurationError, match="Leave num_workers out"):
-        iter(iterables.LoaderIterable(loader))
+        iter(torch_iterable.LoaderIterable(loader))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

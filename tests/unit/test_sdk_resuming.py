@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshsdk.attempts import Attempts
+from meshsdk.client.settings import Endpoint, RenewableKeys
+from meshsdk.client.transport import Request
 from meshsdk.errors import ConnectError
-from meshsdk.keyfiles import RenewedKeys
-from meshsdk.resuming import Place
-from meshsdk.settings import Endpoint
-from meshsdk.transport import Request
-from meshwire.plans import LoaderState
+from meshsdk.loader.inflight import RetryQueue
+from meshsdk.loader.position import Position
+from meshwire.plan.plan_spec import LoaderState
 from meshwire.sigv4 import Credential
 
 if TYPE_CHECKING:
-    from meshwire.slices import Tail
+    from meshwire.plan.loader_state import Tail
 
-START = Place(LoaderState("a" * 64, "b" * 64, 7), positions=100, batch=10, tail="pad")
+START = Position(LoaderState("a" * 64, "b" * 64, 7), positions=100, batch=10, tail="pad")
 
 
-def where(place: Place) -> tuple[int, int, int]:
+def where(place: Position) -> tuple[int, int, int]:
     return place.state.epoch, place.state.position, place.state.skips
 
 
@@ -72,8 +71,8 @@ class Crew:
 
 def test_when_all_failed_all_may_be_asked_again() -> None:
     router: Any = Crew()
-    keys = RenewedKeys("", Credential("a", "s"), lambda: 0.0)
-    attempts, request = Attempts(router, keys, 60.0), Request("GET", "/")
+    keys = RenewableKeys("", Credential("a", "s"), lambda: 0.0)
+    attempts, request = RetryQueue(router, keys, 60.0), Request("GET", "/")
     first, second = (Endpoint("http", "127.0.0.1", port, "") for port in (1, 2))
     attempts.failed(3, ConnectError("refused"), request, first, 100.0)
     assert (attempts.next, attempts.tried(3)) == (100.0, {first})  # the other one, at once

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from meshsdk.connections import parse_head
+from meshsdk.client.http_connection import parse_head
+from meshsdk.client.retry import BackOff, Patience, retryable, silence
+from meshsdk.client.transport import Request, _retry_after, read_error
 from meshsdk.errors import (
     AccessError,
     BusyError,
@@ -24,8 +26,6 @@ from meshsdk.errors import (
     SnapshotChangedError,
     server_error,
 )
-from meshsdk.retrying import BackOff, Patience, retryable, silence
-from meshsdk.transport import Request, _retry_after, read_error
 
 
 def patience(deadline: float = 100.0) -> Patience:

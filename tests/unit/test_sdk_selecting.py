@@ -8,14 +8,13 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.cli.benching import parse_op
-from meshsdk.cli.reading import parse_fields
+from meshsdk.cli.bench import parse_op
+from meshsdk.cli.cat import parse_fields
+from meshsdk.datasets.fields import check_source, fields_of_names, held_whole, select_fields
+from meshsdk.datasets.shuffle import shuffle_spec
+from meshsdk.datasets.split_mix import staged
 from meshsdk.errors import ConfigurationError
-from meshsdk.guessing import fields_of_names, held_whole
-from meshsdk.mixing import staged
-from meshsdk.orders import shuffle_spec
-from meshsdk.selecting import check_source, select_fields
-from meshwire.plans import OpSpec
+from meshwire.plan.plan_spec import OpSpec
 
 
 @pytest.mark.parametrize(

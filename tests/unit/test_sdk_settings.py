@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from meshsdk.client.settings import load_settings, parse_endpoint
 from meshsdk.errors import ConfigurationError
-from meshsdk.ranks import find_rank
-from meshsdk.settings import load_settings, parse_endpoint
+from meshsdk.loader.arguments import find_rank
 
 KEYS = {"AWS_ACCESS_KEY_ID": "envkey", "AWS_SECRET_ACCESS_KEY": "envsecret"}
 

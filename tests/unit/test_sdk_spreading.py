@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshsdk import spreading
-from meshsdk.spreading import spread
+from meshsdk.client import gather
+from meshsdk.client.gather import fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -39,12 +39,12 @@ class Nodes:
 def test_answers_come_in_the_order_of_the_items(
     owners: list[int], frame: int, ahead: int, first: int
 ) -> None:
-    before = spreading.AHEAD, spreading._FIRST
-    spreading.AHEAD, spreading._FIRST = ahead, first  # type: ignore[misc]  # small ones show more
+    before = gather.AHEAD, gather._FIRST
+    gather.AHEAD, gather._FIRST = ahead, first  # type: ignore[misc]  # small ones show more
     try:
-        found = list(spread(iter(range(len(owners))), lambda item: str(owners[item]), Nodes(frame).ask))
+        found = list(fan_out(iter(range(len(owners))), lambda item: str(owners[item]), Nodes(frame).ask))
     finally:
-        spreading.AHEAD, spreading._FIRST = before  # type: ignore[misc]
+        gather.AHEAD, gather._FIRST = before  # type: ignore[misc]
     assert found == [(str(owner), item) for item, owner in enumerate(owners)]
 
 
@@ -56,7 +56,7 @@ def test_no_more_is_taken_than_a_part_of_an_endless_source() -> None:
             taken.append(item)
             yield item
 
-    flow = spread(endless(), lambda item: str(item % 2), Nodes(8).ask)
+    flow = fan_out(endless(), lambda item: str(item % 2), Nodes(8).ask)
     assert [item for _, item in islice(flow, 5)] == [0, 1, 2, 3, 4]
-    assert len(taken) <= spreading.AHEAD + 5
+    assert len(taken) <= gather.AHEAD + 5
     flow.close()

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshsdk.cli.places import Local, Remote, Standard, parse_place, relative_name
-from meshsdk.cli.running import exit_code
-from meshsdk.cli.syncing import Entry, compare
-from meshsdk.client import object_path, query_string
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import exit_code
+from meshsdk.cli.locations import Local, Remote, Standard, parse_location, relative_name
+from meshsdk.cli.sync import Entry, compare_listings
+from meshsdk.client.s3_client import object_path, query_string
 from meshsdk.errors import ConfigurationError, ConnectError, NotFoundError
-from meshsdk.sizes import human
 
 A, B = "a" * 32, "b" * 32
 
@@ -35,7 +35,7 @@ A, B = "a" * 32, "b" * 32
     ],
 )
 def test_what_differs(ours: Entry, theirs: Entry | None, copied: bool) -> None:
-    found = compare({"x": ours}, {"x": theirs} if theirs else {}, delete=False)
+    found = compare_listings({"x": ours}, {"x": theirs} if theirs else {}, delete=False)
     assert found.copy == (("x",) if copied else ())
 
 
@@ -48,26 +48,26 @@ def test_a_touched_file_of_the_same_content_stays() -> None:
 
     source = {"new": Entry(1, 9000), "old": Entry(1, 1000), "touched": Entry(1, 9000)}
     target = {"old": Entry(1, 1000, A), "touched": Entry(1, 1000, A)}
-    assert compare(source, target, delete=False, same_content=same).copy == ("new",)
+    assert compare_listings(source, target, delete=False, same_content=same).copy == ("new",)
     assert asked == ["touched"]
 
 
 def test_deletion_only_when_asked_for() -> None:
     target = {"b": Entry(1, 0), "a": Entry(1, 0)}
-    assert compare({}, target, delete=False).delete == ()
-    assert compare({"a": Entry(1, 0)}, target, delete=True).delete == ("b",)
+    assert compare_listings({}, target, delete=False).delete == ()
+    assert compare_listings({"a": Entry(1, 0)}, target, delete=True).delete == ("b",)
 
 
 def test_places() -> None:
-    assert parse_place("s3://b/a/b.txt") == Remote("b", "a/b.txt")
-    assert parse_place("s3://b") == Remote("b", "")
-    assert parse_place("-") == Standard()
-    assert parse_place("./x") == Local(Path("x"))
+    assert parse_location("s3://b/a/b.txt") == Remote("b", "a/b.txt")
+    assert parse_location("s3://b") == Remote("b", "")
+    assert parse_location("-") == Standard()
+    assert parse_location("./x") == Local(Path("x"))
     assert Remote("b", "train").below("x") == Remote("b", "train/x")
     assert Remote("b", "").below("x") == Remote("b", "x")
     for bad in ("s3://", "http://b/x"):
         with pytest.raises(click.BadParameter):
-            parse_place(bad)
+            parse_location(bad)
 
 
 @pytest.mark.parametrize("key", ["../x", "a/../../x", "/etc/passwd", "a//b", "a/./b", "", "a\0b"])
@@ -85,7 +85,7 @@ def test_names_below() -> None:
     ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
 )
 def test_sizes_for_people(size: int, text: str) -> None:
-    assert human(size) == text
+    assert format_size(size) == text
 
 
 def test_exit_codes() -> None:
@@ -108,11 +108,11 @@ SIDES = st.dictionaries(st.sampled_from("abcde"), ENTRIES)
 
 @given(SIDES, SIDES, st.booleans())
 def test_what_was_synced_is_in_sync(source: dict[str, Entry], target: dict[str, Entry], delete: bool) -> None:
-    found = compare(source, target, delete=delete)
+    found = compare_listings(source, target, delete=delete)
     after = target | {name: replace(source[name], modified_ms=9000) for name in found.copy}
     for name in found.delete:
         del after[name]
-    again = compare(source, after, delete=delete)
+    again = compare_listings(source, after, delete=delete)
     assert (again.copy, again.delete) == ((), ())
     assert set(found.delete).isdisjoint(source)
     assert after.keys() == (source.keys() if delete else source.keys() | target.keys())

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from meshsdk import views
-from meshsdk.cli.viewing import parse_op
+from meshsdk.admin import views
+from meshsdk.cli.view import parse_op
 from meshsdk.errors import ConfigurationError
-from meshwire.shardviews import ShardsView
-from meshwire.views import parse_view
+from meshwire.views.shard_view import ShardsView
+from meshwire.views.view_kinds import parse_view
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.control.buckets import Bucket
-from meshd.service.objects.attributes import attributes
-from meshd.store.memory import MemoryStore
-from meshwire.checksums import BodyDigests
+from meshd.objects.object_metadata import object_attributes
+from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.s3 import operations as ops
+from tests.support.reference_store import MemoryStore
 from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_a_copy_of_parts_keeps_them_until_its_bytes_are_read() -> None:
 
 def told(desk: Desk, key: str, **options: Any) -> res.ObjectAttributes:
     operation = ops.GetObjectAttributes("b", key, frozenset({"ObjectParts"}), **options)
-    return attributes(desk.versions, operation)
+    return object_attributes(desk.versions, operation)
 
 
 def test_attributes_page_the_parts() -> None:

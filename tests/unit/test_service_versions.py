@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import ExtentGoneError
-from meshd.store.memory import MemoryStore
-from meshwire.conditions import Conditions
-from meshwire.s3.documents import DeleteKey
+from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.operations import ListObjectVersions
+from meshwire.s3.xml_documents import DeleteKey
+from tests.support.reference_store import MemoryStore
 from tests.unit.service_desk import NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:

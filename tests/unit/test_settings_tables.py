@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 
 from meshd.config import ConfigError, load_settings
-from meshd.service.buckets import settings
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead, parse_request
-from meshwire.s3.settings import BucketSetting
+from meshd.objects.buckets import settings
+from meshwire.errors import S3Error
+from meshwire.s3.bucket_settings import BucketSetting
+from meshwire.s3.parse_request import RequestHead, parse_request
 
 
 def admits(method: str, setting: str) -> bool:

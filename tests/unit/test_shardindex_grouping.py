@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from meshwire.columns import ColumnError, ColumnWriter, StringColumn
-from meshwire.shardindex import ShardIndex, index_tar
+from meshwire.dataset.archive_index import ShardIndex, index_tar
+from meshwire.frame.columns import ColumnError, ColumnWriter, StringColumn
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,19 @@ from awscrt.checksums import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.fields import sample_key
-from meshwire.shardforms import SourceObject
-from meshwire.tfrecords import NumberError, TfrecordShard, converted, masked, varint
+from meshwire.dataset.fields import sample_key
+from meshwire.formats.shard_bytes import (
+    NumberError,
+    SourceObject,
+    TfrecordShard,
+    convert_number,
+    encode_varint,
+    masked_crc,
+)
 from tests.unit.tfrecord_reader import check_mask, crc_by_table, example, features, records
 
 if TYPE_CHECKING:
-    from meshwire.shardforms import Piece
+    from meshwire.formats.shard_bytes import Piece
 
 names = st.text("abé/_-", min_size=1, max_size=40).filter(lambda name: not name.startswith("/"))
 extensions = st.sampled_from(["jpg", "cls", "seg.png", "json", ""])
@@ -30,12 +36,12 @@ def content(item: SourceObject) -> bytes:
 
 def piece_bytes(piece: Piece) -> bytes:
     if piece.summed:
-        whole = masked(crc32c(b"".join(piece_bytes(each) for each in piece.summed)))
+        whole = masked_crc(crc32c(b"".join(piece_bytes(each) for each in piece.summed)))
         return whole[piece.offset :][: piece.length]
     if piece.object is None:
         return piece.data
     if piece.told:
-        return converted(piece.told, NUMBERS[piece.object.etag])[piece.offset :][: piece.length]
+        return convert_number(piece.told, NUMBERS[piece.object.etag])[piece.offset :][: piece.length]
     return content(piece.object)[piece.offset - piece.object.offset :][: piece.length]
 
 
@@ -70,10 +76,10 @@ def test_any_window_of_legal_records(found: dict[str, dict[str, int]], data: st.
 
 def test_the_numbers_of_the_wire() -> None:
     # The varint of 300 is protobuf's own example; the CRC of nine digits is the catalogue's check value.
-    assert varint(300) == b"\xac\x02"
-    assert [len(varint(value)) for value in (0, 127, 128, 16_383, 16_384)] == [1, 1, 2, 2, 3]
+    assert encode_varint(300) == b"\xac\x02"
+    assert [len(encode_varint(value)) for value in (0, 127, 128, 16_383, 16_384)] == [1, 1, 2, 2, 3]
     assert crc_by_table(b"123456789") == 0xE3069283
-    check_mask(masked(0xE3069283), b"123456789")
+    check_mask(masked_crc(0xE3069283), b"123456789")
 
 
 def test_files_told_as_numbers() -> None:
@@ -106,4 +112,4 @@ def test_files_told_as_numbers() -> None:
 )
 def test_what_is_no_number(kind: str, text: bytes) -> None:
     with pytest.raises(NumberError, match=f"is no {kind}"):
-        converted(kind, text)
+        convert_number(kind, text)

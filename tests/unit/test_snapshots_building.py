@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshwire.columns import ColumnError
-from meshwire.documents import PlanError
-from meshwire.fields import parse_fields
-from meshwire.frames import parse_header
-from meshwire.shardindex import index_tar
-from meshwire.snapshots import (
-    SAMPLES_A_SHARD,
+from meshwire.dataset.archive_index import index_tar
+from meshwire.dataset.build_snapshot import (
+    SAMPLES_PER_SHARD,
     BytesColumn,
     EmptySnapshotError,
     LabelColumn,
@@ -22,10 +18,14 @@ from meshwire.snapshots import (
     build_from_objects,
     build_from_tars,
 )
-from meshwire.tars import TarMember
+from meshwire.dataset.fields import parse_fields
+from meshwire.formats.tar import TarMember
+from meshwire.frame.columns import ColumnError
+from meshwire.frame.tensor_frame import parse_frame_header
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshwire.shardindex import ShardIndex
+    from meshwire.dataset.archive_index import ShardIndex
 
 FIELDS = parse_fields({"image": ["jpg", "jpeg"], "label": {"class": "prefix"}})
 SIDECAR = parse_fields({"image": "jpg", "label": "cls"})
@@ -94,11 +94,11 @@ def test_the_preferred_extension_wins() -> None:
 
 
 def test_shards_of_plain_objects_are_runs() -> None:
-    keys = [f"c/{number:05}.jpg" for number in range(2 * SAMPLES_A_SHARD + 5)]
+    keys = [f"c/{number:05}.jpg" for number in range(2 * SAMPLES_PER_SHARD + 5)]
     snapshot = build_from_objects(listing(*keys), source="s3://b", fields=FIELDS).snapshot
-    assert np.diff(snapshot.shard_starts).tolist() == [SAMPLES_A_SHARD, SAMPLES_A_SHARD, 5]
-    whole = build_from_objects(listing(*keys[:SAMPLES_A_SHARD]), source="s3://b", fields=FIELDS).snapshot
-    assert whole.shard_starts.tolist() == [0, SAMPLES_A_SHARD]
+    assert np.diff(snapshot.shard_starts).tolist() == [SAMPLES_PER_SHARD, SAMPLES_PER_SHARD, 5]
+    whole = build_from_objects(listing(*keys[:SAMPLES_PER_SHARD]), source="s3://b", fields=FIELDS).snapshot
+    assert whole.shard_starts.tolist() == [0, SAMPLES_PER_SHARD]
 
 
 def test_tars_are_read_by_offset() -> None:
@@ -196,7 +196,7 @@ def test_any_change_of_content_changes_the_hash() -> None:
 
 def poke(document: bytes, column: str, value: Any) -> bytes:
     changed = bytearray(document)
-    parse_header(document).tensors[column].view(changed)[0] = value
+    parse_frame_header(document).tensors[column].view(changed)[0] = value
     return bytes(changed)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.sniffing import look, numbers
+from meshwire.formats.content_sniffing import identify_content, identify_numbers
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from meshwire.sniffing import look, numbers
     ],
 )
 def test_what_is_recognised(data: bytes, what: str) -> None:
-    found = look(data)
+    found = identify_content(data)
     assert found is not None
     assert found.what == what
 
@@ -44,20 +44,20 @@ def test_what_is_recognised(data: bytes, what: str) -> None:
     ],
 )
 def test_numbers_are_recognised_by_their_source(kind: str, data: bytes, fix: str) -> None:
-    found = numbers(kind, data)
+    found = identify_numbers(kind, data)
     assert found is not None
     assert fix in found.fix.format(field="x")
-    assert numbers("objects", data) is None
+    assert identify_numbers("objects", data) is None
 
 
 @pytest.mark.parametrize(
     ("kind", "data"), [("tfrecord", b"\x12 text"), ("tfrecord", b""), ("parquet", b"text")]
 )
 def test_other_values_are_no_numbers(kind: str, data: bytes) -> None:
-    assert numbers(kind, data) is None
+    assert identify_numbers(kind, data) is None
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_have_a_look_or_none(data: bytes) -> None:
-    found = look(data)
+    found = identify_content(data)
     assert found is None or found.fix.format(field="x")

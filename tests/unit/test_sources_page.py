@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshsdk.opening import KINDS
+from meshsdk.open_dataset import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sources.md").read_text()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.net.peers import PeerUnreachableError
-from meshd.web import splicing
-from meshd.web.splicing import Splice
+from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.server.proxy import splice
+from meshd.server.proxy.splice import Splice
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -119,7 +119,7 @@ def test_source_that_ends_early_is_told(ends: Ends) -> None:
 
 def test_drain_that_is_gone_is_told_and_its_pipe_not_used_again(ends: Ends) -> None:
     async def work() -> None:
-        splicing._Pipe._kept.clear()
+        splice._Pipe._kept.clear()
         ends.begin(len(BODY))
         giving = asyncio.create_task(asyncio.get_running_loop().sock_sendall(ends.given, BODY))
         await take(ends.taken, 1 << 20, 1 << 20)
@@ -127,7 +127,7 @@ def test_drain_that_is_gone_is_told_and_its_pipe_not_used_again(ends: Ends) -> N
         assert isinstance(await ends.end(), OSError)
         giving.cancel()
         await asyncio.gather(giving, return_exceptions=True)
-        assert all(_holds_nothing(pipe.reader) for pipe in splicing._Pipe._kept)
+        assert all(_holds_nothing(pipe.reader) for pipe in splice._Pipe._kept)
 
     run(work)
 
@@ -153,7 +153,7 @@ def test_closed_it_moves_nothing_and_says_nothing(ends: Ends) -> None:
 
 
 def test_nobody_moves_for_too_long(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splicing, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(splice, "_IDLE_SECONDS", 0.05)
 
     async def work() -> None:
         ends.begin(1000)

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshd.store.engine.member_header import (
+    RESERVE,
+    Member,
+    parse_member_header,
+    render_member_header,
+    safe_name,
+    stamp_text,
+)
 from meshd.store.errors import MetadataTooLargeError
-from meshd.store.listing import common_prefix, successor
-from meshd.store.members import RESERVE, Member, parse, render, safe_name, stamp_text
-from meshwire.tars import scan
+from meshd.store.index.listing import common_prefix, successor
+from meshwire.formats.tar import scan_tar
 
 if TYPE_CHECKING:
-    from meshwire.tars import TarMember
+    from meshwire.formats.tar import TarMember
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300)
@@ -22,7 +29,7 @@ NAMES = st.dictionaries(TEXT, TEXT, max_size=3)
 
 
 def scanned(header: bytes, size: int) -> TarMember:
-    return next(scan(lambda offset, length: header[offset : offset + length], 0, len(header) + size))
+    return next(scan_tar(lambda offset, length: header[offset : offset + length], 0, len(header) + size))
 
 
 @given(KEYS, TEXT, NAMES, NAMES, st.booleans())
@@ -33,9 +40,9 @@ def test_what_is_rendered_is_parsed(
     member = Member(
         stamp_text(7), "object", "bucket", key, 5, etag, 99_000, headers, metadata, file=3, at=512
     )
-    header = render(member, 11, reserve=RESERVE if own else None)
+    header = render_member_header(member, 11, reserve=RESERVE if own else None)
     found = scanned(header, 11)
-    assert parse(found) == member
+    assert parse_member_header(found) == member
     assert (found.size, found.mtime, found.name) == (11, 99, safe_name("bucket", key))
     assert not own or found.data_offset == RESERVE
 
@@ -44,10 +51,10 @@ def test_what_is_rendered_is_parsed(
 @settings(max_examples=100, deadline=None)
 def test_a_changed_byte_never_makes_another_member(at: int, change: int) -> None:
     member = Member(stamp_text(7), "object", "bucket", "key", 5, "etag", 99_000, file=3, at=512)
-    header = bytearray(render(member, 11))
+    header = bytearray(render_member_header(member, 11))
     header[at] ^= change
     try:
-        found = parse(scanned(bytes(header), 11))
+        found = parse_member_header(scanned(bytes(header), 11))
     except ValueError:
         return
     assert found in (None, member)
@@ -66,7 +73,7 @@ def test_names_mislead_no_tool(key: str) -> None:
 def test_too_much_metadata_is_refused() -> None:
     member = Member(stamp_text(7), "object", "b", "k", metadata={"m": "x" * RESERVE})
     with pytest.raises(MetadataTooLargeError, match="shorten the metadata"):
-        render(member, 1)
+        render_member_header(member, 1)
 
 
 @given(st.text(min_size=1).map(str.encode), st.binary(max_size=5))

@@ -10,12 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.columns import ColumnError
-from meshwire.documents import PlanError
-from meshwire.fields import parse_fields
-from meshwire.lines import LineIndex, build_from_lines, index_lines
-from meshwire.shardindex import index_tar
-from meshwire.snapshots import (
+from meshwire.dataset.archive_index import index_tar
+from meshwire.dataset.build_snapshot import (
     BytesColumn,
     EmptySnapshotError,
     LabelColumn,
@@ -23,8 +19,19 @@ from meshwire.snapshots import (
     build_from_objects,
     build_from_tars,
 )
-from meshwire.structures import joined, keep, relabel, relative_names, rename, select
-from meshwire.tars import TarMember
+from meshwire.dataset.derive import (
+    join_snapshots,
+    keep_samples,
+    relabel_classes,
+    relative_names,
+    rename_fields,
+    select_fields,
+)
+from meshwire.dataset.fields import parse_fields
+from meshwire.formats.json_lines import LineIndex, build_from_lines, index_lines
+from meshwire.formats.tar import TarMember
+from meshwire.frame.columns import ColumnError
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,11 +72,11 @@ def keys_of(snapshot: Snapshot, field: str) -> list[str]:
 
 
 def test_selected_fields_leave_no_objects_behind() -> None:
-    few = same(select(photos(), ["image", "label"]))
+    few = same(select_fields(photos(), ["image", "label"]))
     assert sorted(few.fields) == ["image", "label"]
     assert (few.samples, len(few.objects)) == (6, 6)
     assert keys_of(few, "image") == keys_of(photos(), "image")
-    assert few.hash == select(photos(), ["label", "image", "label"]).hash
+    assert few.hash == select_fields(photos(), ["label", "image", "label"]).hash
     alone = of_objects(
         "s3://photos/train",
         [f"train/{kind}/{number}.jpg" for kind in "ab" for number in range(3)],
@@ -80,25 +87,25 @@ def test_selected_fields_leave_no_objects_behind() -> None:
 
 
 def test_renamed_fields_keep_their_content() -> None:
-    named = same(rename(photos(), {"image": "picture", "label": "animal"}))
+    named = same(rename_fields(photos(), {"image": "picture", "label": "animal"}))
     assert sorted(named.fields) == ["animal", "picture", "text"]
     assert keys_of(named, "picture") == keys_of(photos(), "image")
-    assert rename(named, {"picture": "image", "animal": "label"}).hash == photos().hash
-    swapped = same(rename(photos(), {"image": "text", "text": "image"}))
+    assert rename_fields(named, {"picture": "image", "animal": "label"}).hash == photos().hash
+    swapped = same(rename_fields(photos(), {"image": "text", "text": "image"}))
     assert keys_of(swapped, "image") == keys_of(photos(), "text")
 
 
 def test_wrong_fields_are_refused() -> None:
     for wrong, complaint in [(["imag"], "did you mean 'image'"), (["label"], "a label alone")]:
         with pytest.raises(PlanError, match=complaint):
-            select(photos(), wrong)
+            select_fields(photos(), wrong)
     for names, complaint in [
         ({"imag": "x"}, "did you mean 'image'"),
         ({"image": "text"}, "one name"),
         ({"image": "no-name"}, "letters, digits"),
     ]:
         with pytest.raises(PlanError, match=complaint):
-            rename(photos(), names)
+            rename_fields(photos(), names)
 
 
 # --- samples ---------------------------------------------------------------------------------------------
@@ -107,28 +114,28 @@ def test_wrong_fields_are_refused() -> None:
 def test_kept_samples_keep_order_classes_and_shards() -> None:
     many = of_objects("s3://b/", [f"{number:05}.x" for number in range(3000)], x="x")
     kept = np.array([3, 5, 1024, 2999])
-    few = same(keep(many, kept))
+    few = same(keep_samples(many, kept))
     assert keys_of(few, "x") == [f"b/{number:05}.x" for number in kept]
     assert few.shard_starts.tolist() == [0, 2, 3, 4]
-    gone = same(keep(many, np.array([0, 2999])))
+    gone = same(keep_samples(many, np.array([0, 2999])))
     assert gone.shard_starts.tolist() == [0, 1, 2]
-    some = keep(photos(), np.array([4, 5]))
+    some = keep_samples(photos(), np.array([4, 5]))
     label = some.fields["label"]
     assert isinstance(label, LabelColumn)
     assert (label.classes, label.values.tolist()) == (("a", "b"), [1, 1])
     with pytest.raises(EmptySnapshotError, match="none of the 3000"):
-        keep(many, np.zeros(0, np.int64))
+        keep_samples(many, np.zeros(0, np.int64))
 
 
 def test_classes_are_renamed_merged_and_left_out() -> None:
-    one = same(relabel(photos(), {"label": {"a": "z"}}).snapshot)
+    one = same(relabel_classes(photos(), {"label": {"a": "z"}}).snapshot)
     label = one.fields["label"]
     assert isinstance(label, LabelColumn)
     assert (label.classes, label.values.tolist()) == (("b", "z"), [1, 1, 1, 0, 0, 0])
-    merged = relabel(photos(), {"label": {"a": "b"}}).snapshot.fields["label"]
+    merged = relabel_classes(photos(), {"label": {"a": "b"}}).snapshot.fields["label"]
     assert isinstance(merged, LabelColumn)
     assert (merged.classes, merged.values.tolist()) == (("b",), [0] * 6)
-    built = relabel(photos(), {"label": {"a": None}})
+    built = relabel_classes(photos(), {"label": {"a": None}})
     assert built.skipped == 3
     assert keys_of(same(built.snapshot), "image") == [f"photos/train/b/{number}.jpg" for number in range(3)]
     for maps, complaint in [
@@ -137,9 +144,9 @@ def test_classes_are_renamed_merged_and_left_out() -> None:
         ({"lable": {"a": "x"}}, "did you mean 'label'"),
     ]:
         with pytest.raises(PlanError, match=complaint):
-            relabel(photos(), maps)
+            relabel_classes(photos(), maps)
     with pytest.raises(EmptySnapshotError):
-        relabel(photos(), {"label": {"a": None, "b": None}})
+        relabel_classes(photos(), {"label": {"a": None, "b": None}})
 
 
 # --- joins -----------------------------------------------------------------------------------------------
@@ -155,8 +162,8 @@ def tar_snapshot() -> Snapshot:
 
 def test_two_buckets_are_joined_by_name() -> None:
     right = tar_snapshot()
-    left = select(photos(), ["image", "label"])
-    built = joined(left, right, relative_names(left), relative_names(right))
+    left = select_fields(photos(), ["image", "label"])
+    built = join_snapshots(left, right, relative_names(left), relative_names(right))
     both = same(built.snapshot)
     assert built.skipped == 4
     assert "train/a/1" in built.examples[0]
@@ -173,30 +180,32 @@ def test_two_buckets_are_joined_by_name() -> None:
         "texts": ["texts/0.tar"],
     }
     # Of a joined one again.
-    one = same(select(keep(both, np.array([1])), ["meta"]))
+    one = same(select_fields(keep_samples(both, np.array([1])), ["meta"]))
     assert one.objects.buckets == ("texts",)
     third = of_objects("s3://third/", ["a/2.cls"], cls="cls")
-    again = joined(both, third, relative_names(both), relative_names(third)).snapshot
+    again = join_snapshots(both, third, relative_names(both), relative_names(third)).snapshot
     assert same(again).objects.buckets == ("photos", "texts", "third")
 
 
 def test_what_cannot_be_joined_is_said() -> None:
     left = photos()
-    other = rename(left, {"image": "i", "text": "t", "label": "l"})
+    other = rename_fields(left, {"image": "i", "text": "t", "label": "l"})
     names = relative_names(left)
     with pytest.raises(PlanError, match="both have a field 'image'"):
-        joined(left, left, names, names)
+        join_snapshots(left, left, names, names)
     with pytest.raises(PlanError, match="have the same key 'a'"):
-        joined(left, other, names, ["a"] * 6)
+        join_snapshots(left, other, names, ["a"] * 6)
     with pytest.raises(EmptySnapshotError, match="no sample of the two"):
-        joined(left, other, names, [f"x{name}" for name in names])
+        join_snapshots(left, other, names, [f"x{name}" for name in names])
     with pytest.raises(EmptySnapshotError):
-        joined(left, other, [None] * 6, [None] * 6)
+        join_snapshots(left, other, [None] * 6, [None] * 6)
 
 
 def test_a_joined_document_that_lies_is_refused() -> None:
-    left = select(photos(), ["image"])
-    document = joined(left, tar_snapshot(), relative_names(left), ["a/0", "a/1", "a/2"]).snapshot.to_bytes()
+    left = select_fields(photos(), ["image"])
+    document = join_snapshots(
+        left, tar_snapshot(), relative_names(left), ["a/0", "a/1", "a/2"]
+    ).snapshot.to_bytes()
     for wrong in (b"[]", b"[1]", b"7", b"null"):
         with pytest.raises(ColumnError):
             Snapshot.from_bytes(document.replace(b'[\\"texts\\"]', wrong.ljust(11)))

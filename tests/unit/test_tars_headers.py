@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire import tars
-from meshwire.tars import END, TarError, member_header, padding, scan
+from meshwire.formats import tar
+from meshwire.formats.tar import END, TarError, padding, scan_tar, tar_member_header
 
 if TYPE_CHECKING:
-    from meshwire.tars import TarMember
+    from meshwire.formats.tar import TarMember
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=300)
 PAX = st.dictionaries(
@@ -25,11 +25,11 @@ PAX = st.dictionaries(
 
 
 def members(data: bytes) -> list[TarMember]:
-    return list(scan(lambda offset, length: data[offset : offset + length], 0, len(data)))
+    return list(scan_tar(lambda offset, length: data[offset : offset + length], 0, len(data)))
 
 
 def one(name: str, body: bytes, **header: object) -> bytes:
-    return member_header(name, len(body), **header) + body + bytes(padding(len(body)))  # type: ignore[arg-type]  # keywords
+    return tar_member_header(name, len(body), **header) + body + bytes(padding(len(body)))  # type: ignore[arg-type]  # keywords
 
 
 @given(
@@ -86,14 +86,14 @@ def test_tars_of_others_are_read(kind: int) -> None:
 
 def test_a_size_beyond_octal_is_kept() -> None:
     size = 9 * 8**11
-    header = member_header("big", size)
-    found = next(scan(lambda offset, length: header[offset : offset + length], 0, len(header) + size))
+    header = tar_member_header("big", size)
+    found = next(scan_tar(lambda offset, length: header[offset : offset + length], 0, len(header) + size))
     assert (found.size, found.next_offset) == (size, len(header) + size)
 
 
 def test_a_reserve_too_small_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
-        member_header("a", 1, pax={"k": "v" * 2000}, reserve=2048)
+        tar_member_header("a", 1, pax={"k": "v" * 2000}, reserve=2048)
 
 
 def _patched(data: bytes, at: int, piece: bytes) -> bytes:
@@ -162,11 +162,11 @@ def test_many_extended_headers_before_a_member_cost_what_they_weigh() -> None:
         return data[offset : offset + length]
 
     data = pax * 500
-    assert list(scan(read, 0, len(data))) == []
+    assert list(scan_tar(read, 0, len(data))) == []
     assert reads <= len(data)
 
 
 def test_nothing_is_believed_above_the_limit() -> None:
-    header = _patched(one("a", b"", pax={"k": "v"}), 124, b"%011o\0" % (tars.MAX_PAX + 1))
+    header = _patched(one("a", b"", pax={"k": "v"}), 124, b"%011o\0" % (tar.MAX_PAX + 1))
     with pytest.raises(TarError, match="not believed"):
-        next(scan(lambda offset, length: header[offset : offset + length], 0, 1 << 40))
+        next(scan_tar(lambda offset, length: header[offset : offset + length], 0, 1 << 40))

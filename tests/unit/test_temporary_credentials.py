@@ -11,20 +11,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from meshd.control.identities import Account, Ended, IdentityTable, Key, NamedPolicy, User
-from meshd.control.keyuse import KeyUse
-from meshd.control.memory import MemoryControl
-from meshd.control.nodesecret import NodeSecret
-from meshd.kit.clock import ManualClock
-from meshd.service.identities.errors import AdminError
-from meshd.service.identities.paging import iso_time
-from meshd.service.identities.revoking import Revoking
-from meshd.service.identities.temporary import SessionRequest, Sessions
-from meshwire.policies import Question, decide
-from meshwire.s3.errors import S3Error
+from meshd.auth.identities.admin_responses import AdminError, iso_time
+from meshd.auth.identities.sts_sessions import CredentialService, SessionRequest, SessionRevocation
+from meshd.control.access_keys import KeyLastUsed
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, Revocation, User
+from meshd.util.clock import ManualClock
+from meshwire.errors import S3Error
+from meshwire.iam import AccessRequest, evaluate
+from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
-    from meshd.service.identities.temporary import SessionDocument
+    from meshd.auth.identities.sts_sessions import SessionDocument
 
 
 def document(action: str, resource: str) -> str:
@@ -39,8 +37,8 @@ READ_ALL = document("s3:GetObject", "*")
 @dataclass
 class Node:
     table: IdentityTable
-    sessions: Sessions
-    use: KeyUse
+    sessions: CredentialService
+    use: KeyLastUsed
     clock: ManualClock
 
     def change(self, kind: type[Any], name: str, **changes: Any) -> None:
@@ -63,15 +61,15 @@ class Node:
     def may(self, made: SessionDocument, action: str, resource: str) -> bool:
         """Whether every bound allows it."""
         identity = self.sessions.find(made.access_key_id, made.session_token).identity
-        question = Question(action, resource, identity.user_id)
-        return all(decide((bound,), question) == "allow" for bound in identity.bounds)
+        question = AccessRequest(action, resource, identity.user_id)
+        return all(evaluate((bound,), question) == "allow" for bound in identity.bounds)
 
 
 @pytest.fixture
 def node() -> Node:
     clock = ManualClock()
     control = MemoryControl(clock)
-    table, secret = IdentityTable(control), NodeSecret(control)
+    table, secret = IdentityTable(control), ClusterSecret(control)
     entries: list[Any] = [
         User(user_id="ann", display_name="Ann"),
         Key(access_key="A1", user_id="ann", secret_key="secret-of-a1"),
@@ -90,8 +88,8 @@ def node() -> Node:
             await table.change(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
 
     asyncio.run(fill())
-    use = KeyUse(control)
-    return Node(table, Sessions(table, secret, use, clock), use, clock)
+    use = KeyLastUsed(control)
+    return Node(table, CredentialService(table, secret, use, clock), use, clock)
 
 
 def test_they_stand_for_the_user_until_they_end(node: Node) -> None:
@@ -181,7 +179,7 @@ def test_root_within_a_policy_is_root_no_more(node: Node) -> None:
     bound = node.make("AKROOT", policy=json.loads(READ_A))
     identity = node.sessions.find(bound.access_key_id, bound.session_token).identity
     assert not identity.root
-    assert decide(identity.policies, Question("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
+    assert evaluate(identity.policies, AccessRequest("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
     assert not node.may(bound, "s3:GetObject", "arn:aws:s3:::b/c")
 
 
@@ -236,15 +234,15 @@ def test_a_key_of_roots_that_is_bound_is_root_no_more(node: Node) -> None:
     node.change(Key, "AKROOT", policies=("read-a",))
     identity = node.sessions.find("AKROOT", None).identity
     assert not identity.root
-    assert decide(identity.policies, Question("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
-    assert decide(identity.bounds, Question("s3:GetObject", "arn:aws:s3:::b/c")) == "none"
+    assert evaluate(identity.policies, AccessRequest("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
+    assert evaluate(identity.bounds, AccessRequest("s3:GetObject", "arn:aws:s3:::b/c")) == "none"
 
 
 def revoke(node: Node, *, user: str = "", key: str = "", before: str = "", ahead: int = 0) -> dict[str, Any]:
     """By a node whose clock is so many seconds ahead of the others'."""
     clock = ManualClock()
     clock.advance(node.clock.now_ms() / 1000 - clock.now_ms() / 1000 + ahead)
-    revoking = Revoking(node.table, clock)
+    revoking = SessionRevocation(node.table, clock)
     return asyncio.run(revoking.of_user(user, before) if user else revoking.of_key(key, before))
 
 
@@ -313,7 +311,7 @@ def test_the_users_file_read_again_brings_none_back(node: Node) -> None:
     made = node.make("AKROOT")
     revoke(node, user="root")
     revoke(node, key="AKROOT")
-    account = Account(node.table.users()["root"], replace(node.table.keys()["AKROOT"], ended=Ended()))
+    account = Account(node.table.users()["root"], replace(node.table.keys()["AKROOT"], ended=Revocation()))
     asyncio.run(node.table.replace(frozenset({"root"}), [account], 1))
     assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
     assert node.table.keys()["AKROOT"].ended.round == 1

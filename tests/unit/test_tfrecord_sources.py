@@ -11,21 +11,16 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.testing.examples import BytesList, FloatList, Int64List, example, record
-from meshwire import examples, tfrecordsources
-from meshwire.columns import ColumnError
-from meshwire.documents import PlanError
-from meshwire.examples import ExampleError, features, numbers
-from meshwire.fields import Source, parse_fields
-from meshwire.recordindexes import RecordIndex, build_from_records
-from meshwire.snapshots import BytesColumn, EmptySnapshotError, Snapshot
-from meshwire.tfrecords import masked, varint
-from meshwire.tfrecordsources import (
-    MAX_RECORD_BYTES,
-    TfrecordError,
-    index_records,
-    is_tfrecord,
-)
+from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError, Snapshot
+from meshwire.dataset.fields import Source, parse_fields
+from meshwire.formats import tf_example, tfrecord_index
+from meshwire.formats.record_index import RecordIndex, build_from_records
+from meshwire.formats.shard_bytes import encode_varint, masked_crc
+from meshwire.formats.tf_example import ExampleError, parse_features, parse_numbers
+from meshwire.formats.tfrecord_index import MAX_RECORD_BYTES, TfrecordError, index_records, is_tfrecord
+from meshwire.frame.columns import ColumnError
+from meshwire.strict_json import PlanError
+from tests.support.tf_example_writer import BytesList, FloatList, Int64List, example, record
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 FLOAT = st.floats(width=32, allow_nan=False)
@@ -49,7 +44,9 @@ def test_features_lie_where_the_index_says_however_the_file_is_read(
     pieces = [file[a:b] for a, b in zip([0, *cuts], [*cuts, len(file)], strict=True)]
     index = RecordIndex.from_bytes(index_records(pieces, ["image", "label", ""]).to_bytes())
     assert taken(file, index, "image") == [image for image, _ in rows]
-    assert [numbers(item).tolist() for item in taken(file, index, "label")] == [[label] for _, label in rows]
+    assert [parse_numbers(item).tolist() for item in taken(file, index, "label")] == [
+        [label] for _, label in rows
+    ]
     assert taken(file, index, "") == [message(*row) for row in rows]
     assert index.numbers.tolist() == list(range(len(rows)))
 
@@ -57,19 +54,19 @@ def test_features_lie_where_the_index_says_however_the_file_is_read(
 @given(st.lists(INT64), st.lists(FLOAT))
 def test_numbers_packed_or_not(integers: list[int], floats: list[float]) -> None:
     for packed in (True, False):
-        assert numbers(Int64List(integers).feature(packed=packed)).tolist() == integers
-        assert numbers(FloatList(floats).feature(packed=packed)).tolist() == floats
-    mixed = varint(5) + b"\x08\x07"
-    assert numbers(b"\x1a\x05\x0a\x01" + mixed).tolist() == [5, 7]
+        assert parse_numbers(Int64List(integers).feature(packed=packed)).tolist() == integers
+        assert parse_numbers(FloatList(floats).feature(packed=packed)).tolist() == floats
+    mixed = encode_varint(5) + b"\x08\x07"
+    assert parse_numbers(b"\x1a\x05\x0a\x01" + mixed).tolist() == [5, 7]
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_features_or_an_error(data: bytes) -> None:
     with contextlib.suppress(ExampleError):
-        for feature in features(data).values():
+        for feature in parse_features(data).values():
             assert 0 <= feature.begin <= feature.end <= len(data)
     with contextlib.suppress(ExampleError):
-        numbers(data)
+        parse_numbers(data)
     with contextlib.suppress(TfrecordError):
         index_records([data], ["x"])
     with contextlib.suppress(ColumnError):
@@ -100,7 +97,7 @@ def test_any_damage_is_a_refusal_or_a_record_left_out(data: st.DataObject) -> No
         (b"\x1f\x8b" + b"\0" * 20, "compressed with gzip"),
         (b"no record at all", "does not begin with a length"),
         (
-            (size := struct.pack("<Q", MAX_RECORD_BYTES + 1)) + masked(crc32c(size)),
+            (size := struct.pack("<Q", MAX_RECORD_BYTES + 1)) + masked_crc(crc32c(size)),
             "has 134217729 bytes; a record has at most",
         ),
     ],
@@ -144,9 +141,9 @@ def test_records_that_are_no_samples_are_counted_with_the_reason() -> None:
 
 def test_what_would_take_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     many = example({f"x{number}": Int64List([1]) for number in range(20)})
-    monkeypatch.setattr(examples, "MAX_FEATURES", 19)
+    monkeypatch.setattr(tf_example, "MAX_FEATURES", 19)
     assert "more than 19 features" in index_records([record(many)], ["x1"]).examples[0]
-    monkeypatch.setattr(tfrecordsources, "MAX_CELLS", 9)
+    monkeypatch.setattr(tfrecord_index, "MAX_CELLS", 9)
     file = record(example({"x": Int64List([1])})) * 4
     assert index_records([file[: len(file) // 4 * 3]], ["x"]).numbers.size == 3
     with pytest.raises(TfrecordError, match=r"more than 3 records.*split it"):
@@ -169,7 +166,7 @@ def test_what_would_take_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_numbers_that_are_none(feature: bytes, complaint: str) -> None:
     with pytest.raises(ExampleError, match=complaint):
-        numbers(feature)
+        parse_numbers(feature)
 
 
 def test_a_folder_of_records_is_a_snapshot() -> None:

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from meshsdk.cli.screens import render
-from meshsdk.meters import Meter
-from meshsdk.observing import Step
-from meshsdk.scraping import parse
-from meshsdk.stalls import Stall
-from meshsdk.tops import gpus, hosts, pages, watching
-from meshsdk.tops.nodes import NodeLook
-from meshsdk.tops.pages import Figures, Job
+from meshsdk.admin.cluster_admin import parse_metrics
+from meshsdk.cli.top_tables import render_screen
+from meshsdk.meters import Meter, Stall, Step
+from meshsdk.top import gpus, hosts, shared_page, snapshot_diff
+from meshsdk.top.nodes import NodeSnapshot
+from meshsdk.top.shared_page import Figures, Job
 from tests.required import required_module
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshsdk.tops.gpus import Gpus
+    from meshsdk.top.gpus import Gpus
 
 GIB = 1 << 30
 # ruff: noqa: E501
@@ -57,9 +55,9 @@ def test_the_kernels_counters() -> None:
 
 
 def test_rates_are_differences() -> None:
-    def at(now: float, busy: int, jiffies: int, read: int, received: int) -> hosts.HostLook:
+    def at(now: float, busy: int, jiffies: int, read: int, received: int) -> hosts.HostSnapshot:
         disks, links = {"sda": hosts.Disk(read, 0, read)}, {"eth0": hosts.Link(received, 0)}
-        return hosts.HostLook(now, 2, busy, jiffies, 4 * GIB, GIB, 1.5, disks, links)
+        return hosts.HostSnapshot(now, 2, busy, jiffies, 4 * GIB, GIB, 1.5, disks, links)
 
     found = hosts.rates(at(10.0, 100, 1000, 0, 50), at(12.0, 150, 1200, 1000, 40))
     assert found.cpu == pytest.approx(0.25)
@@ -69,7 +67,7 @@ def test_rates_are_differences() -> None:
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    found = hosts.look()
+    found = hosts.read_host()
     assert found.memory > found.available > 0
     assert found.jiffies > found.busy >= 0
 
@@ -130,7 +128,7 @@ MACHINE: dict[tuple[Any, ...], Any] = {
 
 def recorded(answers: dict[tuple[Any, ...], Any] = MACHINE) -> tuple[Any, Gpus]:
     nvml: Any = Recorded(answers)
-    return nvml, gpus.look(nvml)
+    return nvml, gpus.read_gpus(nvml)
 
 
 def test_gpus_and_their_instances_apart() -> None:
@@ -159,7 +157,7 @@ def test_the_real_library_has_what_is_asked_for() -> None:
     asked = {name for name in vars(gpus.Nvml) if name.startswith("nvml")} | {"NVMLError"}
     assert {name for name in asked if not hasattr(pynvml, name)} == set()
     assert pynvml.NVML_TEMPERATURE_GPU == 0
-    found = gpus.look()
+    found = gpus.read_gpus()
     assert found.found or "no NVIDIA driver answers" in found.why
 
 
@@ -172,8 +170,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def page(name: str = "resnet") -> pages.Page:
-    made = pages.open_page(pages.describe(1, 8, "s3://photos/train/", "ab" * 32, 256, name), 100)
+def page(name: str = "resnet") -> shared_page.StatsPage:
+    made = shared_page.open_page(shared_page.describe(1, 8, "s3://photos/train/", "ab" * 32, 256, name), 100)
     assert made is not None
     return made
 
@@ -183,7 +181,7 @@ def step(number: int, since: float, until: float) -> Step:
 
 
 def read(place: Path) -> tuple[Job, Figures]:
-    [found] = pages.pages([place])
+    [found] = shared_page.read_pages([place])
     return found
 
 
@@ -207,13 +205,13 @@ def test_a_page_follows_its_loader(place: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed(place: Path) -> None:
     script = (
-        "import os\nfrom meshsdk.tops import pages\n"
+        "import os\nfrom meshsdk.top import shared_page as pages\n"
         "made = pages.open_page(pages.describe(0, 1, 's', 'p', 1, ''), 1)\nassert made\n"
         "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script], check=False, timeout=100)
     assert len(list(place.iterdir())) == 1
-    assert list(pages.pages([place])) == []
+    assert list(shared_page.read_pages([place])) == []
     made = page()
     assert [path.name for path in place.iterdir()] == [made.path.name]
     made.close()
@@ -222,10 +220,10 @@ def test_what_a_killed_process_left_is_removed(place: Path) -> None:
 def test_a_place_that_is_not_ours_is_not_used(place: Path) -> None:
     place.mkdir(mode=0o777)
     place.chmod(0o777)
-    assert pages.open_page(pages.describe(0, 1, "s", "p", 1, ""), 1) is None
+    assert shared_page.open_page(shared_page.describe(0, 1, "s", "p", 1, ""), 1) is None
     place.rmdir()
     place.symlink_to("/tmp")
-    assert pages.open_page(pages.describe(0, 1, "s", "p", 1, ""), 1) is None
+    assert shared_page.open_page(shared_page.describe(0, 1, "s", "p", 1, ""), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,7 @@ def test_a_page_of_nonsense_is_none(place: Path, content: bytes) -> None:
     (place / f"loader-{os.getpid()}-1").symlink_to("/dev/zero")
     os.mkfifo(place / f"loader-{os.getpid()}-2")
     (place / "loader-nobody").write_bytes(content)
-    assert list(pages.pages([place])) == []
+    assert list(shared_page.read_pages([place])) == []
 
 
 def test_what_a_terminal_would_obey_is_not_shown(place: Path) -> None:
@@ -257,11 +255,11 @@ def figures(now: float, **more: float) -> Figures:
     return Figures(**dict.fromkeys(Figures.__slots__, 0.0) | {"now": now} | more)
 
 
-def look(now: float, found: Figures, told: str = "") -> watching.Look:
-    scraped = NodeLook("http://a:9000", now, parse(told))
-    silent = NodeLook("http://b:9000", now, None, "connection refused")
-    return watching.Look(
-        now, hosts.look(now=now), recorded()[1], {(4711, 1.0): (job(), found)}, [scraped, silent]
+def look(now: float, found: Figures, told: str = "") -> snapshot_diff.Snapshot:
+    scraped = NodeSnapshot("http://a:9000", now, parse_metrics(told))
+    silent = NodeSnapshot("http://b:9000", now, None, "connection refused")
+    return snapshot_diff.Snapshot(
+        now, hosts.read_host(now=now), recorded()[1], {(4711, 1.0): (job(), found)}, [scraped, silent]
     )
 
 
@@ -282,13 +280,13 @@ meshd_loader_stall_seconds_total{{loader="far",stage="network"}} 0
 """
 
 
-def screen() -> watching.Screen:
+def screen() -> snapshot_diff.Screen:
     before = figures(10.0, running=5.0, samples=1000.0, batches=10.0, waited=2.0, seconds=5.0)
     after = figures(
         12.0, running=5.0, samples=1512.0, batches=12.0, waited=3.0, fetch=0.5, seconds=7.0, steady=6.0,
         steady_waited=1.5, epoch=1.0, step=12.0, steps=40.0,
     )  # fmt: skip
-    return watching.between(
+    return snapshot_diff.diff_snapshots(
         look(10.0, before, NODE.format(0, 0)), look(12.0, after, NODE.format(90, 10)), ("a note",)
     )
 
@@ -305,7 +303,7 @@ def test_a_jobs_figures_between_two_looks() -> None:
 
 def test_a_job_that_waits_is_stalled_before_its_batch_comes() -> None:
     still = figures(9.0, running=5.0, waiting=9.0, samples=1000.0, batches=10.0, waited=2.0, seconds=4.0)
-    [found] = watching.between(look(10.0, still), look(12.0, still)).jobs
+    [found] = snapshot_diff.diff_snapshots(look(10.0, still), look(12.0, still)).jobs
     assert found.state == "waiting"
     assert found.stall == pytest.approx(1.0)
     assert found.rate == pytest.approx(250)  # of the whole run
@@ -326,7 +324,7 @@ def test_nodes_and_the_jobs_that_report_to_them() -> None:
 
 def test_one_screen_and_one_document() -> None:
     out = io.StringIO()
-    Console(file=out, width=160).print(render(screen()))
+    Console(file=out, width=160).print(render_screen(screen()))
     shown = out.getvalue()
     for text in ("resnet", "H200", "MIG 1:0", "50%", "no answer", "far", "a note", "CPU", "computing"):
         assert text in shown
@@ -338,7 +336,7 @@ def test_one_screen_and_one_document() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_where_there_is_little_room_names_are_kept_and_columns_left_out(width: int) -> None:
     out = io.StringIO()
-    Console(file=out, width=width).print(render(screen()))
+    Console(file=out, width=width).print(render_screen(screen()))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     [head, *_] = [line.split() for line in lines if line.startswith("job")]

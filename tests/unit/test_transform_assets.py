@@ -9,27 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.transform import registry
-from meshd.transform.assets import (
-    Asset,
-    BadAssetError,
-    LoadedAssets,
-    MissingAssetError,
-    asset,
-    checked_asset,
-)
-from meshd.transform.fieldtypes import BYTES
+from meshd.transform.assets import Asset, BadAssetError, LoadedAssets, MissingAssetError, asset, verify_asset
+from meshd.transform.compiler import asset_digests, compile_program
+from meshd.transform.op_types import BYTES
 from meshd.transform.parameters import Parameter
-from meshd.transform.programs import asset_digests, compile_program
-from meshd.transform.reading import SourceFiles, SourceGoneError
-from meshwire.documents import PlanError
-from meshwire.plans import parse_spec
+from meshd.transform.source_files import SourceFiles, SourceGoneError
+from meshwire.plan.plan_spec import parse_spec
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.transform.fieldtypes import FieldType
-    from meshwire.randomness import KeyedRandom
+    from meshd.transform.op_types import FieldType
+    from meshwire.plan.keyed_random import KeyedRandom
 
 DATA = b"a table\n" * 10
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -114,4 +107,4 @@ def test_a_process_keeps_what_it_used_last(tmp_path: Path) -> None:
 
 def test_damaged_content_is_never_handed_on() -> None:
     with pytest.raises(SourceGoneError, match="damaged"):
-        checked_asset(DIGEST, DATA[:-1])
+        verify_asset(DIGEST, DATA[:-1])

@@ -11,17 +11,16 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from meshd.transform import registry
-from meshd.transform.builtin.colours import turn_hue
+from meshd.transform.builtin.augmentation import CHANGES, turn_hue
 from meshd.transform.builtin.geometry import affine
-from meshd.transform.builtin.policies import CHANGES
-from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
-from meshd.transform.fieldtypes import BYTES, FieldType, image
+from meshd.transform.op_chain import compile_chain
+from meshd.transform.op_types import BYTES, FieldType, image
 from meshsdk import ops
 from meshsdk.errors import ConfigurationError
-from meshwire.documents import PlanError
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec
+from meshwire.strict_json import PlanError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 _FAULTS = """
 import resource
 import numpy as np
-from meshd.transform.limiting import keep_heap
+from meshd.transform.resource_limits import keep_heap
 keep_heap(2 << 30)
 def row():
     for array in [np.empty(3 << 20, np.uint8) for _ in range(4)]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshd.transform.builtin.mixing import STEPS, blend, cut_mix, mix_up
-from meshwire.randomness import KeyedRandom
+from meshd.transform.builtin.mixup import STEPS, blend, cut_mix, mix_up
+from meshwire.plan.keyed_random import KeyedRandom
 
 GOLDEN = [
     ["0x1.fb8335689d448p-1", "0x1.ffff4459ec81ap-1"],

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.transform.chains import compile_chain
+from meshd.transform.compiler import compile_program, complete_spec, load_program
 from meshd.transform.errors import BadSampleError, OpFailedError, UnknownBuildError, UnknownOpError
-from meshd.transform.programs import compile_program, completed, load_program
+from meshd.transform.op_chain import compile_chain
 from meshd.transform.registry import OPS, operation
-from meshwire.documents import PlanError, canonical_json
-from meshwire.plans import OpSpec, parse_spec, spec_document
-from meshwire.randomness import KeyedRandom
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec, parse_spec, spec_document
+from meshwire.strict_json import PlanError, canonical_json
 
 if TYPE_CHECKING:
-    from meshd.transform.chains import Chain
+    from meshd.transform.op_chain import OpChain
 
 
 def picture(height: int = 60, width: int = 80) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -40,7 +40,7 @@ def encoded(form: str, image: Image.Image | None = None, **options: Any) -> byte
     return buffer.getvalue()
 
 
-def chain(*ops: tuple[str, dict[str, Any]], fuse: bool = True) -> Chain:
+def chain(*ops: tuple[str, dict[str, Any]], fuse: bool = True) -> OpChain:
     specs = [(i, OpSpec(name, "image", args)) for i, (name, args) in enumerate(ops)]
     return compile_chain(specs, fuse=fuse)
 
@@ -256,7 +256,7 @@ def test_npy(order: Any) -> None:
 def test_a_number_alone_is_an_npy_without_an_axis() -> None:
     data = npy(np.float32(2.5))
     spec = parse_spec({"ops": [{"op": "npy", "field": "a"}]})
-    assert completed(spec, lambda _: data).ops[0].args == {"dtype": "float32", "shape": []}
+    assert complete_spec(spec, lambda _: data).ops[0].args == {"dtype": "float32", "shape": []}
     got = rendered(data, ("npy", {"dtype": "float32", "shape": []}))
     assert (got.shape, got.tolist()) == ((), 2.5)
     with pytest.raises(BadSampleError, match=r"shape \(1,\)"):
@@ -289,14 +289,14 @@ def test_npy_that_is_not_what_the_plan_says(data: bytes) -> None:
 
 def test_the_first_sample_tells_the_dtype() -> None:
     spec = parse_spec({"ops": [{"op": "npy", "field": "a"}]})
-    found = completed(spec, lambda field: npy(np.arange(3, dtype=">i2"))).ops[0].args
+    found = complete_spec(spec, lambda field: npy(np.arange(3, dtype=">i2"))).ops[0].args
     assert found == {"dtype": "int16", "shape": [None]}
     with pytest.raises(PlanError, match="does not tell"):
-        completed(spec, lambda field: b"rubbish")
+        complete_spec(spec, lambda field: b"rubbish")
     with pytest.raises(PlanError, match="no field 'a'"):
-        compile_program(completed(spec, {"b": b""}.__getitem__), ["b"])
+        compile_program(complete_spec(spec, {"b": b""}.__getitem__), ["b"])
     given = parse_spec({"ops": [{"op": "npy", "field": "a", "args": {"dtype": "uint8"}}]})
-    assert completed(given, lambda field: b"rubbish").ops[0].args == {"dtype": "uint8"}
+    assert complete_spec(given, lambda field: b"rubbish").ops[0].args == {"dtype": "uint8"}
 
 
 def test_bytes_stay_bytes() -> None:
@@ -342,7 +342,7 @@ def test_unknown_ops_and_builds() -> None:
         chain(("hflipp", {}))
     spec = parse_spec({"ops": [{"op": "hflip", "field": "image", "version": "99"}]})
     with pytest.raises(UnknownBuildError, match="version 1"):
-        completed(spec, dict[str, bytes]().__getitem__)
+        complete_spec(spec, dict[str, bytes]().__getitem__)
 
 
 def test_programs_know_their_fields() -> None:
@@ -355,7 +355,7 @@ def test_programs_know_their_fields() -> None:
 
 
 def test_a_program_travels_as_text() -> None:
-    spec = completed(parse_spec({"seed": 3, "ops": [{"op": "decode", "field": "b"}]}), lambda field: b"")
+    spec = complete_spec(parse_spec({"seed": 3, "ops": [{"op": "decode", "field": "b"}]}), lambda field: b"")
     text = canonical_json({"spec": spec_document(spec), "fields": ["a", "b"]}).decode()
     program = load_program(text)
     assert list(program.chains) == ["a", "b"]

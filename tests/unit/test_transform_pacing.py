@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.transform.pacing import WORTHWHILE, Pace
+from meshd.transform.scheduling import MIN_SLICE_SECONDS, SliceSizer
 
 
-def paced(seconds: float) -> Pace:
+def paced(seconds: float) -> SliceSizer:
     """Rows of the job take so long."""
-    pace = Pace()
+    pace = SliceSizer()
     pace.took("job", 10, 10 * seconds)
     return pace
 
@@ -38,7 +38,7 @@ def test_rows_that_cost_little_stay_together() -> None:
     assert paced(1e-5).portion("job", 32, 32, 16) == 32
     assert paced(0.0).portion("job", 32, 32, 16) == 32
     assert paced(1.0).portion("job", 32, 32, 16) == 2
-    assert Pace().portion("unheard of", 32, 32, 4) == 8
+    assert SliceSizer().portion("unheard of", 32, 32, 4) == 8
 
 
 def test_the_newest_rows_count_for_a_quarter() -> None:
@@ -52,7 +52,7 @@ def test_the_newest_rows_count_for_a_quarter() -> None:
 
 
 def test_jobs_that_are_long_gone_are_forgotten() -> None:
-    pace = Pace()
+    pace = SliceSizer()
     for number in range(1500):
         pace.took(f"job {number}", 1, 1.0)
     assert repr(pace) == "<Pace of 1000 jobs>"
@@ -74,4 +74,4 @@ def test_it_is_some_of_them_and_what_is_left_is_worth_while(
     if taken < rows:
         assert taken % 2 == 0
         assert taken * processes >= rows + more
-        assert min(taken, rows - taken) * seconds >= WORTHWHILE * 0.999
+        assert min(taken, rows - taken) * seconds >= MIN_SLICE_SECONDS * 0.999

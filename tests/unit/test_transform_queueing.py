@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from meshd.transform.queueing import EXPECTED, FairQueue, Place
+from meshd.transform.scheduling import EXPECTED, FairQueue, QueuePosition
 
 
 def test_jobs_take_turns() -> None:
@@ -107,8 +107,8 @@ def places(*, later: float) -> list[int]:
     async def run() -> list[int]:
         queue: FairQueue[int] = FairQueue()
         for position in (256, 512, 768):
-            queue.put("ann", "job", position, place=Place(10.0, 3, position))
-        queue.put("ann", "job", 0, place=Place(10.0 + later, 3, 0))
+            queue.put("ann", "job", position, place=QueuePosition(10.0, 3, position))
+        queue.put("ann", "job", 0, place=QueuePosition(10.0 + later, 3, 0))
         return [(await queue.get()).item for _ in range(4)]
 
     return asyncio.run(run())
@@ -125,10 +125,10 @@ def test_nobody_is_overtaken_for_long() -> None:
 def test_an_epoch_comes_before_the_next_and_other_jobs_are_not_concerned() -> None:
     async def run() -> list[str]:
         queue: FairQueue[str] = FairQueue()
-        queue.put("ann", "other", "o", place=Place(1.0, 9, 9))
-        queue.put("ann", "job", "next epoch", place=Place(1.0, 4, 0))
-        queue.put("ann", "job", "this epoch", place=Place(1.1, 3, 500))
-        queue.put("ann", "job", "again", first=True, place=Place(0.9, 3, 900))
+        queue.put("ann", "other", "o", place=QueuePosition(1.0, 9, 9))
+        queue.put("ann", "job", "next epoch", place=QueuePosition(1.0, 4, 0))
+        queue.put("ann", "job", "this epoch", place=QueuePosition(1.1, 3, 500))
+        queue.put("ann", "job", "again", first=True, place=QueuePosition(0.9, 3, 900))
         queue.put("ann", "job", "unplaced")
         return [(await queue.get()).item for _ in range(5)]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.transform.compiler import compile_program
 from meshd.transform.messages import RenderRequest, Row
-from meshd.transform.programs import compile_program
-from meshd.transform.reading import AHEAD, SourceFiles, SourceGoneError
-from meshd.transform.rendering import SliceRenderer
-from meshwire.plans import parse_spec
+from meshd.transform.slice_renderer import SliceRenderer
+from meshd.transform.source_files import READAHEAD_BYTES, SourceFiles, SourceGoneError
+from meshwire.plan.plan_spec import parse_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_told_of_when_it_is_read(begun: list[tuple[int, int
 
 def test_no_more_is_begun_than_a_bound(begun: list[tuple[int, int]], data: str) -> None:
     files = SourceFiles()
-    half = AHEAD // 2
+    half = READAHEAD_BYTES // 2
     files.expect([(data, 0, half), (data, 1, half), (data, 2, 1)])
     assert begun == [(0, half), (1, half)]
     files.close()

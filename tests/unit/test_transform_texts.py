@@ -15,15 +15,15 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from meshd.transform.assets import Asset
-from meshd.transform.chains import compile_chain
+from meshd.transform.compiler import complete_spec
 from meshd.transform.errors import BadSampleError
-from meshd.transform.programs import completed
-from meshwire.documents import PlanError
-from meshwire.plans import OpSpec, parse_spec
-from meshwire.randomness import KeyedRandom
+from meshd.transform.op_chain import compile_chain
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.plan_spec import OpSpec, parse_spec
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshd.transform.chains import Chain
+    from meshd.transform.op_chain import OpChain
 
 DIGEST = "a" * 64
 Op = tuple[str, Mapping[str, Any]]
@@ -48,7 +48,7 @@ def small_tokenizer(**changes: Any) -> bytes:
     return json.dumps(document | changes).encode()
 
 
-def chain(*ops: Op, data: bytes = b"") -> Chain:
+def chain(*ops: Op, data: bytes = b"") -> OpChain:
     specs = [(i, OpSpec(name, "x", args)) for i, (name, args) in enumerate(ops)]
     return compile_chain(specs, load=lambda digest: Asset(digest, data or small_tokenizer()))
 
@@ -267,7 +267,7 @@ def test_arrays_are_normalised_by_column() -> None:
 
 def test_npz_gives_the_array_of_a_name() -> None:
     data = npz(a=np.arange(6).reshape(2, 3), b=np.ones(2, np.float32))
-    args = completed(
+    args = complete_spec(
         parse_spec({"ops": [{"op": "npz", "field": "x", "args": {"name": "a"}}]}), lambda _: data
     )
     assert args.ops[0].args == {"name": "a", "dtype": "int64", "shape": [None, None]}
@@ -302,7 +302,7 @@ def test_npz_that_lies_is_a_bad_sample() -> None:
 def test_safetensors_gives_the_tensor_of_a_name() -> None:
     data = save({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.ones(2, np.float32)})
     spec = parse_spec({"ops": [{"op": "safetensors", "field": "x", "args": {"name": "a"}}]})
-    args = completed(spec, lambda _: data).ops[0].args
+    args = complete_spec(spec, lambda _: data).ops[0].args
     assert args == {"name": "a", "dtype": "int16", "shape": [None, None]}
     assert rendered(data, ("safetensors", args)).tolist() == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(BadSampleError, match="no tensor 'c'; it has 'a, b'"):

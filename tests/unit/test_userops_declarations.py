@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshwire.declarations import (
+from meshwire.plan.op_declarations import (
     BYTES,
     Argument,
     ValueType,
     checked_argument,
     checked_module,
-    extents,
     is_user_op,
+    output_shape,
     parse_declaration,
     parse_declarations,
     split_name,
 )
-from meshwire.documents import PlanError
-from meshwire.userops import MARK, array, image, op
+from meshwire.plan.op_decorator import MARK, array, image, op
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshwire.declarations import Declaration
+    from meshwire.plan.op_declarations import OpDeclaration
 
 
 @op(input=image("h", "w", 3), output=array("float32", ("h", "w", "depth")), seconds=2)
@@ -39,7 +39,7 @@ def lifted(
     return pixels
 
 
-LIFTED: Declaration = getattr(lifted, MARK)
+LIFTED: OpDeclaration = getattr(lifted, MARK)
 
 
 def test_a_function_declares_its_arguments_by_its_signature() -> None:
@@ -115,17 +115,17 @@ def test_a_module_has_ops_each_under_one_name() -> None:
 
 
 def test_named_extents_are_the_inputs_or_an_arguments() -> None:
-    assert extents(LIFTED, (4, None, 3), {"depth": 5}) == (4, None, 5)
+    assert output_shape(LIFTED, (4, None, 3), {"depth": 5}) == (4, None, 5)
     with pytest.raises(ValueError, match="axis 2 must have 3, not 1"):
-        extents(LIFTED, (4, None, 1), {"depth": 5})
+        output_shape(LIFTED, (4, None, 1), {"depth": 5})
     with pytest.raises(ValueError, match="axis 0 must have 4, not a size that differs"):
-        extents(replace(LIFTED, input=array("uint8", (4, "w", "h"))), (None, 2, 2), {"depth": 5})
+        output_shape(replace(LIFTED, input=array("uint8", (4, "w", "h"))), (None, 2, 2), {"depth": 5})
     with pytest.raises(ValueError, match="takes 3 axes, not 2"):
-        extents(LIFTED, (4, 3), {"depth": 5})
+        output_shape(LIFTED, (4, 3), {"depth": 5})
     square = replace(LIFTED, input=array("uint8", ("h", "h")), output=array("uint8", ("h",)))
-    assert extents(square, (4, 4), {"depth": 1}) == (4,)
+    assert output_shape(square, (4, 4), {"depth": 1}) == (4,)
     with pytest.raises(ValueError, match="axis 1 is 'h' and must have 4, not 5"):
-        extents(square, (4, 5), {"depth": 1})
+        output_shape(square, (4, 5), {"depth": 1})
 
 
 @pytest.mark.parametrize(

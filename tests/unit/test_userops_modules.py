@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from meshd.assembly.errors import BatchError
-from meshd.control.memory import MemoryControl
-from meshd.control.modules import Build, ModuleTable, PushedModule
-from meshd.kit.clock import ManualClock
-from meshd.service.authorization.access import Access, Identity
-from meshd.service.authorization.permissions import Need
-from meshd.service.batches.userops import MAX_BUILDS, MAX_DRAFTS, _with
+from meshd.auth.authorizer import Authorizer, Identity
+from meshd.auth.required_actions import RequiredAction
+from meshd.batches.user_modules import MAX_BUILDS, MAX_DRAFTS, _with
+from meshd.control.user_modules import Build, ModuleTable, PushedModule
+from meshd.core.api_errors import BatchError
 from meshd.transform.assets import Asset
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
-from meshd.transform.fieldtypes import BYTES as BYTES_FIELD
-from meshd.transform.fieldtypes import FieldType, image
-from meshd.transform.userops.modules import Modules, document, parse_module
-from meshwire.declarations import parse_declarations
-from meshwire.policies import PolicyError, parse_policy
-from meshwire.s3.errors import S3Error
+from meshd.transform.op_types import BYTES as BYTES_FIELD
+from meshd.transform.op_types import FieldType, image
+from meshd.transform.sandbox.user_modules import UserModuleCache, encode_module, parse_module
+from meshd.util.clock import ManualClock
+from meshwire.errors import S3Error
+from meshwire.iam import PolicyError, parse_policy
+from meshwire.plan.op_declarations import parse_declarations
+from tests.support.reference_control import MemoryControl
 
 
 def build(number: int, *, draft: bool = False) -> Build:
@@ -92,11 +92,11 @@ def policy(effect: str, action: str, resource: str) -> Any:
     return parse_policy(json.dumps({"Version": "2012-10-17", "Statement": statement}), kind="identity")
 
 
-PUSH = Need("mesh:PushOp", arn="arn:aws:mesh:::op/mine")
+PUSH = RequiredAction("mesh:PushOp", arn="arn:aws:mesh:::op/mine")
 
 
-def may(identity: Identity, need: Need = PUSH) -> bool:
-    access = Access(object(), ManualClock())  # type: ignore[arg-type]  # no bucket is asked for
+def may(identity: Identity, need: RequiredAction = PUSH) -> bool:
+    access = Authorizer(object(), ManualClock())  # type: ignore[arg-type]  # no bucket is asked for
     try:
         access.require(identity, need)
     except S3Error:
@@ -153,10 +153,10 @@ DECLARED = parse_declarations(
 )
 
 
-def known() -> tuple[Modules, str]:
-    data = document("source", DECLARED)
+def known() -> tuple[UserModuleCache, str]:
+    data = encode_module("source", DECLARED)
     module = parse_module("mine", data)
-    modules = Modules()
+    modules = UserModuleCache()
     modules.read_from(lambda digest: Asset(digest, data))
     return modules, module.version
 
@@ -192,9 +192,9 @@ def test_what_is_not_there_is_named() -> None:
     with pytest.raises(UnknownBuildError, match=r"ops\[3\].version: .* is no version"):
         modules.find("mine/planes", "1", "ops[3]")
     with pytest.raises(UnknownBuildError, match="push the same file again"):
-        Modules().find("mine/planes", version, "")
+        UserModuleCache().find("mine/planes", version, "")
     for data in (b"", b"[]", b"{}", b'{"format": 1, "ops": 1, "source": ""}', b"\xff"):
-        modules = Modules()
+        modules = UserModuleCache()
         modules.read_from(lambda digest, data=data: Asset(digest, data))  # type: ignore[misc]
         with pytest.raises(UnknownBuildError, match="no build of"):
             modules.find("mine/planes", version, "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshd.config import ConfigError
-from meshd.control.keypairs import check_keys
-from meshd.runtime.credentials import RootCredentials
-from meshd.runtime.users import parse_users
+from meshd.control.access_keys import check_keys
+from meshd.process.root_credentials import RootCredentials
+from meshd.process.users_file import parse_users
 
 GOOD = b"""
 - user_id: ann

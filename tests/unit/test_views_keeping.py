@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.assembly.catalog import RESERVED_BUCKET
-from meshd.kit.clock import ManualClock
-from meshd.service.documents.uses import UseFile
-from meshd.service.views.keeping import ResultKeeper, cutoff
-from meshd.store.memory import MemoryStore
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.documents.inventory import UsageFile
 from meshd.store.records import Meta
+from meshd.util.clock import ManualClock
+from meshd.views.transform_results import ResultEvictor, eviction_cutoff
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(0, 100)), st.integers(0, 2000))
 def test_the_newest_stay_and_fit(made: dict[int, int], limit: int) -> None:
-    first = cutoff(made, limit)
+    first = eviction_cutoff(made, limit)
     kept = {minute: size for minute, size in made.items() if minute >= first}
     newest = max(made, default=0)
     assert sum(kept.values()) <= limit or set(kept) == {newest}
@@ -32,7 +32,7 @@ def test_the_newest_stay_and_fit(made: dict[int, int], limit: int) -> None:
 
 def test_what_was_read_long_ago_goes_and_nothing_else_does(tmp_path: Path) -> None:
     clock = ManualClock()
-    store, uses = MemoryStore(clock), UseFile(tmp_path / "uses", clock)
+    store, uses = MemoryStore(clock), UsageFile(tmp_path / "uses", clock)
 
     async def put(key: str, size: int) -> None:
         writer = store.writer(RESERVED_BUCKET, key, size=size)
@@ -45,7 +45,7 @@ def test_what_was_read_long_ago_goes_and_nothing_else_does(tmp_path: Path) -> No
             await put(f"views/a/{9 - number}", 100)
             clock.advance(120.0)
         uses.note("views/a/9")  # the oldest of them
-        keeper = ResultKeeper(store, uses, 500)
+        keeper = ResultEvictor(store, uses, 500)
         assert await keeper.sweep() == 6
         assert await keeper.sweep() == 0
 
@@ -57,7 +57,7 @@ def test_what_was_read_long_ago_goes_and_nothing_else_does(tmp_path: Path) -> No
 
 def test_uses_are_seen_by_other_processes_and_kept(tmp_path: Path) -> None:
     clock = ManualClock()
-    first, second = UseFile(tmp_path / "uses", clock), UseFile(tmp_path / "uses", clock)
+    first, second = UsageFile(tmp_path / "uses", clock), UsageFile(tmp_path / "uses", clock)
     first.note("views/a")
     clock.advance(600)
     second.note("views/b")

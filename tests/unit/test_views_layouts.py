@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.kit.clock import ManualClock
-from meshd.service.archives.reading import Archives
-from meshd.service.views.shards.reading import ShardReader
-from meshd.store.memory import MemoryStore
+from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Meta
-from meshd.testing.local_objects import local_objects
-from meshwire.s3.errors import S3Error
+from meshd.util.clock import ManualClock
+from meshd.views.shards.reader import ShardReader
+from meshwire.errors import S3Error
 from meshwire.s3.operations import ListObjects
-from meshwire.shardviews import ShardsView
-from meshwire.views import parse_view
+from meshwire.views.shard_view import ShardsView
+from meshwire.views.view_kinds import parse_view
+from tests.support.reference_store import MemoryStore
+from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.service.views.kinds import Made
     from meshd.store.records import Record
+    from meshd.views.view_kind import AssembledObject
 
 
 class Counted(MemoryStore):
@@ -44,9 +44,9 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = Counted(self.clock)
-        objects = local_objects(self.store)
+        objects = single_node_objects(self.store)
         self.reader = ShardReader(
-            self.store, self.clock, Archives(self.store, lambda _: None, objects), objects
+            self.store, self.clock, ArchiveService(self.store, lambda _: None, objects), objects
         )
 
     async def put(self, key: str, body: bytes, bucket: str = "bkt") -> None:
@@ -54,7 +54,7 @@ class World:
         await writer.write(body)
         await writer.commit(Meta(f"e{len(body)}-{body[:8].hex()}"))
 
-    async def body(self, made: Made) -> bytes:
+    async def body(self, made: AssembledObject) -> bytes:
         found = b""
         async for spans in made.groups(0, made.record.size):
             found += b"".join(os.pread(span.fd, span.length, span.offset) for span in spans)

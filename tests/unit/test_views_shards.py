@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.documents import PlanError
-from meshwire.fields import sample_key
-from meshwire.samples import Evaluation
-from meshwire.shardforms import SourceObject, TarShard
-from meshwire.shardlayouts import lay_out
-from meshwire.shardviews import ShardsView
-from meshwire.views import parse_view
+from meshwire.dataset.fields import sample_key
+from meshwire.formats.shard_bytes import SourceObject, TarShard
+from meshwire.strict_json import PlanError
+from meshwire.views.samples import Evaluation
+from meshwire.views.shard_view import ShardsView, lay_out_shards
+from meshwire.views.view_kinds import parse_view
 
 if TYPE_CHECKING:
-    from meshwire.shardforms import Shard
-    from meshwire.shardlayouts import ShardLayout
+    from meshwire.formats.shard_bytes import Shard
+    from meshwire.views.shard_view import ShardLayout
 
 names = st.text("abcé/._-", min_size=1, max_size=120).filter(lambda name: not name.startswith("/"))
 
@@ -75,7 +74,7 @@ def listing(count: int) -> list[SourceObject]:
 def test_every_sample_once_and_whole(document: dict[str, Any]) -> None:
     view = parse_view({"kind": "shards", **document}, "b")
     assert isinstance(view, ShardsView)
-    layout = lay_out(view, listing(50))
+    layout = lay_out_shards(view, listing(50))
     members = [member for shard in layout.shards.values() for member in shard.members]
     assert sorted(members) == listing(50)
     for shard in layout.shards.values():
@@ -84,7 +83,7 @@ def test_every_sample_once_and_whole(document: dict[str, Any]) -> None:
         if "count" in document:
             assert len(set(stems)) <= document["count"]
     assert list(layout.shards) == sorted(layout.shards)
-    assert layout.shards == lay_out(view, listing(50)).shards
+    assert layout.shards == lay_out_shards(view, listing(50)).shards
 
 
 def test_new_data_moves_no_sample_to_the_other_part() -> None:
@@ -92,7 +91,7 @@ def test_new_data_moves_no_sample_to_the_other_part() -> None:
     assert isinstance(view, ShardsView)
 
     def part_of(count: int) -> dict[str, str]:
-        shards = lay_out(view, listing(count)).shards.values()
+        shards = lay_out_shards(view, listing(count)).shards.values()
         return {member.key: shard.key.partition("/")[0] for shard in shards for member in shard.members}
 
     before, after = part_of(30), part_of(60)
@@ -110,7 +109,7 @@ def test_a_shard_is_named_by_its_content() -> None:
 def test_shuffling_is_a_permutation_by_seed() -> None:
     def order(seed: int | None) -> list[str]:
         view = ShardsView("b", count=1000, shuffle=seed)
-        (shard,) = lay_out(view, listing(40)).shards.values()
+        (shard,) = lay_out_shards(view, listing(40)).shards.values()
         return [member.key for member in shard.members]
 
     assert order(None) == sorted(order(1))
@@ -160,7 +159,7 @@ def test_documents_come_back() -> None:
 def laid_out(files: list[SourceObject], evaluation: Evaluation | None = None, **fields: Any) -> ShardLayout:
     view = parse_view({"kind": "shards", **fields}, "b")
     assert isinstance(view, ShardsView)
-    return lay_out(view, files, evaluation)
+    return lay_out_shards(view, files, evaluation)
 
 
 def test_samples_in_the_order_of_an_expression() -> None:

@@ -13,22 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
-from meshd.kit.clock import ManualClock
-from meshd.service.views.scanning import Scans
-from meshd.store.memory import MemoryStore as ObjectsInMemory
 from meshd.store.records import Meta
-from meshwire.documents import PlanError
-from meshwire.fields import parse_fields
-from meshwire.shardindex import index_tar
-from meshwire.snapshotparts import content_digest, field_part, objects_of
-from meshwire.snapshots import BytesColumn, build_from_objects, build_from_tars
-from meshwire.tars import TarMember
-from meshwire.views import parse_view
-from meshwire.zarrarrays import ZarrArray, carried, metadata_objects
-from meshwire.zarrviews import ZarrView
+from meshd.util.clock import ManualClock
+from meshd.views.source_scan_cache import SourceScanCache
+from meshwire.dataset.archive_index import index_tar
+from meshwire.dataset.build_snapshot import BytesColumn, build_from_objects, build_from_tars
+from meshwire.dataset.derive import content_digest, referenced_objects, slice_field
+from meshwire.dataset.fields import parse_fields
+from meshwire.formats.tar import TarMember
+from meshwire.strict_json import PlanError
+from meshwire.views.view_kinds import parse_view
+from meshwire.views.zarr_view import ZarrArray, ZarrView, is_zarr_dtype, metadata_objects
+from tests.support.reference_store import MemoryStore as ObjectsInMemory
 
 if TYPE_CHECKING:
-    from meshwire.snapshots import Snapshot
+    from meshwire.dataset.build_snapshot import Snapshot
 
 
 def stored(array: ZarrArray, data: np.ndarray[Any, Any]) -> dict[str, bytes]:
@@ -56,7 +55,7 @@ def test_zarr_reads_what_is_laid_out(
     names = tuple(f"d{axis}" for axis in range(len(row)))
     array = ZarrArray("x", dtype, row, samples, chunk, shard, names, {"classes": ["a"]})
     files = {**stored(array, data), **metadata_objects([array], {"source": "s3://b/"})}
-    assert carried(dtype)
+    assert is_zarr_dtype(dtype)
 
     async def fill() -> MemoryStore:
         from zarr.core.buffer import default_buffer_prototype
@@ -96,7 +95,7 @@ def of_tars() -> Snapshot:
 @given(first=st.integers(0, 11), count=st.integers(1, 12))
 def test_a_part_is_those_samples_with_one_field(snapshot: Snapshot, first: int, count: int) -> None:
     samples = range(first, min(first + count, snapshot.samples))
-    part = field_part(snapshot, "text", samples)
+    part = slice_field(snapshot, "text", samples)
     assert type(part).from_bytes(part.to_bytes()).hash == part.hash
     assert (part.samples, list(part.fields)) == (len(samples), ["text"])
     whole, piece = snapshot.fields["text"], part.fields["text"]
@@ -107,7 +106,7 @@ def test_a_part_is_those_samples_with_one_field(snapshot: Snapshot, first: int, 
         there, here = int(whole.object[sample]), int(piece.object[at])
         assert part.objects.etags[here] == snapshot.objects.etags[there]
         assert (piece.offset[at], piece.length[at]) == (whole.offset[sample], whole.length[sample])
-    numbers = objects_of(snapshot, ["text"], samples)
+    numbers = referenced_objects(snapshot, ["text"], samples)
     assert [snapshot.objects.keys[number] for number in numbers] == list(part.objects.keys)
     assert content_digest(part, "text", range(len(samples))) == content_digest(snapshot, "text", samples)
 
@@ -146,7 +145,7 @@ def test_scans_are_repeated_when_it_is_time_and_something_changed() -> None:
         await writer.commit(Meta("e"))
 
     async def run() -> None:
-        scans: Scans[str, int] = Scans(lambda _: store.revision(), clock, scan)
+        scans: SourceScanCache[str, int] = SourceScanCache(lambda _: store.revision(), clock, scan)
         assert await scans.current("v") == 1
         clock.advance(100)
         assert await scans.current("v") == 1  # nothing was written
@@ -173,7 +172,7 @@ def test_a_scan_of_a_deleted_bucket_is_not_its_successors() -> None:
         return born[0]
 
     async def run() -> None:
-        scans: Scans[str, int] = Scans(lambda _: object(), clock, scan, lambda _: born[0])
+        scans: SourceScanCache[str, int] = SourceScanCache(lambda _: object(), clock, scan, lambda _: born[0])
         assert await scans.current("v") == 1
         born[0] = 2
         assert await scans.current("v") == 2

@@ -56,7 +56,7 @@ def test_every_wait_ends() -> None:
         for path in files()
         for line, text in endless(path.read_text())
     ]
-    assert not found, "give it a timeout, or use meshd.testing.waiting:\n" + "\n".join(found)
+    assert not found, "give it a timeout, or use tests.support.bounded_wait:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from meshd.config import ConfigError, load_settings
-from meshd.web.hosts import Hosts
+from meshd.server.s3.authentication import VirtualHosts
+from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead, parse_request
+from meshwire.s3.parse_request import RequestHead, parse_request
 
-HOSTS = Hosts(["example.com", "s3.example.com", "localhost"])
+HOSTS = VirtualHosts(["example.com", "s3.example.com", "localhost"])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ HOSTS = Hosts(["example.com", "s3.example.com", "localhost"])
 )
 def test_buckets(host: str, bucket: str) -> None:
     assert HOSTS.bucket_of(host) == bucket
-    assert Hosts().bucket_of(host) == ""
+    assert VirtualHosts().bucket_of(host) == ""
 
 
 def operation(host: str, method: str, path: str) -> ops.Operation:

@@ -11,14 +11,14 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
-from meshwire import httpdates
-from meshwire.checksums import BodyVerifier
+from meshwire.checksums.body_checksums import BodyVerifier
+from meshwire.http_values import dates
 from meshwire.s3 import operations as ops
-from meshwire.s3.chunked import ChunkedDecoder
-from meshwire.s3.documents import parse_complete, parse_delete
 from meshwire.s3.operations import CopySource
-from meshwire.s3.parsing import RequestHead, parse_request
+from meshwire.s3.parse_request import RequestHead, parse_request
+from meshwire.s3.xml_documents import parse_complete, parse_delete
 from meshwire.sigv4 import STREAMING_PAYLOADS, read_claim, verify
+from meshwire.sigv4.aws_chunked import ChunkedDecoder
 
 if TYPE_CHECKING:
     from meshwire.sigv4 import Verified
@@ -69,7 +69,7 @@ class Caught:
         claim = read_claim(head)
         assert claim is not None
         assert claim.access_key == "AK"
-        now = httpdates.parse_amz(claim.timestamp)
+        now = dates.parse_amz(claim.timestamp)
         assert now is not None
         return verify(claim, head, SECRET, now)
 
@@ -257,7 +257,7 @@ def test_presigned_urls(key: str, method: str) -> None:
     head = RequestHead(method[:3].upper(), raw_path, query, {"host": host})
     claim = read_claim(head)
     assert claim is not None
-    now = httpdates.parse_amz(claim.timestamp)
+    now = dates.parse_amz(claim.timestamp)
     assert now is not None
     verify(claim, head, SECRET, now + 59)
     operation = parse_request(head)

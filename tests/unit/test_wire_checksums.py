@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire import checksums, etags
-from meshwire.checksums import BodyDigests, BodyVerifier
-from meshwire.s3.errors import S3Error
+from meshwire.checksums import body_checksums
+from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
+from meshwire.errors import S3Error
+from meshwire.http_values import conditional_requests
 
 # The CRC catalogue's check values: the checksum of "123456789".
 CHECK = {"crc32": "cbf43926", "crc32c": "e3069283", "crc64nvme": "ae8b14860a799888"}
@@ -21,14 +22,14 @@ MD5 = base64.b64encode(hashlib.md5(DATA).digest()).decode()
 
 
 def value(algorithm: str, data: bytes) -> str:
-    hasher = checksums.new(algorithm)
+    hasher = body_checksums.new_hasher(algorithm)
     hasher.update(data)
     return hasher.base64()
 
 
 @pytest.mark.parametrize("algorithm", CHECK)
 def test_check_values(algorithm: str) -> None:
-    hasher = checksums.new(algorithm)
+    hasher = body_checksums.new_hasher(algorithm)
     hasher.update(b"1234")
     hasher.update(memoryview(b"56789"))
     assert hasher.digest().hex() == CHECK[algorithm]
@@ -44,10 +45,12 @@ def test_check_values(algorithm: str) -> None:
     ],
 )
 def test_xxhashes_of_nothing(algorithm: str, digest: str) -> None:
-    hasher = checksums.new(algorithm)
+    hasher = body_checksums.new_hasher(algorithm)
     assert hasher.digest().hex() == digest
     hasher.update(b"123")
-    assert checksums.decode(algorithm, hasher.base64()) == hasher.digest() != bytes.fromhex(digest)
+    assert (
+        body_checksums.decode_checksum(algorithm, hasher.base64()) == hasher.digest() != bytes.fromhex(digest)
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["sha1", "sha256", "sha512", "md5"])
@@ -57,27 +60,31 @@ def test_hashes(algorithm: str) -> None:
 
 @given(st.sampled_from(sorted(CHECK)), st.lists(st.binary(max_size=300), max_size=6))
 def test_combined_is_whole(algorithm: str, parts: list[bytes]) -> None:
-    combined = checksums.combine(algorithm, [(value(algorithm, part), len(part)) for part in parts])
+    combined = body_checksums.combine_checksums(
+        algorithm, [(value(algorithm, part), len(part)) for part in parts]
+    )
     assert combined == value(algorithm, b"".join(parts))
 
 
 def test_large_parts_combine_without_their_bytes() -> None:
-    zeros = checksums.new("crc32")
+    zeros = body_checksums.new_hasher("crc32")
     for _ in range(64):
         zeros.update(bytes(1 << 20))
     part = value("crc32", bytes(1 << 20))
-    assert checksums.combine("crc32", [(part, 1 << 20)] * 64) == zeros.base64()
+    assert body_checksums.combine_checksums("crc32", [(part, 1 << 20)] * 64) == zeros.base64()
     with pytest.raises(ValueError, match="COMPOSITE"):
-        checksums.combine("sha256", [("", 1)])
+        body_checksums.combine_checksums("sha256", [("", 1)])
 
 
 def test_composites() -> None:
     digests = [hashlib.sha256(part).digest() for part in (b"a", b"b")]
-    composite = checksums.composite("sha256", [base64.b64encode(digest).decode() for digest in digests])
+    composite = body_checksums.composite_checksum(
+        "sha256", [base64.b64encode(digest).decode() for digest in digests]
+    )
     assert composite == base64.b64encode(hashlib.sha256(b"".join(digests)).digest()).decode() + "-2"
     md5s = [hashlib.md5(part) for part in (b"a", b"b")]
     expected = hashlib.md5(b"".join(part.digest() for part in md5s)).hexdigest()
-    assert etags.multipart(part.hexdigest() for part in md5s) == f"{expected}-2"
+    assert conditional_requests.multipart_etag(part.hexdigest() for part in md5s) == f"{expected}-2"
 
 
 def finish(
@@ -85,7 +92,7 @@ def finish(
     payload_sha256: str | None = None,
     trailers: dict[str, str] | None = None,
     extra: tuple[str, ...] = (),
-) -> checksums.BodyDigest:
+) -> body_checksums.BodyDigest:
     verifier = BodyVerifier(digests, payload_sha256, extra=extra)
     verifier.update(DATA[:2])
     verifier.update(memoryview(DATA)[2:])

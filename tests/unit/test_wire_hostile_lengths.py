@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshwire import etags, multipart, ranges
-from meshwire.s3.chunked import ChunkedDecoder
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead, parse_request
+from meshwire.errors import S3Error
+from meshwire.http_values import conditional_requests, multipart_form_data
+from meshwire.s3.parse_request import RequestHead, parse_request
 from meshwire.sigv4 import read_claim
+from meshwire.sigv4.aws_chunked import ChunkedDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +79,10 @@ def test_headers(name: str) -> None:
 @pytest.mark.parametrize("filling", FILLINGS)
 def test_values_by_themselves(filling: str) -> None:
     text = filling * (LONGEST // len(filling)) + "\x01x"
-    for read in (etags.parse_list, ranges.parse_range, multipart.read_boundary):
+    for read in (
+        conditional_requests.parse_etag_list,
+        conditional_requests.parse_range,
+        multipart_form_data.read_boundary,
+    ):
         for beginning in BEGINNINGS:
             assert took(lambda read=read, text=beginning + text: read(text)) < SECONDS  # type: ignore[misc]  # bound at once

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwire.s3.documents import (
+from meshwire.errors import S3Error
+from meshwire.s3.xml_documents import (
     MAX_REQUEST_BYTES,
     CompletedPart,
     parse_complete,
@@ -14,7 +15,6 @@ from meshwire.s3.documents import (
     parse_delete,
     parse_error,
 )
-from meshwire.s3.errors import S3Error
 
 XMLNS = b'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 BOMB = (

@@ -12,12 +12,12 @@ from botocore.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.s3 import forms
-from meshwire.s3.errors import S3Error
-from meshwire.s3.policydocuments import read_policy
-from meshwire.s3.rendering import redirect_location
+from meshwire.errors import S3Error
+from meshwire.s3.bucket_settings import Acl
+from meshwire.s3.responses import redirect_location
 from meshwire.s3.results import PostStored
-from meshwire.s3.settings import Acl
+from meshwire.sigv4 import post_object
+from meshwire.sigv4.post_object import parse_post_policy
 
 SECRET = "s3cr3t/+="
 EXPIRES = "2030-01-01T00:00:00.000Z"
@@ -32,7 +32,7 @@ def encoded(conditions: Any, expiration: Any = EXPIRES, **more: Any) -> str:
 def code_of(fields: dict[str, str], *conditions: Any, now_ms: int = NOW_MS) -> str:
     """`fine`, or the code of the refusal."""
     try:
-        read_policy(encoded([{"bucket": "b"}, *conditions])).check(fields, "b", now_ms)
+        parse_post_policy(encoded([{"bucket": "b"}, *conditions])).check(fields, "b", now_ms)
     except S3Error as error:
         return error.code
     return "fine"
@@ -75,7 +75,7 @@ def test_conditions(fields: dict[str, str], conditions: list[Any], code: str) ->
 
 def test_the_bucket_must_be_a_condition() -> None:
     with pytest.raises(S3Error, match="Extra input fields: bucket"):
-        read_policy(encoded([{"key": "k"}])).check({"key": "k"}, "b", NOW_MS)
+        parse_post_policy(encoded([{"key": "k"}])).check({"key": "k"}, "b", NOW_MS)
 
 
 def test_expiration() -> None:
@@ -85,7 +85,7 @@ def test_expiration() -> None:
 
 
 def test_sizes() -> None:
-    policy = read_policy(encoded([["content-length-range", 3, "10"], ["Content-Length-Range", 0, 8]]))
+    policy = parse_post_policy(encoded([["content-length-range", 3, "10"], ["Content-Length-Range", 0, 8]]))
     assert (policy.least, policy.most) == (3, 8)
 
 
@@ -118,7 +118,7 @@ def test_sizes() -> None:
 )
 def test_what_is_no_policy(text: str) -> None:
     with pytest.raises(S3Error) as caught:
-        read_policy(text)
+        parse_post_policy(text)
     assert (caught.value.code, caught.value.status) == ("InvalidPolicyDocument", 400)
 
 
@@ -133,7 +133,7 @@ json_values = st.recursive(
 def test_any_document_is_a_policy_or_an_error(conditions: Any, expiration: Any, raw: bytes) -> None:
     for text in (encoded(conditions, expiration), encoded([conditions]), base64.b64encode(raw).decode()):
         try:
-            outcome = type(read_policy(text)).__name__
+            outcome = type(parse_post_policy(text)).__name__
         except S3Error as error:
             outcome = error.code
         assert outcome in ("PostPolicy", "InvalidPolicyDocument")
@@ -158,20 +158,20 @@ def test_boto3s_forms(version: str | None, token: str | None) -> None:
         Conditions=[{"acl": "public-read"}, {"x-amz-meta-a": "1"}, ["content-length-range", 1, 9]],
     )
     form = {name.lower(): value for name, value in post["fields"].items()}
-    claim = forms.read_form_claim(form)
+    claim = post_object.read_form_claim(form)
     assert claim is not None
     assert (claim.access_key, claim.session_token, claim.scope is None) == ("AK", token, version is None)
-    assert forms.signs_policy(claim, SECRET)
-    assert not forms.signs_policy(claim, "another")
-    fields = forms.expanded(form, "C:\\photos\\cat.jpg")
-    policy = read_policy(claim.policy)
+    assert post_object.verify_policy_signature(claim, SECRET)
+    assert not post_object.verify_policy_signature(claim, "another")
+    fields = post_object.expand_filename(form, "C:\\photos\\cat.jpg")
+    policy = parse_post_policy(claim.policy)
     policy.check(fields, "b", policy.expires_ms - 1)
-    upload = forms.read_upload(fields, "b")
+    upload = post_object.read_post_object(fields, "b")
     assert (upload.key, upload.acl, upload.headers.metadata) == ("up/cat.jpg", Acl("public-read"), {"a": "1"})
 
 
 def test_an_anonymous_form_claims_nothing() -> None:
-    assert forms.read_form_claim({"key": "k", "acl": "private"}) is None
+    assert post_object.read_form_claim({"key": "k", "acl": "private"}) is None
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_an_anonymous_form_claims_nothing() -> None:
 )
 def test_half_a_signature(form: dict[str, str]) -> None:
     with pytest.raises(S3Error) as caught:
-        forms.read_form_claim(form)
+        post_object.read_form_claim(form)
     assert caught.value.code == "InvalidArgument"
 
 
@@ -217,10 +217,10 @@ def test_half_a_signature(form: dict[str, str]) -> None:
 )
 def test_any_claim_is_compared(form: dict[str, str]) -> None:
     try:
-        claim = forms.read_form_claim(form)
+        claim = post_object.read_form_claim(form)
     except S3Error:
         return
-    assert claim is None or not forms.signs_policy(claim, SECRET)
+    assert claim is None or not post_object.verify_policy_signature(claim, SECRET)
 
 
 def test_fields_are_headers() -> None:
@@ -234,7 +234,7 @@ def test_fields_are_headers() -> None:
         "tagging": "<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>",
         "success_action_status": "201",
     }
-    upload = forms.read_upload(form, "b")
+    upload = post_object.read_post_object(form, "b")
     assert upload.headers.system == {"content-type": "a/b", "cache-control": "no-store", "expires": "0"}
     assert (upload.digests.content_md5, upload.digests.wanted) == ("1B2M2Y8AsgTpgAmY7PhCfg==", ("sha256",))
     assert upload.tags == {"a": "b"}
@@ -253,7 +253,7 @@ def test_fields_are_headers() -> None:
 )
 def test_forms_that_store_nothing(form: dict[str, str], code: str) -> None:
     with pytest.raises(S3Error) as caught:
-        forms.read_upload(form, "b")
+        post_object.read_post_object(form, "b")
     assert caught.value.code == code
 
 
@@ -269,11 +269,17 @@ def test_forms_that_store_nothing(form: dict[str, str], code: str) -> None:
     ],
 )
 def test_redirections(url: str, sent: str) -> None:
-    redirect = forms.read_redirect({"success_action_redirect": url})
+    redirect = post_object.read_redirect({"success_action_redirect": url})
     result = PostStored("b", "a b/c", "e", "", redirect=redirect)
     assert (redirect_location(result) if redirect else "") == sent
 
 
 def test_statuses() -> None:
     given_ = ("200", "201", "204", "404", "")
-    assert [forms.read_status({"success_action_status": s}) for s in given_] == [200, 201, 204, 204, 204]
+    assert [post_object.read_status({"success_action_status": s}) for s in given_] == [
+        200,
+        201,
+        204,
+        204,
+        204,
+    ]

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from meshwire.checksums import BodyDigests
-from meshwire.conditions import Conditions
-from meshwire.ranges import RangeSpec
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.http_values.conditional_requests import Conditions, RangeSpec
+from meshwire.s3 import listings
 from meshwire.s3 import operations as ops
-from meshwire.s3 import tokens
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead, parse_request
+from meshwire.s3.parse_request import RequestHead, parse_request
 
 BUCKET, KEY = "photos", "a/b.jpg"
 
@@ -265,7 +264,7 @@ def test_range_and_part_number_exclude_each_other() -> None:
 
 
 def test_continuation_goes_before_start_after() -> None:
-    token = tokens.write("m/é")
+    token = listings.write_continuation_token("m/é")
     operation = parse("GET", f"/photos?list-type=2&start-after=a&continuation-token={token}")
     assert (operation.after, operation.start_after, operation.continuation_token) == ("m/é", "a", token)
 

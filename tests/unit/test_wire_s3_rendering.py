@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from meshwire.checksums import BodyDigests
-from meshwire.ranges import RangeSpec
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.http_values.conditional_requests import RangeSpec
+from meshwire.s3 import listings
 from meshwire.s3 import operations as ops
 from meshwire.s3 import results as res
-from meshwire.s3 import tokens
-from meshwire.s3.errors import S3Error
-from meshwire.s3.rendering import not_modified, object_headers, render, render_error, select_window
+from meshwire.s3.responses import (
+    not_modified_error,
+    object_response_headers,
+    render,
+    render_error,
+    resolve_object_range,
+)
 
 HEADER = '<?xml version="1.0" encoding="UTF-8"?>\n'
 NS = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
@@ -52,7 +58,7 @@ def test_list_v2() -> None:
     )
     assert body_of(op, page) == (
         f"{HEADER}<ListBucketResult{NS}><Name>photos</Name><Prefix>a&amp;</Prefix>"
-        f"<NextContinuationToken>{tokens.write('a&b/')}</NextContinuationToken><StartAfter>a</StartAfter>"
+        f"<NextContinuationToken>{listings.write_continuation_token('a&b/')}</NextContinuationToken><StartAfter>a</StartAfter>"
         "<KeyCount>2</KeyCount><Delimiter>/</Delimiter><MaxKeys>3</MaxKeys><IsTruncated>true</IsTruncated>"
         "<Contents><Key>a&amp;&#13;&lt;</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified>"
         f"<ETag>&quot;{MD5}&quot;</ETag><ChecksumAlgorithm>CRC32</ChecksumAlgorithm>"
@@ -126,7 +132,7 @@ def test_answers_without_a_body() -> None:
 
 
 def test_object_headers() -> None:
-    assert object_headers(INFO, checksum_mode=True) == [
+    assert object_response_headers(INFO, checksum_mode=True) == [
         ("content-length", "10"),
         ("etag", f'"{MD5}"'),
         ("last-modified", "Fri, 24 May 2013 00:00:00 GMT"),
@@ -138,22 +144,22 @@ def test_object_headers() -> None:
         ("x-amz-checksum-crc32", "AAAAAA=="),
         ("x-amz-checksum-type", "FULL_OBJECT"),
     ]
-    assert not any("checksum" in name for name, _ in object_headers(INFO))
+    assert not any("checksum" in name for name, _ in object_response_headers(INFO))
 
 
 def test_partial_answers_have_a_range_and_no_checksum() -> None:
     for window in ((2, 3), (0, 10)):
-        headers = dict(object_headers(INFO, window=window, checksum_mode=True))
+        headers = dict(object_response_headers(INFO, window=window, checksum_mode=True))
         assert headers["content-range"] == f"bytes {window[0]}-{window[0] + window[1] - 1}/10"
         assert headers["content-length"] == str(window[1])
         assert "x-amz-checksum-crc32" not in headers
 
 
 def test_overrides_replace_and_defaults_fill() -> None:
-    headers = object_headers(INFO, overrides={"content-type": "text/x", "expires": "0"})
+    headers = object_response_headers(INFO, overrides={"content-type": "text/x", "expires": "0"})
     assert [value for name, value in headers if name == "content-type"] == ["text/x"]
     assert ("expires", "0") in headers
-    assert ("content-type", "binary/octet-stream") in object_headers(res.ObjectHead(0, MD5, 0))
+    assert ("content-type", "binary/octet-stream") in object_response_headers(res.ObjectHead(0, MD5, 0))
 
 
 def test_head_of_a_range() -> None:
@@ -165,7 +171,7 @@ def test_head_of_a_range() -> None:
 
 def test_unsatisfiable_ranges_tell_the_size() -> None:
     with pytest.raises(S3Error) as caught:
-        select_window(ops.GetObject("b", "k", range=RangeSpec(0, None)), 0)
+        resolve_object_range(ops.GetObject("b", "k", range=RangeSpec(0, None)), 0)
     rendered = render_error(caught.value, "r", "/b/k")
     assert rendered.status == 416
     assert ("content-range", "bytes */0") in rendered.headers
@@ -184,7 +190,7 @@ def test_errors() -> None:
 
 
 def test_not_modified_carries_the_etag() -> None:
-    rendered = render_error(not_modified(INFO), "req")
+    rendered = render_error(not_modified_error(INFO), "req")
     assert (rendered.status, rendered.body) == (304, b"")
     assert ("etag", f'"{MD5}"') in rendered.headers
     assert ("cache-control", "no-cache") in rendered.headers

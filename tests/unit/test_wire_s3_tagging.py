@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from meshwire.checksums import BodyDigests
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3 import results as res
-from meshwire.s3.errors import S3Error
-from meshwire.s3.rendering import object_headers, render
-from meshwire.s3.tagging import BUCKET_TAGS, parse_tagging
+from meshwire.s3.responses import object_response_headers, render
+from meshwire.s3.settings_xml import BUCKET_TAGS, parse_tagging
 
 MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 
@@ -72,7 +72,7 @@ def test_tagging_answers() -> None:
 
 def test_versions_and_counts_go_with_objects() -> None:
     head = res.ObjectHead(1, MD5, 0, version="null", tag_count=2, extra={"x-amz-expiration": "soon"})
-    told = dict(object_headers(head))
+    told = dict(object_response_headers(head))
     assert told["x-amz-version-id"] == "null"
     assert told["x-amz-tagging-count"] == "2"
     assert told["x-amz-expiration"] == "soon"

@@ -14,16 +14,16 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire import httpdates, percents
+from meshwire.errors import S3Error
+from meshwire.http_values import dates, percent_encoding
 from meshwire.s3 import operations as ops
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead, parse_request
-from meshwire.sigv2 import matches_old, read_old_claim, sign_old, verify_old
+from meshwire.s3.parse_request import RequestHead, parse_request
+from meshwire.sigv4.sigv2 import read_sigv2_claim, sign_sigv2, sigv2_signature_matches, verify_sigv2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.sigv2 import OldClaim
+    from meshwire.sigv4.sigv2 import SigV2Claim
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 NOW = 1_700_000_000
@@ -40,8 +40,8 @@ def expiry_of(head: RequestHead) -> int:
     return expires
 
 
-def claim_of(head: RequestHead) -> OldClaim:
-    claim = read_old_claim(head)
+def claim_of(head: RequestHead) -> SigV2Claim:
+    claim = read_sigv2_claim(head)
     assert claim is not None
     return claim
 
@@ -49,7 +49,7 @@ def claim_of(head: RequestHead) -> OldClaim:
 def code_of(head: RequestHead, now: int = NOW, secret: str = SECRET) -> str:
     """`verified`, or the code of the refusal."""
     try:
-        verify_old(claim_of(head), head, secret, now)
+        verify_sigv2(claim_of(head), head, secret, now)
     except S3Error as error:
         return error.code
     return "verified"
@@ -63,7 +63,7 @@ def head_of(method: str, url: str, headers: Mapping[str, str] | None = None) -> 
 def presigned(query: str = "", expires: int = NOW + 60, path: str = "/bucket/k", method: str = "GET") -> str:
     """A query, signed over what it names as it stands there."""
     text = f"{method}\n\n\n{expires}\n{path}{'?' if query else ''}{query}"
-    signature = quote(sign_old(text, SECRET), safe="")
+    signature = quote(sign_sigv2(text, SECRET), safe="")
     return f"{query}{'&' if query else ''}AWSAccessKeyId=AK&Signature={signature}&Expires={expires}"
 
 
@@ -155,10 +155,10 @@ def test_session_tokens_are_signed_and_stay_out_of_errors() -> None:
     head = head_of("GET", request.url)
     claim = claim_of(head)
     assert claim.session_token == "t0ken"
-    verify_old(claim, head, SECRET, expiry_of(head))
+    verify_sigv2(claim, head, SECRET, expiry_of(head))
     other = RequestHead("GET", head.raw_path, head.raw_query.replace("t0ken", "t1ken"), head.headers)
     with pytest.raises(S3Error) as caught:
-        verify_old(claim_of(other), other, SECRET, expiry_of(head))
+        verify_sigv2(claim_of(other), other, SECRET, expiry_of(head))
     assert "t1ken" not in f"{caught.value} {caught.value.extra}"
 
 
@@ -182,7 +182,7 @@ def test_botocores_urls_verify_and_name_one_key(key: str, safe: str, query: str)
 def test_what_version_2_does_not_sign_is_refused(added: str) -> None:
     """Else whoever holds a link could make another operation of it."""
     with pytest.raises(S3Error, match="version 4") as caught:
-        read_old_claim(RequestHead("GET", "/bucket/k", f"{presigned()}&{added}", HOST))
+        read_sigv2_claim(RequestHead("GET", "/bucket/k", f"{presigned()}&{added}", HOST))
     assert caught.value.code == "InvalidRequest"
 
 
@@ -218,13 +218,13 @@ def test_expiry(expires: int, code: str) -> None:
 )
 def test_malformed_queries(query: str, code: str) -> None:
     with pytest.raises(S3Error) as caught:
-        read_old_claim(RequestHead("GET", "/bucket/k", query, HOST))
+        read_sigv2_claim(RequestHead("GET", "/bucket/k", query, HOST))
     assert caught.value.code == code
 
 
 def test_anonymous() -> None:
     for query in ("", "prefix=a", "Expires=5", "X-Amz-Signature=5", "prefix=Signature%3D"):
-        assert read_old_claim(RequestHead("GET", "/bucket/k", query, HOST)) is None
+        assert read_sigv2_claim(RequestHead("GET", "/bucket/k", query, HOST)) is None
 
 
 @given(st.text(max_size=40), st.text(max_size=80), st.text(max_size=30))
@@ -233,18 +233,18 @@ def test_any_text_is_a_claim_or_an_s3_error(path: str, query: str, value: str) -
     for raw_query in (query, full):
         head = RequestHead("GET", "/" + path, raw_query, {"host": value, "x-amz-a": value})
         try:
-            claim = read_old_claim(head)
+            claim = read_sigv2_claim(head)
             if claim is not None:
-                verify_old(claim, head, SECRET, NOW)
+                verify_sigv2(claim, head, SECRET, NOW)
         except S3Error:
             continue
         assert claim is None, "nobody knows a signature by chance"
 
 
 def test_signatures_of_any_text_are_compared() -> None:
-    assert not matches_old("text", SECRET, "é")
-    with pytest.raises(percents.PercentError):
-        matches_old("text", SECRET, "\ud800")
+    assert not sigv2_signature_matches("text", SECRET, "é")
+    with pytest.raises(percent_encoding.PercentError):
+        sigv2_signature_matches("text", SECRET, "\ud800")
 
 
 # --- in the header ----------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def with_header(method: str, url: str, headers: Mapping[str, str], **options: An
 
 
 def dated(head: RequestHead) -> int:
-    seconds = httpdates.parse_http(head.headers["date"])
+    seconds = dates.parse_http(head.headers["date"])
     assert seconds is not None
     return seconds
 
@@ -297,7 +297,7 @@ def test_amazons_headers(method: str, target: str, date: str, signature: str) ->
     headers["authorization"] = f"AWS AKIAIOSFODNN7EXAMPLE:{signature}"
     path, _, query = target.partition("?")
     head = RequestHead(method, path, query, headers, host_bucket="johnsmith")
-    signed_at = httpdates.parse_http(date.replace("+0000", "GMT"))
+    signed_at = dates.parse_http(date.replace("+0000", "GMT"))
     assert signed_at is not None
     assert code_of(head, signed_at) == "verified"
 
@@ -305,7 +305,7 @@ def test_amazons_headers(method: str, target: str, date: str, signature: str) ->
 def test_x_amz_date_takes_the_place_of_date() -> None:
     """The line of the Date is empty then."""
     date = "Tue, 27 Mar 2007 21:20:26 GMT"
-    signature = sign_old(f"DELETE\n\n\n\nx-amz-date:{date}\n/bucket/k", SECRET)
+    signature = sign_sigv2(f"DELETE\n\n\n\nx-amz-date:{date}\n/bucket/k", SECRET)
     headers = {"date": "some other", "x-amz-date": date, "authorization": f"AWS AK:{signature}"}
     assert code_of(RequestHead("DELETE", "/bucket/k", "", headers), 1_175_030_426) == "verified"
 
@@ -316,7 +316,7 @@ def test_x_amz_date_takes_the_place_of_date() -> None:
 )
 def test_malformed_headers(authorization: str, code: str) -> None:
     with pytest.raises(S3Error) as caught:
-        read_old_claim(RequestHead("GET", "/bucket/k", "", {"authorization": authorization}))
+        read_sigv2_claim(RequestHead("GET", "/bucket/k", "", {"authorization": authorization}))
     assert caught.value.code == code
 
 
@@ -326,6 +326,6 @@ def test_a_header_needs_a_date_and_hoists_nothing() -> None:
     signed = with_header("GET", "http://h/bucket/k?prefix=1", {})
     assert code_of(signed, dated(signed)) == "verified"
     with pytest.raises(S3Error, match="only allowed in a presigned URL"):
-        read_old_claim(with_header("GET", "http://h/bucket/k?x-amz-meta-a=1", {}))
+        read_sigv2_claim(with_header("GET", "http://h/bucket/k?x-amz-meta-a=1", {}))
     with pytest.raises(S3Error, match="version 4"):
-        read_old_claim(RequestHead("GET", "/bucket/k", "attributes", head.headers))
+        read_sigv2_claim(RequestHead("GET", "/bucket/k", "attributes", head.headers))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead
+from meshwire.errors import S3Error
+from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, presign, read_claim, sign, verify
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def test_two_mechanisms() -> None:
 
 
 def test_signature_version_2() -> None:
-    """In the query it is `meshwire.sigv2`'s; beside a header it is a second mechanism."""
+    """In the query it is `meshwire.sigv4.sigv2`'s; beside a header it is a second mechanism."""
     head = RequestHead("GET", "/b/k", "AWSAccessKeyId=a&Signature=b&Expires=1", HOST)
     assert read_claim(head) is None
     with pytest.raises(S3Error, match="Only one auth mechanism"):

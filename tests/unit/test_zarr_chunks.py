@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.transform.builtin.windows import Window
+from meshd.transform.builtin.array_ops import Window
 from meshd.transform.errors import BadSampleError
-from meshd.transform.fieldtypes import FieldType
-from meshwire.documents import PlanError
-from meshwire.fields import fields_document, parse_fields
-from meshwire.randomness import KeyedRandom
-from meshwire.zarrchunks import parse_chunked
+from meshd.transform.op_types import FieldType
+from meshwire.dataset.fields import fields_document, parse_fields
+from meshwire.formats.zarr_source import parse_chunked
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.strict_json import PlanError
 from tests.unit.test_zarr_sources import document, grid, sharded
 
 

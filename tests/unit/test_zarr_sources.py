@@ -13,8 +13,8 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.documents import PlanError
-from meshwire.zarrsources import parse_array, shard_starts
+from meshwire.formats.zarr_source import parse_array, shard_starts
+from meshwire.strict_json import PlanError
 
 
 def grid(*chunk: int) -> dict[str, Any]:

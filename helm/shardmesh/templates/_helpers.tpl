@@ -72,7 +72,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
-{{/* What the operator does with what lies in a namespace; operator/meshoperator/permissions.py has the same. */}}
+{{/* What the operator does with what lies in a namespace; operator/meshoperator/kube/client.py has the same. */}}
 {{- define "shardmesh.operatorRules" -}}
 - apiGroups: [shardmesh.io]
   resources: [meshclusters, meshdatasets, meshviews]

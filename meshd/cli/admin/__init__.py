@@ -1,7 +1,7 @@
 """`meshd admin`: users, keys, policies, temporary credentials and the log level of a running node.
 
-Law: speaks to the node over its admin API and nothing else, so it works from anywhere; imports nothing heavy.
-A secret is printed once, when it is made, and never taken from the command line.
+Law: talks to the node only through its admin API, so it works from any host; imports nothing heavy. A
+secret is printed once, when it is created, and never accepted on the command line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from meshd.cli.admin.keys import key
-from meshd.cli.admin.loglevel import log_level
+from meshd.cli.admin.log_level import log_level
 from meshd.cli.admin.policies import policy
 from meshd.cli.admin.sts import sts, whoami
 from meshd.cli.admin.users import user

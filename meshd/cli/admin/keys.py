@@ -1,4 +1,4 @@
-"""`meshd admin key`: what users sign with."""
+"""`meshd admin key`: access keys of users."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshd.cli.admin.calling import connected
-from meshd.cli.admin.revoking import asked, before, revoked
-from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, show_rows, yes
+from meshd.cli.admin.client import admin_client_options
+from meshd.cli.admin.output import (
+    answer,
+    as_json,
+    before,
+    confirm,
+    print_hint,
+    revoke_message,
+    revoke_query,
+    show_one,
+    show_rows,
+    yes,
+)
 
 if TYPE_CHECKING:
-    from meshd.cli.admin.calling import Node
+    from meshd.cli.admin.client import AdminClient
 
 _COLUMNS = ("access_key", "user_id", "name", "enabled", "works", "origin", "policies", "created", "last_used")
 _EXAMPLES = """
@@ -39,9 +49,9 @@ def key() -> None:
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Bound by it; repeat for more.")
 @click.option("--access-key", default="", help="Your own; the secret is then asked for, or read from stdin.")
 @as_json
-@connected()
+@admin_client_options()
 def add(
-    node: Node, user_id: str, name: str, policies: tuple[str, ...], access_key: str, as_json: bool
+    node: AdminClient, user_id: str, name: str, policies: tuple[str, ...], access_key: str, as_json: bool
 ) -> None:
     """Make a key for a user. Its secret is shown this once; nobody can read it later.
 
@@ -53,14 +63,14 @@ def add(
     made = node.call("POST", "admin", "keys", body=body | {"secret_key": secret})
     answer(made, as_json, lambda: show_one(made))
     if not as_json:
-        advise("keep the secret now: it is not shown again")
+        print_hint("keep the secret now: it is not shown again")
 
 
 @key.command("ls")
 @click.option("--user", "user_id", default="", metavar="USER_ID", help="Only theirs.")
 @as_json
-@connected()
-def ls(node: Node, user_id: str, as_json: bool) -> None:
+@admin_client_options()
+def ls(node: AdminClient, user_id: str, as_json: bool) -> None:
     """List keys.
 
     `works` is no for a disabled key, and for one whose user is gone; `last used` is good to the hour.
@@ -75,8 +85,8 @@ def ls(node: Node, user_id: str, as_json: bool) -> None:
 @key.command("show")
 @click.argument("access_key")
 @as_json
-@connected()
-def show(node: Node, access_key: str, as_json: bool) -> None:
+@admin_client_options()
+def show(node: AdminClient, access_key: str, as_json: bool) -> None:
     """Show a key, without its secret.
 
     \b
@@ -89,8 +99,8 @@ def show(node: Node, access_key: str, as_json: bool) -> None:
 @key.command("disable")
 @click.argument("access_key")
 @as_json
-@connected()
-def disable(node: Node, access_key: str, as_json: bool) -> None:
+@admin_client_options()
+def disable(node: AdminClient, access_key: str, as_json: bool) -> None:
     """Refuse a key from now on, and temporary credentials of it.
 
     \b
@@ -102,8 +112,8 @@ def disable(node: Node, access_key: str, as_json: bool) -> None:
 @key.command("enable")
 @click.argument("access_key")
 @as_json
-@connected()
-def enable(node: Node, access_key: str, as_json: bool) -> None:
+@admin_client_options()
+def enable(node: AdminClient, access_key: str, as_json: bool) -> None:
     """Take a disabled key again.
 
     \b
@@ -116,8 +126,8 @@ def enable(node: Node, access_key: str, as_json: bool) -> None:
 @click.argument("access_key")
 @yes
 @as_json
-@connected()
-def rm(node: Node, access_key: str, yes: bool, as_json: bool) -> None:
+@admin_client_options()
+def rm(node: AdminClient, access_key: str, yes: bool, as_json: bool) -> None:
     """Remove a key for good. Its temporary credentials end with it.
 
     \b
@@ -125,7 +135,7 @@ def rm(node: Node, access_key: str, yes: bool, as_json: bool) -> None:
     """
     confirm(f"Remove the key {access_key} for good? (disable can be undone)", yes)
     removed = node.call("DELETE", "admin", "keys", access_key)
-    answer(removed, as_json, lambda: advise(f"removed {access_key}"))
+    answer(removed, as_json, lambda: print_hint(f"removed {access_key}"))
 
 
 @key.command("revoke")
@@ -133,8 +143,8 @@ def rm(node: Node, access_key: str, yes: bool, as_json: bool) -> None:
 @before
 @yes
 @as_json
-@connected()
-def revoke(node: Node, access_key: str, before: str, yes: bool, as_json: bool) -> None:
+@admin_client_options()
+def revoke(node: AdminClient, access_key: str, before: str, yes: bool, as_json: bool) -> None:
     """End the temporary credentials made with a key.
 
     The key stays good, and new temporary credentials can be asked for at once.
@@ -144,11 +154,11 @@ def revoke(node: Node, access_key: str, before: str, yes: bool, as_json: bool) -
     meshd admin key revoke MESH0GO8111SCTDGVYCF --before 2026-11-22T03:00:00Z
     """
     confirm(f"End the temporary credentials made with {access_key}?", yes)
-    done = node.call("DELETE", "admin", "keys", access_key, "sessions", query=asked(before))
-    answer(done, as_json, lambda: advise(revoked(access_key, before)))
+    done = node.call("DELETE", "admin", "keys", access_key, "sessions", query=revoke_query(before))
+    answer(done, as_json, lambda: print_hint(revoke_message(access_key, before)))
 
 
-def _switch(node: Node, access_key: str, as_json: bool, *, enabled: bool) -> None:
+def _switch(node: AdminClient, access_key: str, as_json: bool, *, enabled: bool) -> None:
     changed = node.call("PATCH", "admin", "keys", access_key, body={"enabled": enabled})
     answer(changed, as_json, lambda: show_one(changed))
 

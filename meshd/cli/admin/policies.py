@@ -1,4 +1,4 @@
-"""`meshd admin policy`: named policies, and to whom they are attached."""
+"""`meshd admin policy`: named policies and their attachments."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from meshd.cli.admin.calling import connected
-from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_json, show_one, show_rows, yes
+from meshd.cli.admin.client import admin_client_options
+from meshd.cli.admin.output import answer, as_json, confirm, print_hint, show_json, show_one, show_rows, yes
 
 if TYPE_CHECKING:
-    from meshd.cli.admin.calling import Node
+    from meshd.cli.admin.client import AdminClient
 
 _EXAMPLES = """
 \b
@@ -42,8 +42,8 @@ def policy() -> None:
 @click.argument("name")
 @click.argument("file", type=click.File("rb"))
 @as_json
-@connected()
-def put(node: Node, name: str, file: IO[bytes], as_json: bool) -> None:
+@admin_client_options()
+def put(node: AdminClient, name: str, file: IO[bytes], as_json: bool) -> None:
     """Create or replace the policy NAME from FILE (- for stdin). It counts at once where it is attached.
 
     \b
@@ -55,8 +55,8 @@ def put(node: Node, name: str, file: IO[bytes], as_json: bool) -> None:
 
 @policy.command("ls")
 @as_json
-@connected()
-def ls(node: Node, as_json: bool) -> None:
+@admin_client_options()
+def ls(node: AdminClient, as_json: bool) -> None:
     """List policies and what they are attached to.
 
     \b
@@ -71,8 +71,8 @@ def ls(node: Node, as_json: bool) -> None:
 @policy.command("show")
 @click.argument("name")
 @as_json
-@connected()
-def show(node: Node, name: str, as_json: bool) -> None:
+@admin_client_options()
+def show(node: AdminClient, name: str, as_json: bool) -> None:
     """Show a policy and its document; --json prints it all as JSON.
 
     \b
@@ -89,8 +89,8 @@ def show(node: Node, name: str, as_json: bool) -> None:
 )
 @yes
 @as_json
-@connected()
-def rm(node: Node, name: str, force: bool, yes: bool, as_json: bool) -> None:
+@admin_client_options()
+def rm(node: AdminClient, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """Remove a policy.
 
     \b
@@ -99,7 +99,7 @@ def rm(node: Node, name: str, force: bool, yes: bool, as_json: bool) -> None:
     confirm(f"Remove the policy {name}?", yes)
     query = {"force": "true"} if force else None
     removed = node.call("DELETE", "admin", "policies", name, query=query)
-    answer(removed, as_json, lambda: advise(f"removed {name}"))
+    answer(removed, as_json, lambda: print_hint(f"removed {name}"))
 
 
 @policy.command("attach")
@@ -107,8 +107,8 @@ def rm(node: Node, name: str, force: bool, yes: bool, as_json: bool) -> None:
 @click.option("--user", "user_id", metavar="USER_ID", help="To this user.")
 @click.option("--key", "access_key", metavar="ACCESS_KEY", help="To this key.")
 @as_json
-@connected()
-def attach(node: Node, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
+@admin_client_options()
+def attach(node: AdminClient, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
     """Attach a policy to a user or to a key.
 
     \b
@@ -123,8 +123,8 @@ def attach(node: Node, name: str, user_id: str | None, access_key: str | None, a
 @click.option("--user", "user_id", metavar="USER_ID", help="From this user.")
 @click.option("--key", "access_key", metavar="ACCESS_KEY", help="From this key.")
 @as_json
-@connected()
-def detach(node: Node, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
+@admin_client_options()
+def detach(node: AdminClient, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
     """Take a policy off a user or a key. A key without policies may do all that its user may.
 
     \b

@@ -1,4 +1,4 @@
-"""`meshd admin sts`: temporary credentials, in the form a `credential_process` prints."""
+"""`meshd admin sts` and `whoami`: temporary credentials, printed as a `credential_process` prints them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from meshd.cli.admin.calling import connected
-from meshd.cli.admin.showing import answer, as_json, show_one
+from meshd.cli.admin.client import admin_client_options
+from meshd.cli.admin.output import answer, as_json, show_one
 
 if TYPE_CHECKING:
-    from meshd.cli.admin.calling import Node
+    from meshd.cli.admin.client import AdminClient
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _EXAMPLES = """
@@ -35,8 +35,8 @@ In a shell, or for a program:
 @click.option("--policy", type=click.File("rb"), help="Narrower rights: a policy document; - for stdin.")
 @click.option("--name", default="", help="Shown in the audit log: a job, a pod.")
 @click.option("--env", is_flag=True, help="Print lines for a shell to evaluate, not JSON.")
-@connected(own_keys_first=True)
-def sts(node: Node, duration: str, policy: IO[bytes] | None, name: str, env: bool) -> None:
+@admin_client_options(own_keys_first=True)
+def sts(node: AdminClient, duration: str, policy: IO[bytes] | None, name: str, env: bool) -> None:
     """Get temporary credentials of the key that signs.
 
     They never may more than it, and end with it.
@@ -52,8 +52,8 @@ def sts(node: Node, duration: str, policy: IO[bytes] | None, name: str, env: boo
 
 @click.command()
 @as_json
-@connected(own_keys_first=True)
-def whoami(node: Node, as_json: bool) -> None:
+@admin_client_options(own_keys_first=True)
+def whoami(node: AdminClient, as_json: bool) -> None:
     """Show who the node takes these keys for.
 
     \b

@@ -1,4 +1,4 @@
-"""`meshd admin user`: who may own buckets and hold keys."""
+"""`meshd admin user`: users, who own buckets and hold keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshd.cli.admin.calling import connected
-from meshd.cli.admin.revoking import asked, before, revoked
-from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, show_rows, yes
+from meshd.cli.admin.client import admin_client_options
+from meshd.cli.admin.output import (
+    answer,
+    as_json,
+    before,
+    confirm,
+    print_hint,
+    revoke_message,
+    revoke_query,
+    show_one,
+    show_rows,
+    yes,
+)
 
 if TYPE_CHECKING:
-    from meshd.cli.admin.calling import Node
+    from meshd.cli.admin.client import AdminClient
 
 _COLUMNS = ("user_id", "display_name", "email", "origin", "policies", "created")
 _EXAMPLES = """
@@ -39,8 +49,10 @@ def user() -> None:
 @click.option("--email", default="", help="For your own records.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Attach it; repeat for more.")
 @as_json
-@connected()
-def add(node: Node, user_id: str, name: str, email: str, policies: tuple[str, ...], as_json: bool) -> None:
+@admin_client_options()
+def add(
+    node: AdminClient, user_id: str, name: str, email: str, policies: tuple[str, ...], as_json: bool
+) -> None:
     """Add a user. They can sign once they have a key: `meshd admin key add USER_ID`.
 
     \b
@@ -50,13 +62,13 @@ def add(node: Node, user_id: str, name: str, email: str, policies: tuple[str, ..
     made = node.call("POST", "admin", "users", body=body)
     answer(made, as_json, lambda: show_one(made))
     if not as_json:
-        advise(f"now give them a key: meshd admin key add {user_id}")
+        print_hint(f"now give them a key: meshd admin key add {user_id}")
 
 
 @user.command("ls")
 @as_json
-@connected()
-def ls(node: Node, as_json: bool) -> None:
+@admin_client_options()
+def ls(node: AdminClient, as_json: bool) -> None:
     """List users. `origin` says where one comes from: admin (here), file (the users file), root.
 
     \b
@@ -69,8 +81,8 @@ def ls(node: Node, as_json: bool) -> None:
 @user.command("show")
 @click.argument("user_id")
 @as_json
-@connected()
-def show(node: Node, user_id: str, as_json: bool) -> None:
+@admin_client_options()
+def show(node: AdminClient, user_id: str, as_json: bool) -> None:
     """Show a user with their keys and buckets.
 
     \b
@@ -85,8 +97,8 @@ def show(node: Node, user_id: str, as_json: bool) -> None:
 @click.option("--name", help="Another display name.")
 @click.option("--email", help="Another address.")
 @as_json
-@connected()
-def change(node: Node, user_id: str, name: str | None, email: str | None, as_json: bool) -> None:
+@admin_client_options()
+def change(node: AdminClient, user_id: str, name: str | None, email: str | None, as_json: bool) -> None:
     """Change a user's name or address.
 
     \b
@@ -102,8 +114,8 @@ def change(node: Node, user_id: str, name: str | None, email: str | None, as_jso
 @click.option("--force", is_flag=True, help="Even if they own buckets: these stay, and root can use them.")
 @yes
 @as_json
-@connected()
-def rm(node: Node, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
+@admin_client_options()
+def rm(node: AdminClient, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
     """Remove a user with all their keys. They are refused from this moment on, everywhere.
 
     \b
@@ -112,7 +124,7 @@ def rm(node: Node, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
     confirm(f"Remove the user {user_id} and all their keys?", yes)
     query = {"force": "true"} if force else None
     removed = node.call("DELETE", "admin", "users", user_id, query=query)
-    answer(removed, as_json, lambda: advise(f"removed {user_id} and their keys"))
+    answer(removed, as_json, lambda: print_hint(f"removed {user_id} and their keys"))
 
 
 @user.command("revoke")
@@ -120,8 +132,8 @@ def rm(node: Node, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
 @before
 @yes
 @as_json
-@connected()
-def revoke(node: Node, user_id: str, before: str, yes: bool, as_json: bool) -> None:
+@admin_client_options()
+def revoke(node: AdminClient, user_id: str, before: str, yes: bool, as_json: bool) -> None:
     """End a user's temporary credentials, of all their keys.
 
     The keys stay good, and new temporary credentials can be asked for at once.
@@ -131,5 +143,5 @@ def revoke(node: Node, user_id: str, before: str, yes: bool, as_json: bool) -> N
     meshd admin user revoke ann --before 2026-11-22T03:00:00Z
     """
     confirm(f"End the temporary credentials of {user_id}?", yes)
-    done = node.call("DELETE", "admin", "users", user_id, "sessions", query=asked(before))
-    answer(done, as_json, lambda: advise(revoked(user_id, before)))
+    done = node.call("DELETE", "admin", "users", user_id, "sessions", query=revoke_query(before))
+    answer(done, as_json, lambda: print_hint(revoke_message(user_id, before)))

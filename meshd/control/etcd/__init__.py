@@ -1,5 +1,5 @@
-"""The control store on etcd v3, for several nodes."""
+"""Control store on etcd v3, for clusters of several nodes."""
 
-from meshd.control.etcd.store import EtcdControl
+from meshd.control.etcd.etcd_control import EtcdControl
 
 __all__ = ["EtcdControl"]

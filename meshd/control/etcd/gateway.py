@@ -1,7 +1,8 @@
-"""etcd's JSON gateway over HTTP/1.1: one call, one answer, whichever member answers.
+"""Client of etcd's JSON gateway over HTTP/1.1, with failover between members.
 
-Law: a call that was not sent, or that may be sent twice, is tried on the next member until the deadline; one
-that may have happened is an EtcdAmbiguousError, never repeated in secret. Blocking: for threads.
+Law: a call that was not sent, or that is safe to repeat, goes to the next member until the deadline. A
+call that may have been executed raises EtcdAmbiguousError and is never retried implicitly. Blocking:
+for threads.
 
 Source: etcd's documentation, "gRPC gateway" (v3.5): keys and values in base64, 64-bit numbers as text.
 """
@@ -16,13 +17,13 @@ from base64 import b64decode, b64encode
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from meshd.control.interface import ControlError
+from meshd.control.control_api import ControlError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator, Mapping
 
-    from meshd.kit.clock import Clock
+    from meshd.util.clock import Clock
 
 _CONNECT_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 64 << 20  # of one answer
@@ -53,7 +54,7 @@ class _NotNowError(Exception):
         self.why, self.sent = why, sent
 
 
-class Member(NamedTuple):
+class EtcdMember(NamedTuple):
     """Where a member of the etcd cluster listens to clients."""
 
     host: str
@@ -68,7 +69,7 @@ class Gateway:
 
     def __init__(
         self,
-        members: tuple[Member, ...],
+        members: tuple[EtcdMember, ...],
         clock: Clock,
         *,
         deadline: float = 5.0,

@@ -1,7 +1,7 @@
-"""The ops every node has, one subject a file; each registers itself when imported.
+"""Built-in ops, one subject per module; each op registers itself on import.
 
-Law: codecs live here and nowhere else. Whatever bytes come in, an op returns the whole, right value or raises
-BadSampleError: never part of an image, never more memory than its documented bound.
+Law: only this package uses codecs. For any input bytes an op returns the complete, correct value or
+raises BadSampleError: never part of an image, never more memory than its documented bound.
 """
 
 from __future__ import annotations
@@ -9,26 +9,17 @@ from __future__ import annotations
 import importlib
 
 SUBJECTS = (
-    "arrays",
-    "casting",
-    "colours",
-    "columns",
-    "containers",
-    "decoding",
-    "encoding",
-    "features",
-    "flipping",
+    "array_files",
+    "array_ops",
+    "augmentation",
     "geometry",
+    "image_codecs",
     "labels",
-    "layouts",
-    "mixing",
-    "policies",
-    "resizing",
-    "sequences",
-    "texts",
-    "tokens",
-    "windows",
-    "zarrs",
+    "mixup",
+    "resize",
+    "text",
+    "token_sequences",
+    "zarr_rows",
 )
 
 

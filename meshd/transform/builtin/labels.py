@@ -1,4 +1,4 @@
-"""Labels out of small sidecar files: a number or a class name, as int64."""
+"""Labels from small sidecar files: a number or a class name, as int64."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshd.transform.errors import BadSampleError
-from meshd.transform.fieldtypes import LABEL
+from meshd.transform.op_types import LABEL
 from meshd.transform.parameters import MAX_CLASSES, Parameter, classes, whole
 from meshd.transform.registry import operation
-from meshwire.documents import PlanError, checked_integer, checked_text, join
+from meshwire.strict_json import PlanError, checked_integer, checked_text, join_path
 
 if TYPE_CHECKING:
-    from meshd.transform.fieldtypes import FieldType
-    from meshwire.randomness import KeyedRandom
+    from meshd.transform.op_types import FieldType
+    from meshwire.plan.keyed_random import KeyedRandom
 
 _LONGEST = 4096
 
@@ -92,7 +92,7 @@ def _mapping(value: Any, path: str) -> dict[str, int]:
         raise PlanError(path, f'expected an object of 1…{MAX_CLASSES} names, as {{"cat": 0, "tabby": 0}}')
     bound = 1 << 62
     return {
-        checked_text(name, path, at_most=1000): checked_integer(number, join(path, name), -bound, bound)
+        checked_text(name, path, at_most=1000): checked_integer(number, join_path(path, name), -bound, bound)
         for name, number in value.items()
     }
 

@@ -1,5 +1,5 @@
-"""Rules and dashboards as code: what Prometheus derives, what wakes somebody, what people look at.
+"""Monitoring as code: recording rules, alerts and dashboards.
 
-Law: pure. The files under `helm/shardmesh/` are made of it by `make reference`; a test compares them, and
+Law: pure. `make reference` writes the files under `helm/shardmesh/` from it; a test compares them, and
 others run every expression in a real Prometheus that scrapes real daemons.
 """

@@ -1,10 +1,10 @@
-"""The dashboard of the whole mesh: is it well, what does it serve, how fast."""
+"""Dashboard of the whole mesh: health, load and latency."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from meshoperator.monitoring.expressions import (
+from meshoperator.monitoring.panels import (
     AT,
     AWAY,
     FAILED,
@@ -12,10 +12,13 @@ from meshoperator.monitoring.expressions import (
     HITS,
     ORIGIN_ASKED,
     ORIGIN_FAILED,
+    Dashboard,
+    Panel,
+    Query,
+    Row,
     quantile,
     rate,
 )
-from meshoperator.monitoring.panels import Dashboard, Panel, Query, Row
 
 CLUSTER: Final = Dashboard(
     "shardmesh-cluster",

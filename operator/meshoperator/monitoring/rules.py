@@ -1,20 +1,18 @@
-"""Recording rules, and all rules as the file that Prometheus reads.
+"""Recording rules, and all rules as the file Prometheus reads.
 
-Law: ratios are of sums, so that a quiet node does not weigh as much as a busy one. Scrape jobs are called
-`shardmesh`, or whatever else is put in the place of `SCRAPES`.
+Law: ratios are of sums, so a quiet node weighs less than a busy one. The scrape job is `shardmesh`, or
+whatever replaces `SCRAPES`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from meshoperator.monitoring.alerting import Recording
-from meshoperator.monitoring.alerts_daemons import DAEMONS
-from meshoperator.monitoring.alerts_kubernetes import KUBERNETES
-from meshoperator.monitoring.expressions import BATCHES
+from meshoperator.monitoring.alerts import DAEMONS, KUBERNETES, Recording
+from meshoperator.monitoring.panels import BATCHES
 
 if TYPE_CHECKING:
-    from meshoperator.monitoring.alerting import Alert
+    from meshoperator.monitoring.alerts import Alert
 
 
 def _share(part: str, whole: str) -> str:

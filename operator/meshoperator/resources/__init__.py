@@ -1,7 +1,7 @@
-"""The custom resources of the group `shardmesh.io/v1alpha1` as typed values, and nothing else.
+"""Custom resources of `shardmesh.io/v1alpha1` as typed values.
 
-Law: these classes are the one source: CRDs, reference page and operator read them, nothing repeats them.
-Pure: no clock, no I/O. What a cluster sends is turned into them by `parse`, whose errors name the field.
+Law: these classes are the single source; CRDs, reference page and operator read them. Pure: no clock, no
+I/O. `parse` turns what a cluster sends into them, and its errors name the field.
 """
 
 from meshoperator.resources.cluster import MeshCluster, MeshClusterSpec, MeshClusterStatus

@@ -1,16 +1,30 @@
-"""What the specs have in common: how a kind describes itself, and the words that several of them use.
+"""Types all specs share: how a kind describes itself, field types, and Kubernetes quantities in bytes.
 
-Law: a constraint stands beside the field it is about: ranges and patterns in `Meta`, what several fields must
-agree on as CEL in `rules` (of a class) or `Meta(extra_json_schema=…)` (of a field).
+Law: a constraint belongs to the field it restricts: ranges and patterns in `Meta`, agreements between
+fields as CEL in `rules` (of a class) or `Meta(extra_json_schema=…)` (of a field).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
+
+_UNITS: Final = {"": 1} | {unit: 1000 ** (n + 1) for n, unit in enumerate("kMGTP")}
+_BINARY: Final = {f"{unit}i": 1 << (10 * (n + 1)) for n, unit in enumerate("KMGTP")}
+
+
+def parse_quantity(text: str) -> int:
+    """`1.5Ti` → bytes. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", text)
+    unit = (_UNITS | _BINARY).get(found[2]) if found else None
+    if found is None or unit is None:
+        raise ValueError(f"{text!r} is no size such as 512Mi or 1.5Ti")
+    return int(float(found[1]) * unit)
+
 
 GROUP: Final = "shardmesh.io"
 VERSION: Final = "v1alpha1"

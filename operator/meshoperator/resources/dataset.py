@@ -1,4 +1,4 @@
-"""MeshDataset: data that training reads, where it comes from and where it should be."""
+"""MeshDataset: training data, its source and its placement."""
 
 from __future__ import annotations
 

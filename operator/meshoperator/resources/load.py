@@ -1,4 +1,4 @@
-"""MeshLoad: bring a dataset, or a part of it, into the mesh, or let it go; once or again and again."""
+"""MeshLoad: loads a dataset, or part of it, into the mesh, or evicts it; once or on a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MeshNode: one daemon, made by the operator; people change `desiredState`."""
+"""MeshNode: one daemon. The operator makes it; people change `desiredState`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The store and its loaders as other libraries expect them: one module a library, imported by its users only.
+"""Adapters: the store and its loaders in the interfaces of other libraries, one module a library.
 
-Law: an adapter translates, and decides nothing: bytes come of `Client`, batches of `Loader`. What it adapts
-to is an optional package, imported by that module alone; nothing in `meshsdk` imports an adapter.
+Law: an adapter translates and decides nothing; bytes come from `Client`, batches from `Loader`. Each
+module imports its own optional package; nothing in `meshsdk` imports an adapter.
 """

@@ -1,8 +1,9 @@
-"""torch's distributed checkpoints as objects of the store, written and read in parallel parts.
+"""torch distributed checkpoints as objects of the store, written and read in parallel parts.
 
-Law: a file is there when its last byte is durable, as a whole, and not at all if saving it failed; what is
-read is one version of each file. Saving goes on while parts are on their way; loading asks for ranges ahead,
-only for those that this rank wants. Invariant: memory is bounded by parts, not by the checkpoint.
+Law: a file exists once its last byte is durable, as a whole, and not at all if saving failed; a read
+sees one version of each file. Saving continues while parts are in flight; loading prefetches only the
+ranges this rank needs.
+Invariant: parts bound the memory, not the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from meshsdk.adapters.ranges import Ranges, merged
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
 from meshsdk.transfers import Tuning, upload
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
     Path = str | os.PathLike[str]
 

@@ -1,19 +1,19 @@
-"""A loader as the source of DALI's `external_source`: not run here, where there is no GPU for DALI.
+"""A loader as the source of DALI's `external_source`. Not run here, for lack of a GPU.
 
-Law: one element is one batch, in the order of `fields`; an iteration is (the rest of) an epoch, and the one
-after it the next, which is `cycle="raise"` to DALI.
+Law: one element is one batch, in the order of `fields`. An iteration is the rest of an epoch and the
+next iteration the next epoch, which DALI calls `cycle="raise"`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.adapters.plain import as_dict
+from meshsdk.loader.plain_batches import as_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshsdk.loaders import Loader
+    from meshsdk.loader.loader import Loader
 
 
 class ExternalSource:

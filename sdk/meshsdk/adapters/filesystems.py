@@ -1,7 +1,7 @@
-"""The store as an fsspec file system: `mesh://bucket/key`, for pandas, xarray, datasets and the like.
+"""The store as an fsspec file system: `mesh://bucket/key`, for pandas, xarray, datasets and others.
 
-Law: a file that was opened to be written is there as a whole when it is closed; one that is read is one
-version, or an error. Nothing is cached here.
+Law: a written file exists as a whole once it is closed; a read sees one version or an error. Nothing is
+cached here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from meshsdk.client import object_path
-from meshsdk.connecting import connect
+from meshsdk.client.gather import CREDIT, Item
+from meshsdk.client.s3_client import connect, object_path
 from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, PreconditionError, ServerError
-from meshsdk.gathers import CREDIT, Item
 from meshsdk.transfers import download, stream, upload
 from meshwire.sigv4 import presign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import ObjectInfo
+    from meshsdk.client.s3_client import ObjectInfo
     from meshwire.s3.results import ObjectEntry
 
 PROTOCOL = "mesh"

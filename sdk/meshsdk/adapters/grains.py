@@ -1,7 +1,7 @@
-"""A loader as a Grain pipeline's beginning, for JAX.
+"""A loader as the start of a Grain pipeline, for JAX.
 
-Law: the iterator's state is the loader's own, so what Grain (or Orbax) keeps resumes at any number of
-processes. Batches are plain dictionaries of numpy arrays, as Grain's transformations and JAX take them.
+Law: the iterator's state is the loader's own, so a checkpoint of Grain or Orbax resumes with any number
+of processes. Batches are plain dictionaries of numpy arrays.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import grain
 
-from meshsdk.adapters.plain import as_dict
+from meshsdk.loader.plain_batches import as_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshsdk.loaders import Loader
+    from meshsdk.loader.loader import Loader
 
 
 class LoaderDataset(grain.IterDataset):

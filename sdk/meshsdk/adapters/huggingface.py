@@ -1,7 +1,7 @@
-"""Hugging Face: samples as a `datasets.IterableDataset`, and a Trainer that is fed by a loader.
+"""Hugging Face: samples as a `datasets.IterableDataset`, and a Trainer fed by a loader.
 
-Law: samples come in stored order, many a request, and `datasets` takes it from there. What trains takes the
-loader's batches, and the loader's state lies in each of the Trainer's checkpoints.
+Law: samples come in stored order, many per request. Training uses the loader's batches, and each Trainer
+checkpoint contains the loader's state.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.adapters.plain import PlainLoader
 from meshsdk.errors import ConfigurationError
+from meshsdk.loader.plain_batches import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from meshsdk.datasets import Dataset
-    from meshsdk.loaders import Loader
+    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.loader.loader import Loader
 
     Inputs = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -1,8 +1,8 @@
-"""Loaders for Lightning: a data module whose position is in Lightning's checkpoints.
+"""A Lightning data module whose loader position is part of Lightning's checkpoints.
 
-Law: Lightning neither samples nor splits: ranks, shuffling and resuming are the loader's. Loaders are
-made by functions, when Lightning asks for them: by then the group of ranks is there. The package that the
-program has imported counts, `lightning` or `pytorch_lightning`: their classes do not know each other.
+Law: the loader does ranks, shuffling and resuming; Lightning neither samples nor splits. Lightning calls
+the functions that make loaders after the process group exists. The package the program imported counts,
+`lightning` or `pytorch_lightning`, because their classes do not know each other.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.adapters.plain import PlainLoader
+from meshsdk.loader.plain_batches import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshsdk.loaders import Loader
+    from meshsdk.loader.loader import Loader
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -1,7 +1,8 @@
-"""Ranges of one object as a file, asked for ahead, several at once.
+"""Byte ranges of one object as a file, prefetched in parallel.
 
-Law: one version of the object, or an error; only what was said to be wanted is fetched. Invariant: behind the
-position nothing is kept, ahead of it at most the span at hand and `parallel` parts.
+Law: one version of the object, or an error; only announced ranges are fetched.
+Invariant: nothing behind the position is kept, and at most the current span and `parallel` parts ahead
+of it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.client import get_request
+from meshsdk.client.s3_client import get_request
 from meshsdk.errors import CorruptFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
-    from meshsdk.client import Client
-    from meshsdk.connections import Response
+    from meshsdk.client.http_connection import Response
+    from meshsdk.client.s3_client import Client
     from meshsdk.transfers import Tuning
 
     Span = tuple[int, int]

@@ -1,7 +1,7 @@
 """A dataset for Ray Data.
 
-Law: a task asks for its samples by number and holds no position, so Ray may repeat, move or reorder tasks.
-To train, take `mesh.Loader` in each of Ray Train's workers, and `share=` over Ray Tune's trials.
+Law: a task requests samples by number and holds no position, so Ray may repeat, move or reorder tasks.
+For training, use `mesh.Loader` in each Ray Train worker, and `share=` across Ray Tune trials.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshsdk.datasets import Dataset
+    from meshsdk.datasets.dataset import Dataset
 
 _ROWS = 256
 

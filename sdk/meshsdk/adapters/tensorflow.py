@@ -1,6 +1,6 @@
 """A loader as a `tf.data.Dataset`.
 
-Law: what the elements are is told by a look at one batch, which moves nothing; the loader reads ahead, so
+Law: the element spec comes from one batch, without moving the loader; the loader prefetches, so
 `prefetch` adds nothing.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.adapters.plain import PlainLoader, plain_types
+from meshsdk.loader.plain_batches import PlainLoader, plain_types
 
 if TYPE_CHECKING:
-    from meshsdk.loaders import Loader
+    from meshsdk.loader.loader import Loader
 
 
 def as_tf_dataset(loader: Loader) -> Any:

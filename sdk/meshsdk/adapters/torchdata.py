@@ -1,6 +1,6 @@
 """A loader for torchdata: in a StatefulDataLoader, and as a node.
 
-Law: the state is the loader's own, so a checkpoint of torchdata's resumes at any world size. Batches come
+Law: the state is the loader's own, so a torchdata checkpoint resumes at any world size. Batches come
 ready: no workers, no collation, no pinning thread.
 """
 
@@ -16,8 +16,8 @@ from meshsdk.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from meshsdk.batches import Batch
-    from meshsdk.loaders import Loader
+    from meshsdk.datasets.batch import Batch
+    from meshsdk.loader.loader import Loader
 
 
 def as_it_is(batch: Batch) -> Batch:

@@ -1,6 +1,6 @@
 """Shards for the webdataset library: `mesh://bucket/shard-{000..099}.tar`, over the SDK's connections.
 
-Law: a shard is read as one stream, in order, of one version; a broken connection loses nothing.
+Law: a shard is one stream, in order, of one version; a broken connection loses nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from webdataset.gopen import gopen_schemes
 
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect
 from meshsdk.errors import ConfigurationError
 from meshsdk.transfers import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
 _AHEAD = 1 << 20
 

@@ -1,7 +1,7 @@
-"""The store as zarr-python's: arrays and groups below a prefix, read and written over the SDK's connections.
+"""The store as a zarr-python store: arrays and groups below a prefix.
 
-Law: one key is one object; a range is one request, many ranges are one gather. Calls wait in threads: zarr's
-own loop stays free.
+Law: one key is one object; one range is one request, many ranges are one gather. Calls block in threads,
+so zarr's event loop stays free.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from meshsdk.client import get_request
-from meshsdk.connecting import connect
+from meshsdk.client.s3_client import connect, get_request
+from meshsdk.datasets.fields import check_source
 from meshsdk.errors import NotFoundError, PreconditionError
-from meshsdk.selecting import check_source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from meshsdk.client import Client
+    from meshsdk.client.s3_client import Client
 
     Range: TypeAlias = RangeByteRequest | OffsetByteRequest | SuffixByteRequest | None
 

@@ -1,8 +1,8 @@
-"""The `mesh` command: what a person or a script does with the store, on top of the SDK.
+"""The `mesh` command: the SDK for people and scripts.
 
-Law: commands parse, call the SDK and print; what is decided (what to copy, what to delete) is decided by
-pure functions first. Invariant: results go to stdout, progress and errors to stderr; the exit code tells
-how it went.
+Law: commands parse, call the SDK and print; pure functions decide what to copy or delete before anything
+happens.
+Invariant: results go to stdout, progress and errors to stderr; the exit code reports the outcome.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshsdk.cli.chapters import Chapters
-from meshsdk.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
+from meshsdk.cli.command_base import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    exit_code,
+    report_error,
+    shared_options,
+)
+from meshsdk.cli.command_index import Chapters
 from meshsdk.errors import MeshError
 
 if TYPE_CHECKING:
-    from meshsdk.cli.running import Session
+    from meshsdk.cli.command_base import Session
 
 EPILOG = """\b
 Examples:
@@ -59,7 +66,7 @@ def run(arguments: list[str]) -> int:
         error.show()
         return EXIT_USAGE
     except MeshError as error:
-        report(error, as_json="--json" in arguments)
+        report_error(error, as_json="--json" in arguments)
         return exit_code(error)
     except BrokenPipeError:  # `mesh ls | head` has read enough
         sys.stderr.close()

@@ -1,6 +1,7 @@
-"""`mesh bucket`: buckets with origins or with a number of copies of their own, made, shown, changed.
+"""`mesh bucket`: buckets with an origin or a copy count: create, show, change.
 
-Law: asks the node's `/-/buckets`; what an origin may be, `meshwire.origins` says. No secret passes here.
+Law: `meshwire.origins` defines a valid origin, and the node checks it. No secret passes through this
+process.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshsdk import buckets
-from meshsdk.cli.running import shared_options
+from meshsdk.admin import cluster_admin
+from meshsdk.byte_sizes import format_size, parse_size
+from meshsdk.cli.command_base import shared_options
 from meshsdk.errors import ConfigurationError
-from meshsdk.sizes import human, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshsdk.buckets import BucketInfo
-    from meshsdk.cli.running import Session
+    from meshsdk.admin.cluster_admin import BucketInfo
+    from meshsdk.cli.command_base import Session
 
 
 @click.group("bucket")
@@ -79,7 +80,7 @@ def create(session: Session, name: str, origin: str | None, copies: int | None, 
         raise ConfigurationError("--copies: what is read of an origin is kept once; give one of the two")
     document |= {"url": origin} if origin else {"copies": copies} if copies else {}
     with session.client() as client:
-        _show(session, buckets.create_bucket(client.transport, name, document))
+        _show(session, cluster_admin.create_bucket(client.transport, name, document))
 
 
 @bucket.command()
@@ -112,7 +113,7 @@ def change(
     if not document:
         raise ConfigurationError("nothing to change: give an option, as --ttl 300 or --copies 3")
     with session.client() as client:
-        _show(session, buckets.change_bucket(client.transport, name, document))
+        _show(session, cluster_admin.change_bucket(client.transport, name, document))
 
 
 @bucket.command()
@@ -125,7 +126,7 @@ def show(session: Session, name: str) -> None:
     mesh bucket show photos
     """
     with session.client() as client:
-        _show(session, buckets.show_bucket(client.transport, name))
+        _show(session, cluster_admin.show_bucket(client.transport, name))
 
 
 @bucket.command("ls")
@@ -139,7 +140,7 @@ def list_all(session: Session) -> None:
     mesh bucket ls
     """
     with session.client() as client:
-        listed = buckets.list_buckets(client.transport)
+        listed = cluster_admin.list_buckets(client.transport)
     if not listed:
         session.tell("no bucket has an origin or a number of copies of its own; `mesh ls` lists all buckets")
     for found in listed:
@@ -152,7 +153,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
         if one in given:
             given[several] = list(given.pop(one))
     if "quota" in given:
-        given["quota"] = size_of(given["quota"], "--quota")
+        given["quota"] = parse_size(given["quota"], "--quota")
     return given
 
 
@@ -169,7 +170,7 @@ def _show(session: Session, found: BucketInfo) -> None:
     facts += [f"credentials {origin['credentials']}"] if origin.get("credentials") else []
     facts.append(f"write {origin['write']}")
     facts.append("immutable" if origin["immutable"] else f"ttl {origin['ttl']:g} s")
-    facts += [f"quota {human(origin['quota'])}"] if origin["quota"] else []
+    facts += [f"quota {format_size(origin['quota'])}"] if origin["quota"] else []
     facts += [f"pins {' '.join(origin['pins'])}"] if origin["pins"] else []
     facts += [f"homes {' '.join(origin['homes'])}"] if origin.get("homes") else []
     session.show(f"{found.name}  {', '.join(facts)}", **asdict(found))

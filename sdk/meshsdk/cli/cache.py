@@ -1,7 +1,7 @@
-"""`mesh cache`: what a cache would serve.
+"""`mesh cache`: simulates a cache on a trace of reads.
 
-Law: the simulator is the daemon's own code (`meshd.cache`, which is pure and imports nothing); it is loaded
-when it is asked for, so that the bare SDK stays free of the daemon.
+Law: the simulator is the daemon's own pure code, imported when the command runs, so the bare SDK stays
+free of the daemon.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from meshsdk.cli.running import shared_options
-from meshsdk.sizes import human
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import shared_options
 
 if TYPE_CHECKING:
-    from meshd.cache.policies.interface import Settings
-    from meshd.cache.simulating import Result
-    from meshd.cache.traces import Read
-    from meshsdk.cli.running import Session
+    from meshd.origins.eviction.policy_api import EvictionSettings
+    from meshd.origins.eviction.simulator import Result, TraceRead
+    from meshsdk.cli.command_base import Session
 
 _NAMES = ("segments", "segments+plan", "lru", "s3-fifo", "sieve", "belady")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -83,21 +82,20 @@ def simulate(
     mesh cache simulate --epochs 5 --zipf 0.9 --policy segments --policy lru
     """
     try:
-        from meshd.cache.policies.interface import Settings
-        from meshd.cache.simulating import footprint, segment_of
-        from meshd.cache.simulating import simulate as replay
-        from meshd.cache.traces import TraceError, parse
+        from meshd.origins.eviction.policy_api import EvictionSettings
+        from meshd.origins.eviction.simulator import TraceError, default_segment, footprint, parse_trace
+        from meshd.origins.eviction.simulator import simulate as replay
     except ModuleNotFoundError as error:
         raise click.UsageError(f"the simulator is not installed here: {error}") from None
     try:
-        reads = _made(made) if trace is None else parse(trace)
+        reads = _made(made) if trace is None else parse_trace(trace)
     except (TraceError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
     if trace is not None and (made["epochs"] or made["zipf"] is not None):
         raise click.UsageError("either a TRACE or --epochs and --zipf")
     data = footprint(reads)
     room = capacity if isinstance(capacity, int) else max(1, int(capacity * data))
-    settings = Settings(room, segment=segment or segment_of(room))
+    settings = EvictionSettings(room, segment=segment or default_segment(room))
     _head(session, len(reads), data, settings)
     names = made["policies"] or _NAMES
     with session.steps("replaying", len(names)) as done:
@@ -108,27 +106,27 @@ def simulate(
     return 0
 
 
-def _made(made: dict[str, Any]) -> list[Read]:
+def _made(made: dict[str, Any]) -> list[TraceRead]:
     """Raises UsageError."""
-    from meshd.cache.traces import epochs, mixed, zipf
+    from meshd.origins.eviction.simulator import epoch_trace, mix_traces, zipf_trace
 
     items, size, seed = made["items"], made["item_size"], made["seed"]
     traces = []
     if made["epochs"]:
-        traces.append(epochs(made["epochs"], items, size, shuffled=not made["sequential"], seed=seed))
+        traces.append(epoch_trace(made["epochs"], items, size, shuffled=not made["sequential"], seed=seed))
     if made["zipf"] is not None:
-        traces.append(zipf(made["zipf"], made["reads"], items, size, seed=seed))
+        traces.append(zipf_trace(made["zipf"], made["reads"], items, size, seed=seed))
     if not traces:
         raise click.UsageError("a TRACE, --epochs or --zipf is needed; see --help")
-    return mixed(traces, seed=seed) if len(traces) > 1 else traces[0]
+    return mix_traces(traces, seed=seed) if len(traces) > 1 else traces[0]
 
 
-def _head(session: Session, reads: int, data: int, settings: Settings) -> None:
+def _head(session: Session, reads: int, data: int, settings: EvictionSettings) -> None:
     if session.as_json:
         return
     click.echo(
-        f"{reads} reads of {human(data)}; cache {human(settings.capacity)}"
-        f" ({settings.capacity / data:.0%}), segments of {human(settings.segment)}"
+        f"{reads} reads of {format_size(data)}; cache {format_size(settings.capacity)}"
+        f" ({settings.capacity / data:.0%}), segments of {format_size(settings.segment)}"
     )
     click.echo(f"{'policy':14} {'reads':>7} {'bytes':>7} {'warm':>7} {'moved':>11} {'segments':>9}")
 
@@ -136,7 +134,7 @@ def _head(session: Session, reads: int, data: int, settings: Settings) -> None:
 def _show(session: Session, result: Result) -> None:
     session.show(
         f"{result.policy:14} {result.objects:7.4f} {result.bytes:7.4f} {result.warm_bytes:7.4f}"
-        f" {human(result.moved):>11} {result.evictions:9}",
+        f" {format_size(result.moved):>11} {result.evictions:9}",
         policy=result.policy,
         hit_ratio=result.objects,
         byte_hit_ratio=result.bytes,

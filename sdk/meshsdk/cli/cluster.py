@@ -1,6 +1,7 @@
-"""`mesh cluster`: the nodes of a mesh, seen and changed.
+"""`mesh cluster`: shows and changes the nodes of a mesh.
 
-Law: shows what the map and the movers say; what would lose data is refused by the mesh, with what to do.
+Law: shows what the cluster map and the rebalancer report; the mesh refuses a change that would lose
+data, and says what to do.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshsdk import clusters
-from meshsdk.cli.running import shared_options
+from meshsdk.admin import cluster_admin
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import shared_options
 from meshsdk.errors import ConnectError, DeadlineError
-from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.cli.running import Session
-    from meshsdk.client import Client
-    from meshsdk.transport import Transport
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.s3_client import Client
+    from meshsdk.client.transport import Transport
 
 _ADVICE = {
     "away": "does not answer; its share waits for it",
@@ -86,7 +87,7 @@ def status(session: Session, watch: bool, every: float) -> None:
 
 
 def _status(client: Client) -> tuple[str, dict[str, Any]]:
-    found = clusters.cluster_status(client.transport)
+    found = cluster_admin.cluster_status(client.transport)
     return "\n".join(_lines(found)), found
 
 
@@ -157,10 +158,10 @@ def scrub(session: Session, node: str | None, wait: bool) -> None:
     """
     with session.client() as client:
         nodes = [
-            found["id"] for found in clusters.cluster_status(client.transport)["nodes"] if _scrubs(found)
+            found["id"] for found in cluster_admin.cluster_status(client.transport)["nodes"] if _scrubs(found)
         ]
         asked = {
-            each: clusters.change_node(client.transport, each, "scrub")["asked"]
+            each: cluster_admin.change_node(client.transport, each, "scrub")["asked"]
             for each in ([node] if node else nodes)
         }
         if not wait:
@@ -181,7 +182,7 @@ def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int])
     """What each says of the pass that it was asked for, when all are done."""
     shown = ""
     while True:
-        status = {found["id"]: found for found in clusters.cluster_status(transport)["nodes"]}
+        status = {found["id"]: found for found in cluster_admin.cluster_status(transport)["nodes"]}
         gone = [name for name in asked if name not in status or not _scrubs(status[name])]
         if gone:
             raise click.ClickException(f"{', '.join(gone)} went away; its scrub goes on when it is back")
@@ -212,12 +213,12 @@ def _scrubbed(name: str, told: dict[str, Any]) -> str:
         damage += f", {told['mended']} restored from other nodes"
     if told["quarantined"]:
         damage += f"; {told['quarantined']} in quarantine: no other node has them; put those objects again"
-    return f"{name}: {human(told['bytes'])} read, {damage}"
+    return f"{name}: {format_size(told['bytes'])} read, {damage}"
 
 
 def _change(session: Session, node: str, action: str, **rest: Any) -> None:
     with session.client() as client:
-        done = clusters.change_node(client.transport, node, action, **rest)
+        done = cluster_admin.change_node(client.transport, node, action, **rest)
     session.show(f"{node} is {done['state']} (map {done['version']}). {_NEXT[action].format(node)}", **done)
 
 
@@ -230,7 +231,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         counts = [
             _count(each["count"], kind.removesuffix("s")) for kind, each in kept.items() if each["count"]
         ]
-        yield f"kept: {', '.join(counts)} ({human(sum(each['bytes'] for each in kept.values()))})"
+        yield f"kept: {', '.join(counts)} ({format_size(sum(each['bytes'] for each in kept.values()))})"
     if found["control"] != "reached":
         yield f"the control store is out of reach ({_meanwhile(found)}): {found['control']}"
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
@@ -320,7 +321,7 @@ def _moving(found: dict[str, Any]) -> str:
         f"{each['copies']}→{each['wanted']} copies of {each['bucket']}" for each in found.get("counts", ())
     ]
     if moved["bytes_total"]:
-        words.append(f"{human(moved['bytes_moved'])} of {human(moved['bytes_total'])}")
+        words.append(f"{format_size(moved['bytes_moved'])} of {format_size(moved['bytes_total'])}")
     if moved["eta_seconds"]:
         words.append(f"about {_time(moved['eta_seconds'])} left")
     return ", ".join(words)
@@ -393,11 +394,11 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
 
 def _load(load: dict[str, Any]) -> Iterator[str]:
     if load.get("to_come"):
-        words = f"{human(load['to_come'])} to come"
-        words += f" at {human(load['rate'])}/s" if load["rate"] else ""
+        words = f"{format_size(load['to_come'])} to come"
+        words += f" at {format_size(load['rate'])}/s" if load["rate"] else ""
         yield words + (f", about {_time(load['eta_seconds'])} left" if load["eta_seconds"] else "")
     if load.get("to_go"):
-        yield f"about {human(load['to_go'])} to go"
+        yield f"about {format_size(load['to_go'])} to go"
 
 
 def _room(disks: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""`mesh doctor`: where a training job's time goes, and the cheapest thing to do about it."""
+"""`mesh doctor`: where a training job's time goes, and the cheapest fix."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshsdk.cli.benching import parse_op
-from meshsdk.cli.places import SCHEME, parse_place
-from meshsdk.cli.reading import KIND_OPTION, parse_fields
-from meshsdk.cli.running import shared_options
+from meshsdk.cli.bench import parse_op
+from meshsdk.cli.cat import KIND_OPTION, parse_fields
+from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.locations import SCHEME, parse_location
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshsdk.cli.running import Session
-    from meshsdk.client import Client
-    from meshsdk.doctor.checkups import Subject
-    from meshsdk.doctor.showing import Diagnosis
-    from meshsdk.opening import Kind
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.s3_client import Client
+    from meshsdk.doctor.advice import Diagnosis
+    from meshsdk.loader.measurement_runs import MeasuredPlan
+    from meshsdk.open_dataset import Kind
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _VIEW = re.compile(r"[a-z0-9][a-z0-9.-]*--[a-z0-9.-]+")
@@ -72,8 +72,8 @@ def doctor(
     mesh doctor photos--train224
     mesh doctor PLAN -b 256              a plan's hash: loader.plan.hash
     """
-    from meshsdk.doctor import examining, scripts
-    from meshsdk.doctor.stages import RUNS
+    from meshsdk.doctor import examine, script_hook
+    from meshsdk.loader.stage_times import RUNS
 
     target = what[0] if len(what) == 1 and _is_target(what[0]) else None
     if target is None:
@@ -84,13 +84,15 @@ def doctor(
         line = session.lines("doctor", len(RUNS))  # the command prints, too: a bar would be torn
         _show(
             session,
-            scripts.examine_script(what, steps=steps, loader=loader, progress=lambda run: line(_DOING[run])),
+            script_hook.examine_script(
+                what, steps=steps, loader=loader, progress=lambda run: line(_DOING[run])
+            ),
         )
         return
     with session.client() as client:
         subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
         with session.told_steps("doctor", len(RUNS)) as done:
-            found = examining.examine(
+            found = examine.examine(
                 subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
             )
     _show(session, found)
@@ -106,10 +108,10 @@ def _subject(
     batch: int | None,
     world: int | None,
     dataset: tuple[Sequence[str], Kind, str | None, Sequence[str]],
-) -> Subject:
-    from meshsdk.doctor.subjects import plan_subject, view_subject
-    from meshsdk.loaders import Loader
-    from meshsdk.opening import open as open_dataset
+) -> MeasuredPlan:
+    from meshsdk.doctor.examine import plan_subject, view_subject
+    from meshsdk.loader.loader import Loader
+    from meshsdk.open_dataset import open as open_dataset
 
     fields, kind, condition, ops = dataset
     view = target.removeprefix(SCHEME).rstrip("/")
@@ -118,13 +120,13 @@ def _subject(
     if _VIEW.fullmatch(view):
         return view_subject(client.transport, view, batch, world)
     made = [parse_op(op) for op in ops]
-    url = str(parse_place(target))
+    url = str(parse_location(target))
     ds = open_dataset(url, parse_fields(fields) if fields else None, kind=kind, client=client)
     ds = (ds if condition is None else ds.filter(condition)).map(*made)
     return Loader(ds, batch or _USUAL_BATCH, rank=0, world=world or 1, output="numpy").subject()
 
 
 def _show(session: Session, found: Diagnosis) -> None:
-    from meshsdk.doctor.showing import text
+    from meshsdk.doctor.advice import render_report
 
-    session.show(text(found), **found.to_dict())
+    session.show(render_report(found), **found.to_dict())

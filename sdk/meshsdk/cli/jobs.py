@@ -1,7 +1,7 @@
-"""`mesh job`, and `mesh shard`, `mesh reshard`, `mesh extract`: work the node does by itself.
+"""`mesh job`, `shard`, `reshard` and `extract`: work the node does on its own.
 
-Law: starts, shows, stops; no object passes through here. Invariant: a command that is interrupted leaves its
-job running, and says how to come back to it.
+Law: starts, shows and stops jobs; no object passes through this process.
+Invariant: an interrupted command leaves its job running and says how to return to it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshsdk import jobs
-from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import EXIT_FAILED, drawn, shared_options
+from meshsdk.admin import jobs
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import EXIT_FAILED, progress_bar, shared_options
+from meshsdk.cli.locations import RemoteType
 from meshsdk.errors import ConfigurationError
-from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from meshsdk.cli.places import Remote
-    from meshsdk.cli.running import Session
-    from meshsdk.client import Client
-    from meshsdk.jobs import JobInfo
+    from meshsdk.admin.jobs import JobInfo
+    from meshsdk.cli.command_base import Session
+    from meshsdk.cli.locations import Remote
+    from meshsdk.client.s3_client import Client
 
 
 @click.group("job")
@@ -179,7 +179,7 @@ def watch(session: Session, job_id: str) -> int:
     mesh job watch 3f2a9c0117b4de52
     """
     with session.client() as client:
-        return _told_ended(session, followed(session, client, jobs.show_job(client.transport, job_id)))
+        return _report_ended(session, follow_job(session, client, jobs.show_job(client.transport, job_id)))
 
 
 @job.command()
@@ -233,21 +233,25 @@ def run_job(session: Session, document: dict[str, Any], *, detach: bool) -> int:
 def _run(session: Session, client: Client, document: dict[str, Any], *, detach: bool) -> int:
     """Start a job and follow it to its end; the exit code."""
     begun = jobs.start_job(client.transport, document)
-    return told_started(session, begun) if detach else _told_ended(session, followed(session, client, begun))
+    return (
+        report_started(session, begun)
+        if detach
+        else _report_ended(session, follow_job(session, client, begun))
+    )
 
 
-def told_started(session: Session, begun: JobInfo) -> int:
+def report_started(session: Session, begun: JobInfo) -> int:
     """The end of a command that leaves its job running."""
     _show(session, begun, f"{begun.id} {begun.state}; follow it with: mesh job watch {begun.id}")
     return 0
 
 
-def _told_ended(session: Session, found: JobInfo) -> int:
+def _report_ended(session: Session, found: JobInfo) -> int:
     _show(session, found, f"{found.id} {found.state}: {_summary(found)}")
     return 0 if found.state == "done" else EXIT_FAILED
 
 
-def followed(session: Session, client: Client, begun: JobInfo) -> JobInfo:
+def follow_job(session: Session, client: Client, begun: JobInfo) -> JobInfo:
     """A job at its end, with a bar until then; what it skipped is told on stderr."""
     found = begun
     try:
@@ -273,12 +277,12 @@ def _with_bar(session: Session, states: Iterator[JobInfo]) -> Iterator[JobInfo]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with drawn(*columns, TimeRemainingColumn()) as bar:
+    with progress_bar(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task("queued", total=None)
         for found in states:
             progress = found.progress
             text = f"{progress.phase or found.state} {progress.outputs}/{progress.outputs_total or '?'}"
-            rate = f" {human(progress.rate)}/s" if progress.rate else ""
+            rate = f" {format_size(progress.rate)}/s" if progress.rate else ""
             bar.update(
                 task, description=text + rate, completed=progress.bytes, total=progress.bytes_total or None
             )
@@ -292,7 +296,7 @@ def _summary(found: JobInfo) -> str:
     parts = [f"{progress.written} written", f"{progress.there} were there"]
     parts += [f"{progress.removed} of earlier runs removed"] if progress.removed else []
     parts += [f"{found.failed} skipped"] if found.failed else []
-    return f"{', '.join(parts)}; {human(progress.bytes)} in all"
+    return f"{', '.join(parts)}; {format_size(progress.bytes)} in all"
 
 
 def _lines(found: JobInfo) -> Sequence[str]:
@@ -303,10 +307,10 @@ def _lines(found: JobInfo) -> Sequence[str]:
         f"to       {found.spec.get('target', 'the cache')}",
         f"outputs  {progress.outputs} of {progress.outputs_total or '?'}",
         f"samples  {progress.samples} of {progress.samples_total or '?'}",
-        f"bytes    {human(progress.bytes)} of {human(progress.bytes_total)}",
+        f"bytes    {format_size(progress.bytes)} of {format_size(progress.bytes_total)}",
     ]
     if progress.rate:
-        lines.append(f"rate     {human(progress.rate)}/s")
+        lines.append(f"rate     {format_size(progress.rate)}/s")
     if found.eta_s is not None:
         lines.append(f"left     {found.eta_s:.0f} s")
     if found.error:

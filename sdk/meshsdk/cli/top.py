@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from meshsdk.cli.running import shared_options
+from meshsdk.cli.command_base import shared_options
 
 if TYPE_CHECKING:
-    from meshsdk.cli.running import Session
-    from meshsdk.tops.nodes import Nodes
-    from meshsdk.tops.watching import Screen
+    from meshsdk.cli.command_base import Session
+    from meshsdk.top.nodes import Nodes
+    from meshsdk.top.snapshot_diff import Screen
 
 _SOON: Final = 0.5  # seconds to the first screen
 
@@ -35,7 +35,7 @@ def top(session: Session, once: bool, interval: float) -> None:
     mesh top --once -i 10         what happened in ten seconds
     mesh top --json               one object, once
     """
-    from meshsdk.tops.nodes import find_nodes
+    from meshsdk.top.nodes import find_nodes
 
     whom = find_nodes(session.endpoint, session.ca_cert)
     if once or session.as_json or not sys.stdout.isatty():
@@ -49,11 +49,11 @@ def top(session: Session, once: bool, interval: float) -> None:
 
 
 def _seen(whom: Nodes, interval: float) -> Screen:
-    from meshsdk.tops.watching import between, look
+    from meshsdk.top.snapshot_diff import diff_snapshots, take_snapshot
 
-    before = look(whom)
+    before = take_snapshot(whom)
     threading.Event().wait(interval)
-    return between(before, look(whom), _notes(whom))
+    return diff_snapshots(before, take_snapshot(whom), _notes(whom))
 
 
 def _notes(whom: Nodes) -> tuple[str, ...]:
@@ -63,10 +63,10 @@ def _notes(whom: Nodes) -> tuple[str, ...]:
 def _print(screen: Screen) -> None:
     from rich.console import Console
 
-    from meshsdk.cli.screens import render
+    from meshsdk.cli.top_tables import render_screen
 
     # A program that reads tables wants whole lines: a pipe has no width.
-    Console(width=None if sys.stdout.isatty() else 200).print(render(screen))
+    Console(width=None if sys.stdout.isatty() else 200).print(render_screen(screen))
 
 
 def _live(whom: Nodes, interval: float) -> None:
@@ -74,14 +74,14 @@ def _live(whom: Nodes, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from meshsdk.cli.screens import render
-    from meshsdk.tops.watching import between, look
+    from meshsdk.cli.top_tables import render_screen
+    from meshsdk.top.snapshot_diff import diff_snapshots, take_snapshot
 
-    before, wait = look(whom), min(interval, _SOON)
+    before, wait = take_snapshot(whom), min(interval, _SOON)
     with suppress(KeyboardInterrupt), Live(console=Console(), screen=True, auto_refresh=False) as live:
         live.update("looking …", refresh=True)
         while True:
             threading.Event().wait(wait)
-            after = look(whom)
-            live.update(render(between(before, after, _notes(whom))), refresh=True)
+            after = take_snapshot(whom)
+            live.update(render_screen(diff_snapshots(before, after, _notes(whom))), refresh=True)
             before, wait = after, interval

@@ -1,4 +1,4 @@
-"""What ships for tests of loaders: their laws as a suite.
+"""Test suites for users: the laws of a loader as tests.
 
-Law: the public SDK and pytest's conventions alone; imported by nothing of `meshsdk`.
+Law: needs only the public SDK and pytest's conventions; nothing in `meshsdk` imports it.
 """

@@ -1,7 +1,7 @@
-"""The laws of a loader as tests. Subclass it and provide `loader`; the class is found by pytest as any other.
+"""The laws of a loader as tests: subclass it, provide `loader`, and pytest collects the class.
 
-Law: rows are compared byte by byte with those of one rank that nothing happened to; ranks exchange nothing.
-Whatever dataset, order, mix or policy for bad samples a binding gives: all of it holds.
+Law: rows are compared byte by byte with those of one undisturbed rank; ranks exchange nothing. Every
+dataset, order, mix and bad-sample policy a binding provides satisfies all of it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from meshsdk.batches import Ragged
+from meshsdk.datasets.batch import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from meshsdk.batches import Batch
-    from meshsdk.loaders import Loader
+    from meshsdk.datasets.batch import Batch
+    from meshsdk.loader.loader import Loader
 
 PAD = 3
 Row = tuple[int, int, str]

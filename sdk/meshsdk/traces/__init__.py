@@ -1,4 +1,4 @@
-"""A loader's steps for tools that show time: Chrome's trace format, NVTX ranges.
+"""Traces of a loader's steps: Chrome's trace format and NVTX ranges.
 
-Law: observers of a loop (`meshsdk.observing`); they record what was measured anyway.
+Law: observers of a loop (`meshsdk.meters`); they record only what was measured anyway.
 """

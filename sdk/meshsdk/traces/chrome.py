@@ -1,7 +1,7 @@
-"""A loop's steps and requests in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Chrome trace of a loop's steps and requests, for Perfetto and chrome://tracing.
 
-Law: complete events, each with begin and duration; those of one row nest or follow each other. Invariant: the
-file is never longer than its limit, and can be opened whenever its writer ends, however that is.
+Law: complete events, each with begin and duration; events of one row nest or follow each other.
+Invariant: the file never exceeds its limit, and opens whenever and however its writer ends.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from meshsdk.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshsdk.meters import Meter
-    from meshsdk.observing import Step
+    from meshsdk.meters import Meter, Step
 
 LIMIT: Final = 64 << 20
 """Bytes: some 80,000 steps."""

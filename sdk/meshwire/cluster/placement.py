@@ -1,13 +1,10 @@
-"""Who owns what: a pure function of the map.
+"""Placement: the owners of every slot, a pure function of the map, by weighted rendezvous hashing.
 
-Law: a name belongs to a slot by its hash, a slot to nodes by weighted rendezvous hashing (`weighing`). The
-first n owners are the same whoever asks for more. Copies stand in different zones where there are enough of
-them (a node without a zone is one of its own).
-Invariant: in each rank (first owner, second …) no node has more than 1.1 times its share of the slots, as
-long as zones and weights allow it.
-
-Why slots: the table of a map is worked out once; after that an owner is one hash and one look-up, a mover
-walks slots instead of names, and the bound on a node's load is kept exactly instead of by chance.
+Law: a key hashes to a slot, a slot to nodes. The cost of (node, slot) is -log2(h) / weight in
+fixed-point integers, so all machines agree to the bit; a changed weight moves slots only to or from that
+node. Copies go to different zones where possible.
+Invariant: in each rank no node owns more than 1.1 times its share of slots, if zones and weights allow.
+Source: Schindelhauer and Schomaker, "Weighted distributed hash tables" (2005).
 """
 
 from __future__ import annotations
@@ -16,27 +13,92 @@ import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from meshwire.cluster.maps import MAX_COPIES
-from meshwire.cluster.weighing import costs
+from meshwire.cluster.cluster_map import MAX_COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from meshwire.cluster.maps import ClusterMap, Node, Share
+    from meshwire.cluster.cluster_map import ClusterMap, Node, Share
+
+
+class Weighted(Protocol):
+    """What placement needs of a node."""
+
+    @property
+    def node_id(self) -> str: ...
+
+    @property
+    def weight(self) -> int: ...
+
+
+_POINT: Final = 36  # bits behind the binary point of a logarithm
+_STEPS: Final = 12  # bits of the mantissa that choose a row of the table
+_SCALE: Final = 20  # bits by which costs are raised before they are divided by a weight
+
+
+@cache
+def _log_table() -> npt.NDArray[np.int64]:
+    """log2(1 + i / 4096) in fixed point, i = 0…4096."""
+    steps = 1 << _STEPS
+    exact = np.log2(1.0 + np.arange(steps + 1) / steps)
+    table: npt.NDArray[np.int64] = np.rint(exact * (1 << _POINT)).astype(np.int64)
+    return table
+
+
+def fixed_point_logs(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """log2 of numbers from 1 on, in fixed point with 36 bits behind the point. The conversion to a float is
+    correctly rounded everywhere (IEEE 754); the rest is integers."""
+    bits = values.astype(np.float64).view(np.int64)
+    exponent = (bits >> 52) - 1023
+    mantissa = bits & ((1 << 52) - 1)
+    row = mantissa >> (52 - _STEPS)
+    rest = (mantissa >> (52 - _STEPS - 16)) & 0xFFFF
+    table = _log_table()
+    low = table[row]
+    result: npt.NDArray[np.int64] = (exponent << _POINT) + low + (((table[row + 1] - low) * rest) >> 16)
+    return result
+
+
+@lru_cache(maxsize=8192)
+def _seed(node_id: str) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(node_id.encode(), digest_size=8, person=b"mesh-node").digest(), "big"
+    )
+
+
+def slot_hashes(node_id: str, slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each (node, slot): SplitMix64's finalizer over the node's seed and the slot."""
+    with np.errstate(over="ignore"):
+        x = np.uint64(_seed(node_id)) + (slots + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+def slot_costs(nodes: Sequence[Weighted], slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """int64[slots, nodes]: what each slot costs each node; less is better. Weights are above 0."""
+    result = np.empty((len(slots), len(nodes)), dtype=np.int64)
+    whole = np.int64(64 << _POINT)
+    for column, node in enumerate(nodes):
+        drawn = np.maximum(slot_hashes(node.node_id, slots), np.uint64(1))
+        result[:, column] = np.maximum(whole - fixed_point_logs(drawn), 0) << _SCALE
+        result[:, column] //= node.weight
+    return result
+
 
 _SLACK: Final = 0.1
 _PREFERRED: Final = (
     32  # best nodes of a slot that are sorted; more are only worked out where zones ask for it
 )
 _BLOCK: Final = 1024
-Tense = Literal["future", "present"]
+OwnershipView = Literal["future", "present"]
 """`future`: owners once everybody has joined and left who is about to. `present`: who has had the data until
 now."""
 
@@ -76,7 +138,7 @@ class Placement:
 
 
 @lru_cache(maxsize=16)
-def place(cluster: ClusterMap, copies: int, tense: Tense = "future") -> Placement:
+def compute_placement(cluster: ClusterMap, copies: int, tense: OwnershipView = "future") -> Placement:
     """The owners of every slot, `copies` of each (1…8)."""
     if not 1 <= copies <= MAX_COPIES:
         raise ValueError(f"{copies} copies; 1 to {MAX_COPIES} are possible")
@@ -141,7 +203,7 @@ class _Assigning:
         """Every node, the one that wants the slot most first."""
         if len(self._preferred[slot]) == len(self._nodes):
             return self._preferred[slot]
-        row = costs(self._nodes, np.array([slot], dtype=np.uint64))[0]
+        row = slot_costs(self._nodes, np.array([slot], dtype=np.uint64))[0]
         return [int(place) for place in np.argsort(row, kind="stable")]
 
 
@@ -149,7 +211,7 @@ def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
     """For each slot the nodes that want it most, in order."""
     found: list[list[int]] = []
     for start in range(0, slots, _BLOCK):
-        block = costs(nodes, np.arange(start, min(start + _BLOCK, slots), dtype=np.uint64))
+        block = slot_costs(nodes, np.arange(start, min(start + _BLOCK, slots), dtype=np.uint64))
         if len(nodes) > _PREFERRED:
             best = np.sort(np.argpartition(block, _PREFERRED, axis=1)[:, :_PREFERRED], axis=1)
             within = np.argsort(np.take_along_axis(block, best, axis=1), axis=1, kind="stable")
@@ -159,7 +221,7 @@ def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
     return found
 
 
-class Move(NamedTuple):
+class SlotMove(NamedTuple):
     """A slot whose owners change: who gets it, from whom it can be had, who gives it up. Node ids."""
 
     slot: int
@@ -168,7 +230,7 @@ class Move(NamedTuple):
     losses: tuple[str, ...]
 
 
-def moves(old: Placement, new: Placement) -> Iterator[Move]:
+def slot_moves(old: Placement, new: Placement) -> Iterator[SlotMove]:
     """What has to be carried for `old` to become `new`, slot by slot; both of one number of slots."""
     before = np.array([node.node_id for node in old.nodes] + [""])
     after = np.array([node.node_id for node in new.nodes] + [""])
@@ -179,4 +241,4 @@ def moves(old: Placement, new: Placement) -> Iterator[Move]:
         gains = tuple(node for node in will if node not in was)
         losses = tuple(node for node in was if node not in will)
         if gains or losses:
-            yield Move(slot, gains, tuple(was), losses)
+            yield SlotMove(slot, gains, tuple(was), losses)

@@ -1,31 +1,56 @@
-"""Who answers for a name: who decides about it, who may read it, who has to get every write of it.
+"""Routes: the primary, read set and write set of a key, and the node to which an address is assigned.
 
-Law: a pure function of (map, copies). Writers are the present and the future owners that answer; readers are
-those of the present owners of whom the map knows that they have everything. Where all that answer have been
-away, the one that went last has everything, and nobody else; while it is not back, nobody reads or decides.
-Invariant: one decider a slot and map, and it is a reader and a writer.
-
-Who acknowledges a write looks at the map again when all of its writers have it: a newer one may name more.
-Then whatever was acknowledged under one map is at the readers of every later one.
+Law: a pure function of (map, copies). The write set is the current and the target owners that are
+reachable; the read set is the current owners known to be complete. If every owner was away, only the
+last to leave is complete; until it returns, nobody reads or decides.
+Law: before a write is acknowledged, the primary rechecks the map, so every later read set has the write.
+Invariant: a slot has one primary per map, which is in its read set and its write set.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshwire.cluster.maps import relied_and_given
-from meshwire.cluster.placement import place, slot_of
+from meshwire.cluster.cluster_map import read_and_write_copies
+from meshwire.cluster.placement import compute_placement, slot_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshwire.cluster.maps import ClusterMap, Node
+    from meshwire.cluster.cluster_map import ClusterMap, Node
 
-SOUND: Final = ("up", "draining")
+
+_SERVING = ("up", "draining", "joining", "returning")
+
+
+def batch_nodes(cluster: ClusterMap) -> tuple[Node, ...]:
+    """The nodes that make batches: those of the role `compute`, where none of them is there those that
+    store, else all."""
+    there = [node for node in cluster.nodes if node.state in _SERVING]
+    compute = tuple(node for node in there if "compute" in node.roles)
+    return compute or tuple(node for node in there if node.stores) or tuple(there)
+
+
+def rendezvous_order(nodes: tuple[Node, ...], address: str) -> tuple[Node, ...]:
+    """The nodes in the order in which they are to be asked for what is at an address."""
+    return tuple(sorted(nodes, key=lambda node: _rank(node.node_id, address), reverse=True))
+
+
+def frame_address(plan: str, epoch: int, step: int, rank: int, world: int, batch: int, origin: int) -> str:
+    """The address of a frame as a text to meet at."""
+    return f"{plan}/{epoch}/{step}/{rank}-of-{world}/{batch}+{origin}"
+
+
+def _rank(node_id: str, address: str) -> bytes:
+    return hashlib.blake2b(f"{node_id}\0{address}".encode(), digest_size=8, person=b"mesh-meet").digest()
+
+
+COMPLETE_STATES: Final = ("up", "draining")
 """States of nodes that have everything of their present share."""
 _KEPT: Final = 16
 
@@ -45,9 +70,12 @@ class Routes:
 
     def __init__(self, cluster: ClusterMap, copies: int) -> None:
         self.version, self.slots = cluster.version, cluster.slots
-        relied, given = relied_and_given(copies)
-        self._present, self._future = place(cluster, relied, "present"), place(cluster, given)
-        self._given = place(cluster, given, "present")
+        relied, given = read_and_write_copies(copies)
+        self._present, self._future = (
+            compute_placement(cluster, relied, "present"),
+            compute_placement(cluster, given),
+        )
+        self._given = compute_placement(cluster, given, "present")
         self._found: dict[int, Route] = {}
         tables = (self._present.table, self._given.table, self._future.table)
         self._rows = np.hstack(tables)
@@ -92,7 +120,7 @@ class Routes:
 
 
 def _readers(owners: tuple[Node, ...]) -> tuple[Node, ...]:
-    sound = tuple(node for node in owners if node.state in SOUND)
+    sound = tuple(node for node in owners if node.state in COMPLETE_STATES)
     if sound:
         return sound
     had = [node for node in owners if node.state in ("away", "returning")]

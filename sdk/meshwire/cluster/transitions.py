@@ -1,10 +1,11 @@
-"""How a map changes: one node, one step, the next version.
+"""Transitions of the cluster map: one node, one step, the next version.
 
-Law: pure; what makes no sense for the node's present state is a TransitionError that says what would. Two
-sides that change the same version make two maps with one number, and the control store takes only one.
-Invariant: the present shares become the future ones in one step, when every node of the future has said under
-one goal that it has all it should (`settled`); until then the future's owners get every write, and only the
-present's are relied on. So no node is ever asked for what it was not given.
+Law: pure; a change that does not fit the node's state raises TransitionError and names one that would.
+Two changes of one version give two maps with the same number, and the control store accepts only one of
+them.
+Invariant: the target shares become current in one step, once every target node has reported itself
+complete under one goal (`mark_complete`). Until then the target owners get every write and only the
+current owners are read, so no node is read for data it was never given.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwire.cluster.maps import (
-    ANSWERING,
+from meshwire.cluster.cluster_map import (
     DEFAULT_COPIES,
     DEFAULT_SLOTS,
     MAX_COPIES,
     MAX_COUNTS,
+    REACHABLE_STATES,
+    BucketCopies,
     ClusterMap,
-    Count,
-    by_states,
     checked_nodes,
-    relied_and_given,
+    read_and_write_copies,
+    shares_by_state,
 )
-from meshwire.cluster.placement import place
-from meshwire.cluster.routes import SOUND
-from meshwire.documents import suggestion
+from meshwire.cluster.placement import compute_placement
+from meshwire.cluster.routes import COMPLETE_STATES
+from meshwire.strict_json import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from meshwire.cluster.maps import Node, Share, State
+    from meshwire.cluster.cluster_map import Node, Share, State
 
 
 class TransitionError(ValueError):
     """The change does not fit the map."""
 
 
-def founded(node: Node, slots: int = DEFAULT_SLOTS, copies: int = DEFAULT_COPIES) -> ClusterMap:
+def bootstrap_map(node: Node, slots: int = DEFAULT_SLOTS, copies: int = DEFAULT_COPIES) -> ClusterMap:
     """The first map: one node, which has everything there is."""
     return ClusterMap(1, (_fresh(node, "up", 1),), slots, copies)
 
 
-def joined(cluster: ClusterMap, node: Node) -> ClusterMap:
+def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
     """With `node`, as it says of itself: new, it joins (its share is carried to it); known, it is back, and
     when it was away it is `returning`. A node that was `down` joins anew: what it has may be old.
 
@@ -71,7 +72,7 @@ def joined(cluster: ClusterMap, node: Node) -> ClusterMap:
     return _next(cluster, said)
 
 
-def settled(cluster: ClusterMap, node_id: str, version: int | None = None) -> ClusterMap:
+def mark_complete(cluster: ClusterMap, node_id: str, version: int | None = None) -> ClusterMap:
     """A node has, of every slot that is its own by the present or the future shares of map `version`
     (default: this one), all that the slot's other owners have; and it gets every write since. Who returned is
     up by it; when all of the future's nodes have said so, the future is the present, and who joined is up.
@@ -79,7 +80,7 @@ def settled(cluster: ClusterMap, node_id: str, version: int | None = None) -> Cl
     Raises TransitionError when that was under too old a map: compare again.
     """
     node, said = _known(cluster, node_id), cluster.version if version is None else version
-    if node.state not in ANSWERING:
+    if node.state not in REACHABLE_STATES:
         raise TransitionError(f"{node_id} is {node.state}; it has to come back first")
     if said < node.turned:
         raise TransitionError(f"{node_id} is {node.state} since map {node.turned}; compare again")
@@ -92,7 +93,7 @@ def settled(cluster: ClusterMap, node_id: str, version: int | None = None) -> Cl
     return _next(cluster, new)
 
 
-def drained(cluster: ClusterMap, node_id: str) -> ClusterMap:
+def drain_node(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """A node begins to give its share away. Raises TransitionError for the last one that stores."""
     node = _known(cluster, node_id)
     if node.state == "down":
@@ -105,7 +106,7 @@ def drained(cluster: ClusterMap, node_id: str) -> ClusterMap:
     return _next(cluster, replace(node, state=state, leaving=True, turned=cluster.version + 1))
 
 
-def stayed(cluster: ClusterMap, node_id: str) -> ClusterMap:
+def cancel_drain(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """A node that drains is to stay after all: what it still has stays its own, the rest comes back."""
     node, version = _known(cluster, node_id), cluster.version + 1
     if not node.leaving:
@@ -116,19 +117,19 @@ def stayed(cluster: ClusterMap, node_id: str) -> ClusterMap:
     return _next(cluster, replace(node, state=state, leaving=False, turned=version, complete=0))
 
 
-def missed(cluster: ClusterMap, node_id: str) -> ClusterMap:
+def mark_node_away(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """A node does not answer; its share waits for it. One that was joining had not become anybody's support:
     it is down."""
     node, version = _known(cluster, node_id), cluster.version + 1
     if node.state in ("away", "down"):
         return cluster
     if node.state == "joining":
-        return lost(cluster, node_id)
+        return mark_node_down(cluster, node_id)
     since = node.since if node.state == "returning" else version
     return _next(cluster, replace(node, state="away", since=since, turned=version, complete=0))
 
 
-def lost(cluster: ClusterMap, node_id: str) -> ClusterMap:
+def mark_node_down(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """A node is given up; its share is made again from the other copies."""
     node, version = _known(cluster, node_id), cluster.version + 1
     if node.state == "down":
@@ -137,19 +138,21 @@ def lost(cluster: ClusterMap, node_id: str) -> ClusterMap:
     return _next(cluster, new)
 
 
-def covered(cluster: ClusterMap, node_id: str, copies: int) -> bool:
+def can_lose_node(cluster: ClusterMap, node_id: str, copies: int) -> bool:
     """Whether everything a node has is also at another that is sure to have it, where so many copies are
     kept: whether it can be given up without loss."""
-    present = place(cluster, copies, "present")
+    present = compute_placement(cluster, copies, "present")
     places = [number for number, node in enumerate(present.nodes) if node.node_id == node_id]
     if not places:
         return True
-    sound = [n for n, node in enumerate(present.nodes) if node.state in SOUND and node.node_id != node_id]
+    sound = [
+        n for n, node in enumerate(present.nodes) if node.state in COMPLETE_STATES and node.node_id != node_id
+    ]
     has = (present.table == places[0]).any(axis=1)
     return bool(np.isin(present.table[has], sound).any(axis=1).all())
 
 
-def left(cluster: ClusterMap, node_id: str) -> ClusterMap:
+def remove_node(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """Without a node that stores nothing, or whose share others have by now."""
     node = _known(cluster, node_id)
     if node.stores and not (node.leaving or node.state == "down"):
@@ -162,7 +165,7 @@ def left(cluster: ClusterMap, node_id: str) -> ClusterMap:
     return _next(cluster, None, without=node_id)
 
 
-def reweighed(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
+def set_node_weight(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
     """With another share for a node."""
     node = _known(cluster, node_id)
     if node.stores and weight < 1:
@@ -170,7 +173,7 @@ def reweighed(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
     return _next(cluster, replace(node, weight=weight))
 
 
-def recounted(cluster: ClusterMap, bucket: str, born: int, present: int, wanted: int) -> ClusterMap:
+def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int, wanted: int) -> ClusterMap:
     """Other copies of what is in a bucket, of which there are `present` (as `routes` takes it). More are
     written at once and read when all nodes have compared. Fewer are written as before until all nodes have;
     they are read at once where every owner of the present is sound, and otherwise by then too: who is away
@@ -183,9 +186,9 @@ def recounted(cluster: ClusterMap, bucket: str, born: int, present: int, wanted:
             f"{wanted} copies cannot be kept: {nodes} of this mesh stay and store; ask for 1 to {most}, or "
             "add nodes first"
         )
-    relied, given = relied_and_given(present)
+    relied, given = read_and_write_copies(present)
     read = min(relied, wanted) if _sound(cluster) else relied
-    count = Count(bucket, born, read, max(given, wanted), wanted)
+    count = BucketCopies(bucket, born, read, max(given, wanted), wanted)
     others = [each for each in cluster.counts if each.bucket != bucket]
     if count in cluster.counts or (relied == given == wanted):
         return cluster
@@ -196,7 +199,7 @@ def recounted(cluster: ClusterMap, bucket: str, born: int, present: int, wanted:
     return _arrived(replace(cluster, version=version, goal=version, base=cluster.present, counts=counts))
 
 
-def forgotten(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
+def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
     """Without what is said of the copies of buckets that are no more."""
     counts = tuple(count for count in cluster.counts if count.bucket not in gone)
     if counts == cluster.counts:
@@ -220,7 +223,7 @@ def _back(cluster: ClusterMap, node: Node) -> State:
 
 def _sound(cluster: ClusterMap) -> bool:
     """Whether every owner of the present has everything of its share."""
-    sound = {node.node_id for node in cluster.nodes if node.state in SOUND}
+    sound = {node.node_id for node in cluster.nodes if node.state in COMPLETE_STATES}
     return all(share.node_id in sound for share in cluster.present)
 
 
@@ -266,5 +269,5 @@ def _arrived(cluster: ClusterMap) -> ClusterMap:
             else node
             for node in nodes
         )
-    base = None if by_states(nodes) == present else present
+    base = None if shares_by_state(nodes) == present else present
     return replace(cluster, nodes=nodes, base=base, counts=counts)

@@ -1,4 +1,5 @@
-"""The S3 dialect: requests in, frozen operations out; results in, bytes out.
+"""The S3 protocol: requests in, frozen operations out; results in, bytes out.
 
-Law: pure, like all of `meshwire`. Nothing here knows a socket, a store or a user database.
+Law: nothing here knows a socket, a store or a user database. `sigv4` imports this package, never the
+reverse.
 """

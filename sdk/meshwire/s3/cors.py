@@ -1,7 +1,7 @@
-"""Cross-origin sharing: which rule of a bucket a page's request falls under, and what its answer says.
+"""CORS: which rule of a bucket matches a browser's request, and the headers of the response.
 
-Law: pure. Origins and methods are compared as they are, header names whatever their case; a pattern holds at
-most one `*`. Invariant: an answer that depends on the origin says so (Vary), allowed or not.
+Law: origins and methods are compared exactly, header names without case; a pattern has at most one `*`.
+Invariant: a response that depends on the origin carries `Vary`, whether the request was allowed or not.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/cors.html
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshwire.s3.errors import S3Error
+from meshwire.errors import S3Error
 from meshwire.s3.operations import Preflight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from meshwire.s3.settings import CorsRule
+    from meshwire.s3.bucket_settings import CorsRule
 
     Headers = list[tuple[str, str]]
 
@@ -41,7 +41,7 @@ def read_preflight(bucket: str, key: str, headers: Mapping[str, str]) -> Preflig
     )
 
 
-def find_rule(
+def find_cors_rule(
     rules: Iterable[CorsRule], origin: str, method: str, headers: tuple[str, ...] = ()
 ) -> CorsRule | None:
     """The first rule that lets a page from `origin` send `method` with these headers (lower-case)."""
@@ -55,21 +55,21 @@ def find_rule(
     return None
 
 
-def refused() -> S3Error:
+def cors_forbidden() -> S3Error:
     """What a preflight that no rule allows is answered."""
     return S3Error("AccessForbidden", _REFUSED, headers=dict([_VARY]))
 
 
-def answer_headers(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Headers:
+def cors_response_headers(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Headers:
     """What the answer to an actual request carries, the refused ones included. Nothing for a bucket without
     rules."""
     if not rules:
         return []
-    rule = None if origin is None else find_rule(rules, origin, method)
-    return [_VARY] if origin is None or rule is None else allowing(rule, origin)
+    rule = None if origin is None else find_cors_rule(rules, origin, method)
+    return [_VARY] if origin is None or rule is None else cors_allow_headers(rule, origin)
 
 
-def allowing(rule: CorsRule, origin: str, asked: tuple[str, ...] = ()) -> Headers:
+def cors_allow_headers(rule: CorsRule, origin: str, asked: tuple[str, ...] = ()) -> Headers:
     """The headers that let a page read an answer; `asked` are the headers of its preflight."""
     anyone = "*" in rule.origins
     headers = [

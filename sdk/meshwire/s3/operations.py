@@ -1,7 +1,8 @@
-"""What an S3 request asks for, as frozen values.
+"""S3 operations as frozen values: what a request asks for.
 
-Law: data only. `meshwire.s3.parsing` makes these from (method, target, headers); `meshd.service`
-executes them. Invariant: whatever a client may leave out is None or empty here, never guessed.
+Law: data only. `s3.parse_request` builds these from method, target and headers; the daemon executes
+them.
+Invariant: whatever a client may omit is None or empty here, never guessed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.checksums import BodyDigests
-    from meshwire.conditions import Conditions
-    from meshwire.ranges import RangeSpec
-    from meshwire.s3.settings import Acl, BucketSetting
+    from meshwire.checksums.body_checksums import BodyDigests
+    from meshwire.http_values.conditional_requests import Conditions, RangeSpec
+    from meshwire.s3.bucket_settings import Acl, BucketSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObjects:
-    """The keys come in the XML body, read by `meshwire.s3.documents.parse_delete`."""
+    """The keys come in the XML body, read by `meshwire.s3.xml_documents.parse_delete`."""
 
     bucket: str
     digests: BodyDigests
@@ -317,7 +317,7 @@ class UploadPartCopy:
 
 @dataclass(frozen=True, slots=True)
 class CompleteMultipartUpload:
-    """The part list comes in the XML body, read by `meshwire.s3.documents.parse_complete`. `digests` and
+    """The part list comes in the XML body, read by `meshwire.s3.xml_documents.parse_complete`. `digests` and
     `object_size` (bytes) are what the client expects of the assembled object."""
 
     bucket: str

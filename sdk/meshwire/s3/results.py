@@ -1,8 +1,8 @@
-"""What an S3 operation answers, as frozen values.
+"""Results of S3 operations as frozen values.
 
-Law: data only. `meshd.service` makes these, `meshwire.s3.rendering` writes them, `meshwire.s3.documents`
-reads the listed ones back for the SDK. Invariant: ETags are without quotes, times are milliseconds since the
-epoch, sizes bytes.
+Law: data only. The daemon builds these, `s3.responses` renders them, and `s3.xml_documents` parses the
+listed ones back for the SDK.
+Invariant: ETags carry no quotes, times are milliseconds since the epoch, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.s3.settings import Acl, CorsRule
+    from meshwire.s3.bucket_settings import Acl, CorsRule
 
 
 @dataclass(frozen=True, slots=True)

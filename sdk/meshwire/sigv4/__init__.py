@@ -1,24 +1,24 @@
-"""AWS Signature Version 4, for both ends: the SDK signs with it, the daemon verifies with it.
+"""AWS request signatures for both ends: SigV4, SigV2, signed chunks and form uploads.
 
-Law: pure; the time is an argument and secrets never leave (no repr, no error message carries one).
+Law: the time is an argument, and secrets never leave: no repr and no error message contains one.
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-auth-using-authorization-header.html
 """
 
-from meshwire.sigv4.claims import (
+from meshwire.sigv4.parse_authorization import (
+    SIGV4_REQUIRED_MESSAGE,
     STREAMING_PAYLOADS,
     UNSIGNED_PAYLOAD,
-    V4_ONLY,
     Claim,
     Scope,
     read_claim,
 )
-from meshwire.sigv4.signing import Credential, presign, sign
-from meshwire.sigv4.verifying import Verified, verify
+from meshwire.sigv4.signer import Credential, presign, sign
+from meshwire.sigv4.verifier import Verified, verify
 
 __all__ = [
+    "SIGV4_REQUIRED_MESSAGE",
     "STREAMING_PAYLOADS",
     "UNSIGNED_PAYLOAD",
-    "V4_ONLY",
     "Claim",
     "Credential",
     "Scope",

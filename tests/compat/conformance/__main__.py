@@ -14,10 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from meshd.testing.daemons import Daemon
 from tests.compat.conformance.knowing import LIST, PASSED, SKIPPED, judge, known
 from tests.compat.conformance.suites import FILES, NEEDS, configuration, outcomes, people, users_file
 from tests.compat.homes import HOMES_AT, build
+from tests.support.daemons import Daemon
 
 HOME = HOMES_AT / "conformance"
 

@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.testing.daemons import Daemon
 from tests.compat.conformance.knowing import judge, known
 from tests.compat.homes import ROOT, build
 from tests.compat.suites.catalogue import SUITES
 from tests.compat.suites.pages import KEPT, PAGE, Row, keep, with_suites
 from tests.compat.suites.places import Place, ProgramError
 from tests.compat.suites.results import NoResultError
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from tests.compat.suites.catalogue import Suite

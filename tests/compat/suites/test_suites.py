@@ -22,7 +22,7 @@ from tests.compat.suites.results import NoResultError, of_junit, of_mint, of_moc
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.support.daemons import Daemon
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="s3fs.tests.derived.s3fs_test.TestPut" name="test_a[1-2]"/>

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshwire.snapshots import Snapshot
+from meshwire.dataset.build_snapshot import Snapshot
 from tests.component.native_working import SIDE, error, fill, png
 
 if TYPE_CHECKING:

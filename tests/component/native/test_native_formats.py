@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshwire.sampleframes import SampleFrame
+from meshwire.frame.sample_frames import SampleFrame
 from tests.component.native_working import CROP, error, png
 
 if TYPE_CHECKING:

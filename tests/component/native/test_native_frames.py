@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.testing.waiting import await_end, await_true
-from meshwire import frames
-from meshwire.sampleframes import ragged_rows
+from meshwire.frame import tensor_frame
+from meshwire.frame.sample_frames import ragged_rows
 from tests.component.native_working import CROP, png
+from tests.support.bounded_wait import await_end, await_true
 
 if TYPE_CHECKING:
     from tests.component.native_working import Mesh
@@ -46,9 +46,9 @@ def test_metadata_and_stock_safetensors(mesh: Mesh, pictures: str) -> None:
 
     plan = mesh.plan(mesh.snapshot(f"s3://{pictures}/train")["snapshot"])["plan"]
     answer = mesh.raw(plan, 4, 1, batch=8, rank=1, world=2)
-    assert answer.headers["content-type"] == frames.CONTENT_TYPE
+    assert answer.headers["content-type"] == tensor_frame.CONTENT_TYPE
     assert answer.headers["x-mesh-rows"] == "4"
-    header = frames.parse_header(answer.body)
+    header = tensor_frame.parse_frame_header(answer.body)
     known = {
         name: header.metadata[name] for name in ("epoch", "step", "rank", "world", "batch", "origin", "plan")
     }
@@ -63,7 +63,7 @@ def test_metadata_and_stock_safetensors(mesh: Mesh, pictures: str) -> None:
     }
     assert header.body % 4096 == 0
     loaded = safetensors.numpy.load(answer.body)
-    np.testing.assert_array_equal(loaded["image"], frames.views(answer.body)["image"])
+    np.testing.assert_array_equal(loaded["image"], tensor_frame.tensor_views(answer.body)["image"])
 
 
 def test_a_frame_is_decoded_once_for_all_who_ask(mesh: Mesh, pictures: str) -> None:
@@ -89,10 +89,10 @@ def test_a_frame_is_decoded_once_for_all_who_ask(mesh: Mesh, pictures: str) -> N
 def test_chosen_rows(mesh: Mesh, pictures: str) -> None:
     plan = mesh.plan(mesh.snapshot(f"s3://{pictures}/train")["snapshot"])["plan"]
     answer = mesh.post(f"/-/plans/{plan}/rows?epoch=3", {"samples": [40, 2, 40]})
-    got = frames.views(answer.body)
+    got = tensor_frame.tensor_views(answer.body)
     assert got["__pos"].tolist() == [40, 2, 40]
     np.testing.assert_array_equal(got["image"][0], got["image"][2])
-    alone = frames.views(mesh.post(f"/-/plans/{plan}/rows?epoch=3", {"samples": [2]}).body)
+    alone = tensor_frame.tensor_views(mesh.post(f"/-/plans/{plan}/rows?epoch=3", {"samples": [2]}).body)
     np.testing.assert_array_equal(alone["image"][0], got["image"][1])
     for samples in ([], [50], [-1], "1", [1.5], None):
         assert mesh.post(f"/-/plans/{plan}/rows", {"samples": samples}).status == 400

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshwire.sampleframes import SampleFrame
+from meshwire.frame.sample_frames import SampleFrame
 from tests.component.native_working import FIELDS, Mesh, error, fill
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path

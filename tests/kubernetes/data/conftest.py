@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
-from meshoperator.daemons import Daemons
-from meshoperator.kube import Kube
+from meshoperator.daemon_client import DaemonClient
+from meshoperator.kube.client import Kube
 from tests.kubernetes.data.operating import PHOTO, Operator, keys
 from tests.kubernetes.looping import Loop, client
 from tests.kubernetes.test_webhook import mesh
+from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def operator(
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
         own = Kube(api)
-        daemons = Daemons(own, time.time, lambda _: daemon.endpoint)
+        daemons = DaemonClient(own, time.time, lambda _: daemon.endpoint)
         try:
             yield Operator(kube, loop, daemon, namespace, own, daemons, source)
         finally:

@@ -13,11 +13,11 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Secret
 from lightkube.types import PatchType
 
-from meshoperator.datasets import DatasetLoop
-from meshoperator.loads import LoadLoop
-from meshoperator.placing import Board
+from meshoperator.controllers.dataset_controller import DatasetController
+from meshoperator.controllers.load_controller import LoadController
+from meshoperator.controllers.view_controller import ViewController
+from meshoperator.planners.placement_inputs import PlacementBoard
 from meshoperator.resources import KINDS, parse
-from meshoperator.views import ViewLoop
 from tests.kubernetes.dying import Calls, DiedError, Dying, Ear
 from tests.kubernetes.test_crds_served import BY_NAME, create, resource
 from tests.kubernetes.test_webhook import GROUP_VERSION, dataset, until
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-    from meshd.testing.daemons import Daemon
-    from meshoperator.daemons import Daemons
-    from meshoperator.kube import Kube
+    from meshoperator.daemon_client import DaemonClient
+    from meshoperator.kube.client import Kube
     from tests.kubernetes.looping import Loop
+    from tests.support.daemons import Daemon
 
 STATUSES = {kind.name: kind.status for kind in KINDS}
 PHOTO = 100 << 10
@@ -46,7 +46,7 @@ class Operator:
     daemon: Daemon
     namespace: str
     own: Kube
-    daemons: Daemons
+    daemons: DaemonClient
     source: Path
     now: Callable[[], float] = time.time
 
@@ -56,9 +56,9 @@ class Operator:
         daemons: Any = Dying(self.daemons, calls) if calls else self.daemons
         self.ear = Ear()
         return {
-            "MeshDataset": DatasetLoop(own, daemons, self.ear, self.now, Board()),
-            "MeshLoad": LoadLoop(own, daemons, self.ear, self.now),
-            "MeshView": ViewLoop(own, daemons, self.ear, self.now),
+            "MeshDataset": DatasetController(own, daemons, self.ear, self.now, PlacementBoard()),
+            "MeshLoad": LoadController(own, daemons, self.ear, self.now),
+            "MeshView": ViewController(own, daemons, self.ear, self.now),
         }
 
     def look(self, kind: str, name: str, calls: Calls | None = None) -> float | None:

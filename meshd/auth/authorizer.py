@@ -1,0 +1,355 @@
+"""Authorizer: admits or refuses an S3 operation, and the identities and request contexts it judges.
+
+Root may do everything, a bucket's owner everything in it, others what policies and ACLs allow. An
+explicit deny wins, and a key's bounds limit what its user may do. The authorizer decides from tables
+alone, before a byte of the body is read; it looks an object's record up only when nothing else allows
+the request or a policy asks for its tags. A request that names another expected bucket owner is refused
+first.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, get_args
+
+from meshd.auth import acls
+from meshd.auth.policy_evaluator import NOTHING_ALLOWS, PolicyEvaluator, access_denied, is_owner
+from meshd.auth.required_actions import (
+    RequiredAction,
+    copied_tag_actions,
+    delete_actions,
+    required_actions,
+    tag_facts,
+)
+from meshd.util.async_tasks import CooperativeYield
+from meshd.util.clock import SystemClock
+from meshwire.errors import S3Error
+from meshwire.iam import parse_policy
+from meshwire.s3 import operations as ops
+from meshwire.s3.results import DeleteFailure
+from meshwire.s3.xml_documents import DeleteKey
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.auth.policy_evaluator import BulkAccess
+    from meshd.auth.request_facts import FindRecord
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.control.identities import Signer
+    from meshd.util.clock import Clock
+    from meshwire.iam import Policy
+    from meshwire.iam.statements import Values
+    from meshwire.s3.operations import Operation
+
+
+_EXPECTED_OWNER: Final = "x-amz-expected-bucket-owner"
+_EXPECTED_SOURCE_OWNER: Final = "x-amz-source-expected-bucket-owner"
+EXPECTED_OWNER_HEADERS: Final = frozenset({_EXPECTED_OWNER, _EXPECTED_SOURCE_OWNER})
+
+
+def check_expected_owner(buckets: BucketTable, operation: ops.Operation, headers: Mapping[str, str]) -> None:
+    """Raise S3Error AccessDenied unless the owners are those expected. A missing bucket is not for here."""
+    if _EXPECTED_OWNER in headers and not isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+        _check_owner(buckets, operation.bucket, headers[_EXPECTED_OWNER])
+    if _EXPECTED_SOURCE_OWNER in headers and isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+        _check_owner(buckets, operation.source.bucket, headers[_EXPECTED_SOURCE_OWNER])
+
+
+def _check_owner(buckets: BucketTable, name: str, expected: str) -> None:
+    bucket = buckets.get(name)
+    if bucket is not None and bucket.owner != expected.strip():
+        raise S3Error("AccessDenied", "The bucket has another owner than the request expects.")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What makes an identity temporary: the key it was made with, when it ends and was issued (seconds since
+    1970), its name and its policies as text; in which `rounds` of its user and key, which revoking ends."""
+
+    parent: str
+    expires: int
+    name: str = ""
+    policies: tuple[str, ...] = ()
+    issued: int = 0
+    rounds: tuple[int, int] = (0, 0)
+
+
+ALLOW_ALL_POLICY: Final = parse_policy(
+    '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}',
+    kind="identity",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who signed the request. Carries no secret.
+
+    `policies` are the user's: they add rights to those of ownership, and may deny. `bounds` are the key's and
+    the temporary credential's: each of them must allow what is done.
+    """
+
+    user_id: str
+    display_name: str
+    access_key: str
+    root: bool = False
+    policies: tuple[Policy, ...] = ()
+    bounds: tuple[Policy, ...] = ()
+    session: Session | None = None
+
+    @property
+    def account(self) -> str:
+        """Whom work is charged to: the permanent key, so that temporary ones made with it win no share."""
+        return self.access_key if self.session is None else self.session.parent
+
+    @classmethod
+    def of(cls, signer: Signer) -> Identity:
+        """The identity of a permanent key."""
+        user, key = signer.user, signer.key
+        full = cls(user.user_id, user.display_name, key.access_key, user.root, signer.policies)
+        return full.bound(signer.bounds)
+
+    def bound(self, bounds: tuple[Policy, ...]) -> Identity:
+        """This identity within more bounds. Root within bounds is no longer root, but may do whatever these
+        allow."""
+        if not bounds:
+            return self
+        policies = (*self.policies, ALLOW_ALL_POLICY) if self.root else self.policies
+        return replace(self, root=False, policies=policies, bounds=self.bounds + bounds)
+
+    def during(self, session: Session, access_key: str, bounds: tuple[Policy, ...]) -> Identity:
+        """The identity of temporary credentials made with this one's key."""
+        return replace(self.bound(bounds), access_key=access_key, session=session)
+
+
+ANONYMOUS_IDENTITY: Final = Identity("", "anonymous", "")
+"""Who did not sign at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What policies may ask of a request beside its operation.
+
+    `headers` are lower-case, those hoisted into a presigned query included. `signature` names the algorithm
+    (empty: none), `signed` is its time in SigV4's form; `form`: the request is an HTML
+    form's; `tls`: the version of a secure connection, as `1.3`.
+    """
+
+    source_ip: str = ""
+    secure: bool = False
+    presigned: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    signature: str = ""
+    signed: str = ""
+    form: bool = False
+    tls: str = ""
+
+
+NO_CONTEXT: Final = RequestContext()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how: what a use case needs that decides key by key."""
+
+    identity: Identity
+    context: RequestContext = NO_CONTEXT
+
+
+# Operations that are all about one bucket: for its owner and for root there is nothing to work out.
+_ONE_BUCKET: Final = frozenset(
+    kind
+    for kind in get_args(ops.Operation)
+    if kind not in {ops.ListBuckets, ops.CreateBucket, ops.CopyObject, ops.UploadPartCopy}
+)
+_HIDDEN: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+
+
+def _no_records(bucket: str, key: str, version: str | None) -> None:
+    return None
+
+
+class Authorizer:
+    """Admits or refuses; about a microsecond a question where no policy is asked.
+
+    `find` gives an object's record, or that of a version, or None; without it no object has an ACL or tags.
+    """
+
+    def __init__(
+        self,
+        buckets: BucketTable,
+        clock: Clock | None = None,
+        find: FindRecord = _no_records,
+    ) -> None:
+        self._buckets, self._find = buckets, find
+        self._judge = PolicyEvaluator(clock or SystemClock(), find)
+
+    # --- whole operations -----------------------------------------------------------------------------
+
+    def admit(
+        self,
+        identity: Identity,
+        operation: Operation,
+        context: RequestContext = NO_CONTEXT,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Return if `identity` may run `operation`. Raises S3Error AccessDenied, NoSuchBucket.
+
+        `tags` are those of a PutObjectTagging's body. Without them, and where a policy asks for them, it is
+        admitted for now: whoever reads the body asks again.
+        """
+        if not EXPECTED_OWNER_HEADERS.isdisjoint(context.headers):
+            check_expected_owner(self._buckets, operation, context.headers)
+        if type(operation) in _ONE_BUCKET and not identity.bounds:
+            bucket = self._existing(operation.bucket)  # type: ignore[union-attr]  # ListBuckets is not of them
+            if identity.root:
+                return
+            if is_owner(identity, bucket) and not bucket.policy and not identity.policies:
+                return
+        self._admit(identity, operation, context, tags)
+
+    def _admit(
+        self,
+        identity: Identity,
+        operation: Operation,
+        context: RequestContext,
+        tags: Mapping[str, str] | None,
+    ) -> None:
+        if not isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+            self._existing(operation.bucket)
+        wanted = required_actions(operation)
+        if isinstance(operation, ops.PutObjectTagging):
+            if tags is None and self.asks_tags(identity, operation.bucket):
+                return
+            wanted = tuple(need._replace(facts=tag_facts(tags)) for need in wanted)
+        elif isinstance(operation, ops.CopyObject) and self._copies_tags(operation):
+            wanted += copied_tag_actions(operation)
+        elif isinstance(operation, ops.DeleteObjects):
+            self._admit_deletions(identity, operation)
+        for need in wanted:
+            self.require(identity, need, context, creating=isinstance(operation, ops.CreateBucket))
+
+    def _copies_tags(self, operation: ops.CopyObject) -> bool:
+        """Whether tags go with the copy that the request does not name itself."""
+        source = operation.source
+        if operation.tags is not None:
+            return False
+        record = self._find(source.bucket, source.key, source.version)
+        return record is not None and bool(record.tags)
+
+    def _admit_deletions(self, identity: Identity, operation: ops.DeleteObjects) -> None:
+        """Each key is decided for itself once they are read; who has no right at all is refused before."""
+        bucket = self._existing(operation.bucket)
+        hopeful = identity.root or identity.bounds or identity.policies or bucket.policy
+        if hopeful or is_owner(identity, bucket):
+            return
+        if not acls.bucket_grants(bucket, identity.user_id, "s3:DeleteObject"):
+            raise access_denied(identity, RequiredAction("s3:DeleteObject", bucket.name), NOTHING_ALLOWS)
+
+    async def sift(
+        self, identity: Identity, bucket: str, keys: Sequence[DeleteKey], context: RequestContext
+    ) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
+        """(what of a DeleteObjects `identity` may delete, the refusals of the rest)."""
+        if self.rights(identity, "s3:DeleteObject", bucket, context).everything:
+            return tuple(keys), ()
+        allowed, failures, turn = list[DeleteKey](), list[DeleteFailure](), CooperativeYield()
+        for entry in keys:
+            try:
+                for need in delete_actions(bucket, entry.key, entry.version, compared=entry.etag is not None):
+                    self.require(identity, need, context)
+                allowed.append(entry)
+            except S3Error as error:
+                if error.code != "AccessDenied":
+                    raise
+                failures.append(DeleteFailure(entry.key, error.code, error.message, entry.version or ""))
+            await turn.give()
+        return tuple(allowed), tuple(failures)
+
+    def require(
+        self,
+        identity: Identity,
+        need: RequiredAction,
+        context: RequestContext = NO_CONTEXT,
+        *,
+        creating: bool = False,
+    ) -> None:
+        """Return if `identity` has what is needed. Raises S3Error AccessDenied, NoSuchBucket (not while
+        `creating` it)."""
+        bucket = self._existing(need.bucket) if need.bucket and not creating else None
+        reason = self._judge.reason(identity, need, bucket, context)
+        if reason:
+            raise access_denied(identity, need, reason)
+
+    def _existing(self, name: str) -> Bucket:
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return bucket
+
+    # --- one action -----------------------------------------------------------------------------------
+
+    def allows(
+        self,
+        identity: Identity,
+        action: str,
+        bucket: str,
+        key: str = "",
+        context: RequestContext = NO_CONTEXT,
+        extra: Mapping[str, Values] | None = None,
+        version: str | None = None,
+    ) -> bool:
+        """Whether `identity` may do `action` (`s3:GetObject`) to a bucket or a key of it; False where there
+        is no such bucket. `extra` are facts by the lower-case name of their condition key."""
+        found = self._buckets.get(bucket)
+        if found is None:
+            return False
+        need = RequiredAction(action, bucket, key, version, extra or {})
+        return not self._judge.reason(identity, need, found, context)
+
+    def require_all(self, caller: Caller, action: str, bucket: str, prefix: str = "") -> None:
+        """Return if `caller` may do `action` to every key of the bucket that begins with `prefix`. Raises
+        S3Error AccessDenied, NoSuchBucket."""
+        need = RequiredAction(action, bucket, prefix)
+        reason = self._judge.reason_against_all(caller.identity, need, self._existing(bucket), caller.context)
+        if reason:
+            raise access_denied(caller.identity, RequiredAction(action, bucket, f"{prefix}*"), reason)
+
+    def is_within_bounds(self, caller: Caller, need: RequiredAction) -> bool:
+        """Whether the key's bounds allow what every user may do, and is about no bucket."""
+        return self._judge.is_within_bounds(caller.identity, need, caller.context)
+
+    def may_count_tags(
+        self, identity: Identity, operation: ops.GetObject, context: RequestContext = NO_CONTEXT
+    ) -> bool:
+        """Whether `identity` may learn how many tags an object has: whoever may read them."""
+        action = "s3:GetObjectTagging" if operation.version is None else "s3:GetObjectVersionTagging"
+        bucket, key = operation.bucket, operation.key
+        return self.allows(identity, action, bucket, key, context, version=operation.version)
+
+    def may_know(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
+        """Whether `identity` may learn that there is no such key: whoever may list it."""
+        found = self._buckets.get(bucket)
+        return found is not None and self._judge.may_know(identity, found, key, context)
+
+    def rights(
+        self, identity: Identity, action: str, name: str, context: RequestContext = NO_CONTEXT
+    ) -> BulkAccess:
+        """What `identity` may do `action` to, for many keys of one bucket. Raises S3Error NoSuchBucket."""
+        return self._judge.rights(identity, action, self._existing(name), context)
+
+    def veiled(
+        self, identity: Identity, operation: Operation, error: S3Error, context: RequestContext
+    ) -> S3Error:
+        """`error` as `identity` may see it: who may not list learns nothing of what is missing."""
+        if error.code not in _HIDDEN or isinstance(operation, ops.ListBuckets):
+            return error
+        place = operation.source if isinstance(operation, ops.CopyObject | ops.UploadPartCopy) else operation
+        key = getattr(place, "key", "")
+        if not key or self.may_know(identity, place.bucket, key, context):
+            return error
+        return access_denied(identity, RequiredAction("s3:ListBucket", place.bucket), NOTHING_ALLOWS)
+
+    def asks_tags(self, identity: Identity, bucket: str) -> bool:
+        """Whether any policy that counts asks for the tags in a request."""
+        policies = self._judge.policies(identity, self._buckets.get(bucket))
+        return any(policy.asks("s3:requestobjecttag") for policy in policies)

@@ -1,0 +1,108 @@
+"""Dataset access: a caller may read a dataset if it may read each of its objects.
+
+The answer for a snapshot is cached only while it depends on policies alone. A refusal names no object.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError
+from meshd.util.async_tasks import CooperativeYield
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.auth.policy_evaluator import BulkAccess
+    from meshd.core.api_errors import Code
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.dataset.fields import Source
+
+_REMEMBERED: Final = 256
+_PAGE: Final = 1000  # keys of a listing that is asked for
+
+
+class DatasetAccess:
+    """One a worker."""
+
+    def __init__(self, access: Authorizer) -> None:
+        self._access = access
+        self._known: OrderedDict[Hashable, bool] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Readers, {len(self._known)} snapshots weighed>"
+
+    def rights(self, caller: Caller, bucket: str) -> BulkAccess:
+        """What `caller` may read of `bucket`. Raises BatchError NoSuchBucket."""
+        try:
+            return self._access.rights(caller.identity, "s3:GetObject", bucket, caller.context)
+        except S3Error as error:
+            raise BatchError("NoSuchBucket", f"there is no bucket {bucket[:80]!r}") from error
+
+    def reads_all(self, caller: Caller, bucket: str) -> bool:
+        """Whether no object of the bucket needs to be looked at. Raises BatchError NoSuchBucket."""
+        return self.rights(caller, bucket).everything
+
+    def missing(self, caller: Caller, bucket: str, key: str) -> Code:
+        """What `caller` may be told of a key that is not there."""
+        known = self._access.may_know(caller.identity, bucket, key, caller.context)
+        return "NoSuchKey" if known else "AccessDenied"
+
+    def require_listing(self, caller: Caller, source: Source) -> None:
+        """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may list the source."""
+        if self.rights(caller, source.bucket).everything:
+            return
+        facts = {"s3:prefix": source.prefix, "s3:delimiter": "", "s3:max-keys": str(_PAGE)}
+        if not self._access.allows(
+            caller.identity, "s3:ListBucket", source.bucket, context=caller.context, extra=facts
+        ):
+            raise _refusal(source.bucket, f"it takes s3:ListBucket with the prefix {source.prefix!r}")
+
+    async def require_keys(self, caller: Caller, bucket: str, keys: Iterable[str]) -> None:
+        """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may read every one."""
+        rights = self.rights(caller, bucket)
+        if not rights.everything and not await _allows_all(rights, keys):
+            raise _refusal(bucket)
+
+    async def require(self, caller: Caller, snapshot: Snapshot) -> None:
+        """The same for the objects of a snapshot."""
+        for bucket, keys in snapshot.objects.keys_by_bucket():
+            await self._require_of(caller, snapshot.hash, bucket, keys)
+
+    async def _require_of(self, caller: Caller, digest: str, bucket: str, keys: Iterable[str]) -> None:
+        rights = self.rights(caller, bucket)
+        if rights.everything:
+            return
+        name = None if rights.stamp is None else (rights.stamp, digest, bucket)
+        allowed = None if name is None else self._known.get(name)
+        if allowed is None:
+            allowed = await _allows_all(rights, keys)
+            if name is not None and rights.settled:
+                self._remember(name, allowed=allowed)
+        if not allowed:
+            raise _refusal(bucket)
+
+    def _remember(self, name: Hashable, *, allowed: bool) -> None:
+        self._known[name] = allowed
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+
+async def _allows_all(rights: BulkAccess, keys: Iterable[str]) -> bool:
+    turn = CooperativeYield()
+    for key in keys:
+        if not rights.allows(key):
+            return False
+        await turn.give()
+    return True
+
+
+def _refusal(bucket: str, missing: str = "it takes s3:GetObject on every object") -> BatchError:
+    return BatchError(
+        "AccessDenied",
+        f"this key may not read that of the bucket {bucket[:80]!r}: {missing}",
+        help="use the key of the bucket's owner, or have the permission added to this key or its user",
+    )

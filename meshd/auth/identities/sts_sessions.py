@@ -1,0 +1,362 @@
+"""Temporary credentials: issue, verify and revoke STS sessions and their sealed tokens.
+
+A session never has more permissions than the key that created it and never outlives it. The node stores
+nothing about issued sessions: the token carries the claims under an HMAC, and the secret key is derived
+from the token. A token is parsed only after its HMAC matches, and each token has one spelling.
+Revocation is recorded with the user or key and is permanent; sessions issued afterwards work at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import logging
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from meshd.auth.authorizer import Identity, Session
+from meshd.auth.identities.admin_responses import AdminError, iso_time, no_such_key, no_such_user
+from meshd.auth.identities.named_policies import check_policy
+from meshd.control.access_keys import new_access_key
+from meshd.control.identities import Key, Revocation, User
+from meshwire.errors import S3Error
+from meshwire.iam import PolicyError, parse_policy
+
+if TYPE_CHECKING:
+    from meshd.control.access_keys import KeyLastUsed
+    from meshd.control.cluster_secret import ClusterSecret
+    from meshd.control.identities import IdentityTable, Signer
+    from meshd.util.clock import Clock
+    from meshwire.iam import Policy
+
+
+_TOKEN_PREFIX = "mesht1."
+_CODE_BYTES = 32
+MAX_TOKEN = 12_000
+
+
+class TokenError(ValueError):
+    """The text is no token of this mesh."""
+
+
+class TokenClaims(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a token says. Times in seconds since 1970; `parent` is the key it was made with, `mark` that
+    key's fingerprint at the time; each of `policies` must allow what is done, beside the parent's."""
+
+    access_key: str
+    user_id: str
+    parent: str
+    mark: bytes
+    issued: int
+    expires: int
+    name: str = ""
+    policies: tuple[str, ...] = ()
+
+
+class TokenSeal:
+    """Writes and reads tokens."""
+
+    def __init__(self, secret: ClusterSecret) -> None:
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "<TokenSeal>"
+
+    def write(self, claims: TokenClaims) -> str:
+        """The token. Raises TokenError when it would be longer than a header should be."""
+        payload = msgspec.msgpack.encode(claims)
+        token = _TOKEN_PREFIX + base64.urlsafe_b64encode(self._code(payload) + payload).rstrip(b"=").decode()
+        if len(token) > MAX_TOKEN:
+            raise TokenError(f"the token would have {len(token):,} characters; {MAX_TOKEN:,} are allowed")
+        return token
+
+    def read(self, token: str) -> TokenClaims:
+        """What a token says. Raises TokenError for everything `write` did not write."""
+        sealed = _token_bytes(token)
+        code, payload = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
+        if not hmac.compare_digest(code, self._code(payload)):
+            raise TokenError("not written here")
+        try:
+            return msgspec.msgpack.decode(payload, type=TokenClaims)
+        except msgspec.DecodeError as error:
+            raise TokenError("written by another version") from error
+
+    def secret_key(self, token: str) -> str:
+        """The secret key that belongs to a token."""
+        derived = hmac.digest(self._secret.derive("session secret"), token.encode(), "sha256")
+        return "mss-" + base64.urlsafe_b64encode(derived)[:40].decode()
+
+    def fingerprint(self, access_key: str, secret_key: str, rounds: tuple[int, int] = (0, 0)) -> bytes:
+        """Tells a key pair from another with the same access key, and from itself before what was issued with
+        it was revoked (`rounds` of its user and of it)."""
+        told = f"\0{rounds[0]}\0{rounds[1]}" if any(rounds) else ""
+        text = f"{access_key}\0{secret_key}{told}".encode()
+        return hmac.digest(self._secret.derive("session parent"), text, "sha256")[:16]
+
+    def _code(self, payload: bytes) -> bytes:
+        return hmac.digest(self._secret.derive("session token"), _TOKEN_PREFIX.encode() + payload, "sha256")
+
+
+def _token_bytes(token: str) -> bytes:
+    """What a token's text stands for. Raises TokenError unless it is the one spelling of it."""
+    text = token.removeprefix(_TOKEN_PREFIX)
+    if len(token) > MAX_TOKEN or not token.startswith(_TOKEN_PREFIX) or not text.isascii():
+        raise TokenError("not the form of a token")
+    try:
+        sealed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise TokenError("not the form of a token") from error
+    if base64.urlsafe_b64encode(sealed).rstrip(b"=").decode() != text:
+        raise TokenError("not the form of a token")
+    return sealed
+
+
+DEFAULT_SECONDS, MIN_SECONDS, MAX_SECONDS = 3600, 900, 36 * 3600
+_MAX_POLICY_BYTES = 4 << 10
+_NAME = re.compile(r"[\w+=,.@-]{0,64}", re.ASCII)
+_CACHE_ENTRIES = 256
+_SESSION_REVOKED = (
+    "The key these temporary credentials were made with is not valid, or they were revoked: ask for new ones."
+)
+
+
+class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /-/sts`. `policy` is a policy document, as JSON or as text that holds it."""
+
+    duration_seconds: int = DEFAULT_SECONDS
+    policy: msgspec.Raw = msgspec.Raw()
+    name: str = ""
+
+
+class SessionDocument(msgspec.Struct, frozen=True, rename="pascal"):
+    """The answer: what botocore expects of a `credential_process`."""
+
+    access_key_id: str
+    secret_access_key: str
+    session_token: str
+    expiration: str
+    version: int = 1
+
+    def __repr__(self) -> str:
+        return f"SessionDocument(access_key_id={self.access_key_id!r}, expiration={self.expiration!r})"
+
+
+class ResolvedCredential(NamedTuple):
+    """Who an access key (with its token) stands for, and the secret that must have signed."""
+
+    identity: Identity
+    secret_key: str
+
+    def __repr__(self) -> str:
+        return f"Known({self.identity!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    claims: TokenClaims
+    secret_key: str
+    policies: tuple[Policy, ...]
+
+
+class CredentialService:
+    """Makes and recognises temporary credentials, and knows the permanent ones. One a process."""
+
+    def __init__(self, table: IdentityTable, secret: ClusterSecret, use: KeyLastUsed, clock: Clock) -> None:
+        self._table, self._use, self._clock, self._seal = table, use, clock, TokenSeal(secret)
+        self._open = lru_cache(_CACHE_ENTRIES)(
+            self._read
+        )  # a training pod shows the same one a million times
+        self._known: dict[str, tuple[Signer, ResolvedCredential]] = {}
+
+    def __repr__(self) -> str:
+        return "<Sessions>"
+
+    @property
+    def tables(self) -> object:
+        """The state of users, keys and policies: another object after each change."""
+        return self._table.state
+
+    def find(self, access_key: str, token: str | None) -> ResolvedCredential:
+        """Who signs with `access_key`, and `token` if there is one. Raises S3Error InvalidAccessKeyId,
+        InvalidToken, ExpiredToken.
+        """
+        if token is not None:
+            return self._temporary(access_key, token)
+        signer = self._table.find(access_key)
+        if signer is None:
+            raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
+        kept = self._known.get(access_key)
+        if kept is not None and kept[0] is signer:
+            return kept[1]
+        if len(self._known) >= _CACHE_ENTRIES:
+            self._known.clear()
+        known = ResolvedCredential(Identity.of(signer), signer.key.secret_key)
+        self._known[access_key] = signer, known
+        return known
+
+    def proved(self, identity: Identity) -> None:
+        """The signature held: the key, or the one the temporary credentials were made with, was used."""
+        self._use.note(identity.session.parent if identity.session else identity.access_key)
+
+    def make(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
+        """Temporary credentials of `identity`. One that is temporary itself gives what it has: its policies
+        stay, and the end of its life. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
+        """
+        session = identity.session
+        parent = self._table.find(session.parent if session else identity.access_key)
+        if parent is None:
+            raise AdminError("AccessDenied", "the key that signed this is no longer valid")
+        now = self._clock.now_ms() // 1000
+        issued = max(
+            now, parent.sessions_from
+        )  # by a clock that is behind the one of who revoked earlier ones
+        expires = now + _duration(wanted.duration_seconds)
+        policies = (*(session.policies if session else ()), *_policy_texts(bytes(wanted.policy)))
+        if not _NAME.fullmatch(wanted.name):
+            raise AdminError("BadRequest", "name has at most 64 letters, digits or _+=,.@-")
+        claims = TokenClaims(
+            access_key=new_access_key("MSTS"),
+            user_id=identity.user_id,
+            parent=parent.key.access_key,
+            mark=self._mark(parent),
+            issued=issued,
+            expires=min(expires, session.expires) if session else expires,
+            name=wanted.name or (session.name if session else ""),
+            policies=policies,
+        )
+        return self._document(claims)
+
+    def _document(self, claims: TokenClaims) -> SessionDocument:
+        try:
+            token = self._seal.write(claims)
+        except TokenError as error:
+            raise AdminError("InvalidPolicy", str(error), help="give a shorter policy") from None
+        expiration = datetime.fromtimestamp(claims.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return SessionDocument(claims.access_key, self._seal.secret_key(token), token, expiration)
+
+    def _temporary(self, access_key: str, token: str) -> ResolvedCredential:
+        opened = self._open(token)
+        claims = opened.claims
+        if claims.access_key != access_key:
+            raise S3Error("InvalidToken", "The session token belongs to another access key.")
+        if self._clock.now_ms() // 1000 >= claims.expires:
+            raise S3Error("ExpiredToken")
+        parent = self._table.find(claims.parent)
+        if parent is None or parent.user.user_id != claims.user_id or self._mark(parent) != claims.mark:
+            raise S3Error("InvalidToken", _SESSION_REVOKED)
+        if claims.issued < parent.sessions_from:
+            raise S3Error("InvalidToken", _SESSION_REVOKED)
+        session = Session(
+            claims.parent, claims.expires, claims.name, claims.policies, claims.issued, parent.rounds
+        )
+        identity = Identity.of(parent).during(session, access_key, opened.policies)
+        return ResolvedCredential(identity, opened.secret_key)
+
+    def _read(self, token: str) -> _Opened:
+        try:
+            claims = self._seal.read(token)
+            policies = tuple(parse_policy(text, kind="identity") for text in claims.policies)
+        except (TokenError, PolicyError):
+            raise S3Error("InvalidToken") from None
+        return _Opened(claims, self._seal.secret_key(token), policies)
+
+    def _mark(self, parent: Signer) -> bytes:
+        return self._seal.fingerprint(parent.key.access_key, parent.key.secret_key, parent.rounds)
+
+
+def _duration(seconds: int) -> int:
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise AdminError(
+            "BadRequest",
+            f"duration_seconds is from {MIN_SECONDS} (15 minutes) to {MAX_SECONDS} (36 hours), not {seconds}",
+        )
+    return seconds
+
+
+def _policy_texts(policy: bytes) -> tuple[str, ...]:
+    """The policy, if there is one, without blanks: it travels in every request."""
+    if policy in (b"", b"null"):
+        return ()
+    text = msgspec.json.decode(policy, type=str).encode() if policy.startswith(b'"') else policy
+    return (msgspec.json.format(check_policy(text, _MAX_POLICY_BYTES), indent=-1),)
+
+
+_log = logging.getLogger("meshd.admin")
+
+
+class SessionRevocation:
+    """One a worker; all state is the control store's."""
+
+    def __init__(self, table: IdentityTable, clock: Clock) -> None:
+        self._table, self._clock = table, clock
+
+    def __repr__(self) -> str:
+        return "<Revoking>"
+
+    async def of_user(self, user_id: str, before: str) -> dict[str, Any]:
+        """End those made with any key of a user. Raises AdminError NoSuchUser, BadRequest."""
+        since, ended = self._since(before), list[Revocation]()
+
+        def end(old: User | None) -> User:
+            if old is None:
+                raise no_such_user(user_id)
+            ended[:] = [self._ended(old.ended, since)]
+            return replace(old, ended=ended[0])
+
+        await self._table.change(User, user_id, end)
+        _log.warning("sessions of a user revoked", extra={"user": user_id, "before": before or "now"})
+        return {"user_id": user_id, **revocation_fields(ended[0])}
+
+    async def of_key(self, access_key: str, before: str) -> dict[str, Any]:
+        """End those made with a key. Raises AdminError NoSuchAccessKey, BadRequest."""
+        since, ended = self._since(before), list[Revocation]()
+
+        def end(old: Key | None) -> Key:
+            if old is None:
+                raise no_such_key(access_key)
+            ended[:] = [self._ended(old.ended, since)]
+            return replace(old, ended=ended[0])
+
+        await self._table.change(Key, access_key, end)
+        _log.warning("sessions of a key revoked", extra={"key": access_key, "before": before or "now"})
+        return {"access_key": access_key, **revocation_fields(ended[0])}
+
+    def _ended(self, old: Revocation, since: int) -> Revocation:
+        now = self._clock.now_ms()
+        if not since:
+            return replace(old, round=old.round + 1, at_ms=now)
+        return replace(old, before=max(old.before, since), at_ms=now)
+
+    def _since(self, before: str) -> int:
+        """In seconds since 1970; 0 where nothing is said. Raises AdminError BadRequest."""
+        if not before:
+            return 0
+        try:
+            when = datetime.fromisoformat(before)
+        except ValueError:
+            raise AdminError(
+                "BadRequest", f"before is a time such as 2026-11-22T03:00:00Z, not {before[:60]!r}"
+            ) from None
+        seconds = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+        if not 0 < seconds <= self._clock.now_ms() // 1000:
+            raise AdminError(
+                "BadRequest",
+                f"before is a time that has been, not {before[:60]}",
+                help="leave it out to end all that were issued until now",
+            )
+        return seconds
+
+
+def revocation_fields(ended: Revocation) -> dict[str, Any]:
+    """When sessions were revoked last, and, if by a time, up to which."""
+    return {
+        "sessions_revoked": iso_time(ended.at_ms) if ended.at_ms else "",
+        "sessions_before": iso_time(ended.before * 1000) if ended.before else "",
+    }

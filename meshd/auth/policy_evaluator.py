@@ -1,0 +1,325 @@
+"""Policy evaluation: bounds, user policies, bucket policy, ownership and ACLs, in this order.
+
+A deny wins, and an ACL counts only when nothing else allows the action. Root without bounds is never
+refused, and a bucket's owner can always read and replace its policy. A compiled policy belongs to one
+value of a bucket, so a policy change takes effect at once; a policy that cannot be parsed denies
+everything. BulkAccess evaluates what does not depend on the key once and agrees with the authorizer on
+every key.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from meshd.auth import acls
+from meshd.auth.request_facts import RequestFacts
+from meshd.auth.required_actions import RequiredAction
+from meshwire.errors import S3Error
+from meshwire.iam import (
+    AccessRequest,
+    PolicyError,
+    allows_whole_prefix,
+    evaluate,
+    evaluate_statements,
+    is_public_policy,
+    matching_statements,
+    may_deny_in_prefix,
+    parse_policy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from meshd.auth.authorizer import Identity, RequestContext
+    from meshd.auth.request_facts import FindRecord
+    from meshd.control.buckets import Bucket
+    from meshd.util.clock import Clock
+    from meshwire.iam import Policy
+
+
+_log = logging.getLogger("meshd.service.compiling")
+_MOST: Final = 4096
+_CLOSED: Final = parse_policy(
+    '{"Version": "2012-10-17", "Statement":'
+    ' {"Effect": "Deny", "Principal": "*", "Action": "*", "NotResource": "arn:aws:s3:::-"}}',
+    kind="bucket",
+    bucket="-",
+)
+
+
+class PolicyCache:
+    """By bucket. One per process."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Bucket, Policy]] = {}
+
+    def __repr__(self) -> str:
+        return f"<CompiledPolicies of {len(self._known)} buckets>"
+
+    def of(self, bucket: Bucket) -> Policy:
+        """The policy of a bucket that has one."""
+        known = self._known.get(bucket.name)
+        if known is not None and known[0] is bucket:
+            return known[1]
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        policy = known[1] if known is not None and known[0].policy == bucket.policy else _compiled(bucket)
+        self._known[bucket.name] = (bucket, policy)
+        return policy
+
+
+def _compiled(bucket: Bucket) -> Policy:
+    try:
+        return parse_policy(bucket.policy, kind="bucket", bucket=bucket.name)
+    except PolicyError as error:
+        _log.error("the policy of bucket %s cannot be read and denies everything: %s", bucket.name, error)
+        return _CLOSED
+
+
+_PER_KEY: Final = "s3:existingobjecttag/"
+# What is the same in every request of a user, or does not count in a pattern of resources.
+_STEADY: Final = frozenset({"aws:username", "aws:userid", "aws:principalarn"})
+
+
+class BulkAccess:
+    """`everything`: every key is allowed, none needs to be asked for. `stamp`: None when the answer holds for
+    this request only."""
+
+    def __init__(
+        self,
+        slow: Callable[[str], bool],
+        *,
+        everything: bool = False,
+        fast: NarrowedPolicies | None = None,
+    ) -> None:
+        self._slow, self._fast = slow, fast
+        self.everything = everything
+        self.settled = fast is not None
+
+    def __repr__(self) -> str:
+        return f"<Rights everything={self.everything} settled={self.settled}>"
+
+    @property
+    def stamp(self) -> Hashable | None:
+        return None if self._fast is None or not self.settled else self._fast.stamp
+
+    def allows(self, key: str) -> bool:
+        if self.everything:
+            return True
+        verdict = None if self._fast is None else self._fast.allows(key)
+        if verdict is None:
+            self.settled = False
+            return self._slow(key)
+        return verdict
+
+
+class NarrowedPolicies:
+    """The statements that are left once action, principal and conditions are settled."""
+
+    def __init__(
+        self,
+        question: AccessRequest,
+        bounds: tuple[Policy, ...],
+        own: tuple[Policy, ...],
+        policy: Policy | None,
+        *,
+        owner: bool,
+        root: bool,
+        restricted: bool,
+    ) -> None:
+        self._question = question
+        self._prefix = question.resource + "/"
+        self._bounds = tuple(matching_statements((bound,), question) for bound in bounds)
+        self._own = matching_statements(own, question)
+        self._policy = () if policy is None else matching_statements((policy,), question)
+        self._owner, self._root, self._restricted = owner, root, restricted
+
+    @property
+    def stamp(self) -> Hashable | None:
+        """Equal for equal answers; None if a resource has a variable that may change."""
+        statements = [*self._own, *self._policy, *(each for bound in self._bounds for each in bound)]
+        if any(glob.variables - _STEADY for each in statements for glob in each.resources.globs):
+            return None
+        return (
+            (self._question.principal, self._owner, self._root, self._restricted),
+            self._bounds,
+            self._own,
+            self._policy,
+        )
+
+    def allows(self, key: str) -> bool | None:
+        """None: no policy says anything, and an ACL might."""
+        asked = self._question
+        question = AccessRequest(asked.action, self._prefix + key, asked.principal, asked.context)
+        if any(evaluate_statements(bound, question) != "allow" for bound in self._bounds):
+            return False
+        if self._root:
+            return True
+        own, policy = evaluate_statements(self._own, question), evaluate_statements(self._policy, question)
+        if "deny" in (own, policy):
+            return False
+        allowed = self._owner or own == "allow" or (policy == "allow" and not self._restricted)
+        return True if allowed else None
+
+
+def depends_on_keys(policies: tuple[Policy, ...]) -> bool:
+    """Whether a policy asks for what differs from key to key beside its name."""
+    return any(policy.asks(_PER_KEY) for policy in policies)
+
+
+_RESCUE: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
+NOTHING_ALLOWS: Final = "nothing allows it"
+_NODE_ACTION_PREFIX: Final = "mesh:"  # actions on the node itself: a policy of the user must allow them
+
+
+class PolicyEvaluator:
+    """One per process; the tables it reads are handed in with each question."""
+
+    def __init__(self, clock: Clock, find: FindRecord) -> None:
+        self._clock, self._find = clock, find
+        self._policies = PolicyCache()
+
+    def __repr__(self) -> str:
+        return f"<Judge {self._policies!r}>"
+
+    def policies(self, identity: Identity, bucket: Bucket | None) -> tuple[Policy, ...]:
+        """Every policy that counts."""
+        own = () if identity.root else identity.policies
+        policy = None if bucket is None else self._policy(bucket)
+        return (*identity.bounds, *own, *(() if policy is None else (policy,)))
+
+    def reason(
+        self, identity: Identity, need: RequiredAction, bucket: Bucket | None, context: RequestContext
+    ) -> str:
+        """Why not; empty if `identity` may. `bucket` is None for what is about none, or not there yet."""
+        question = self._question(identity, need, bucket, context)
+        if not _is_within_bounds(identity, question):
+            return "the policies of the key it was signed with do not allow it"
+        if identity.root:
+            return ""
+        own = evaluate(identity.policies, question)
+        if own == "deny":
+            return "a policy of the user denies it"
+        if need.action.startswith(_NODE_ACTION_PREFIX):
+            return "" if own == "allow" else NOTHING_ALLOWS
+        if bucket is None:
+            return "" if identity.user_id else "it must be signed"
+        policy = self._policy(bucket)
+        verdict = "none" if policy is None else evaluate((policy,), question)
+        owner = is_owner(identity, bucket)
+        if verdict == "deny" and not (owner and need.action in _RESCUE):
+            return "the bucket's policy denies it"
+        if owner or own == "allow":
+            return ""
+        if verdict == "allow" and policy is not None and not _is_restricted(bucket, policy):
+            return ""
+        return "" if self._granted(identity, need, bucket, context) else NOTHING_ALLOWS
+
+    def rights(self, identity: Identity, action: str, bucket: Bucket, context: RequestContext) -> BulkAccess:
+        """What `identity` may do `action` to, for many keys of one bucket."""
+        policy, owner = self._policy(bucket), is_owner(identity, bucket)
+        own = () if identity.root else identity.policies
+
+        def slow(key: str) -> bool:
+            return not self.reason(identity, RequiredAction(action, bucket.name, key), bucket, context)
+
+        if not identity.bounds and (identity.root or (owner and policy is None and not own)):
+            return BulkAccess(slow, everything=True)
+        if depends_on_keys(self.policies(identity, bucket)):
+            return BulkAccess(slow)
+        fast = NarrowedPolicies(
+            self._question(identity, RequiredAction(action, bucket.name), bucket, context),
+            identity.bounds,
+            own,
+            policy,
+            owner=owner,
+            root=identity.root,
+            restricted=policy is not None and _is_restricted(bucket, policy),
+        )
+        return BulkAccess(slow, fast=fast)
+
+    def is_within_bounds(self, identity: Identity, need: RequiredAction, context: RequestContext) -> bool:
+        """Whether each bound of the key allows what is about no bucket."""
+        return _is_within_bounds(identity, self._question(identity, need, None, context))
+
+    def reason_against_all(
+        self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
+    ) -> str:
+        """Why `identity` may not do it to every key of the bucket that begins with the need's; empty if it
+        may. ACLs of single objects do not count."""
+        asked = self._question(identity, need, bucket, context)
+        question = replace(asked, resource=f"arn:aws:s3:::{need.bucket}/{need.key}")
+        for bound in identity.bounds:
+            if not allows_whole_prefix((bound,), question):
+                return "the policies of the key it was signed with do not allow every key"
+            if may_deny_in_prefix((bound,), question):
+                return "the policies of the key it was signed with deny some keys"
+        if identity.root:
+            return ""
+        if may_deny_in_prefix(identity.policies, question):
+            return "a policy of the user denies some keys"
+        policy = self._policy(bucket)
+        if policy is not None and may_deny_in_prefix((policy,), question):
+            return "the bucket's policy denies some keys"
+        if is_owner(identity, bucket) or allows_whole_prefix(identity.policies, question):
+            return ""
+        if (
+            policy is not None
+            and allows_whole_prefix((policy,), question)
+            and not _is_restricted(bucket, policy)
+        ):
+            return ""
+        return "nothing allows it on every key"
+
+    def may_know(self, identity: Identity, bucket: Bucket, key: str, context: RequestContext) -> bool:
+        """Whether `identity` may learn that there is no such key: whoever may list it."""
+        need = RequiredAction("s3:ListBucket", bucket.name, facts={"s3:prefix": key})
+        return not self.reason(identity, need, bucket, context)
+
+    def _question(
+        self, identity: Identity, need: RequiredAction, bucket: Bucket | None, context: RequestContext
+    ) -> AccessRequest:
+        facts = RequestFacts(identity, need, bucket, context, self._clock.now_ms(), self._find)
+        return AccessRequest(need.action, need.resource, identity.user_id, facts)
+
+    def _policy(self, bucket: Bucket) -> Policy | None:
+        return self._policies.of(bucket) if bucket.policy else None
+
+    def _granted(
+        self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
+    ) -> bool:
+        """What ACLs say."""
+        writing = "s3:objectcreationoperation" in need.facts
+        if acls.bucket_grants(bucket, identity.user_id, need.action, writing=writing):
+            return True
+        if need.action not in acls.OBJECT_ACL_PERMISSIONS:
+            return False
+        record = self._find(need.bucket, need.key, need.version)
+        if record is not None:
+            return acls.object_grants(bucket, record, identity.user_id, need.action)
+        return need.action in acls.READ_ACTIONS and self.may_know(identity, bucket, need.key, context)
+
+
+def _is_within_bounds(identity: Identity, question: AccessRequest) -> bool:
+    return all(evaluate((bound,), question) == "allow" for bound in identity.bounds)
+
+
+def is_owner(identity: Identity, bucket: Bucket) -> bool:
+    """Whether the bucket is the caller's own. Nobody owns nothing."""
+    return identity.user_id == bucket.owner and identity.user_id != ""
+
+
+def _is_restricted(bucket: Bucket, policy: Policy) -> bool:
+    """Whether a public policy counts for the bucket's owner alone (RestrictPublicBuckets)."""
+    block = bucket.public_access
+    return block is not None and block.restrict_public_buckets and is_public_policy(policy)
+
+
+def access_denied(identity: Identity, need: RequiredAction, reason: str) -> S3Error:
+    """AccessDenied; who signed is told what is missing."""
+    if not identity.user_id:
+        return S3Error("AccessDenied")
+    what = f"{need.action} on {need.resource}"
+    return S3Error("AccessDenied", f"{identity.user_id} may not do {what}: {reason}.")

@@ -1,0 +1,242 @@
+"""Required actions: the IAM actions, resources and facts that each S3 operation needs.
+
+Every operation has one entry, and all of its required actions must be allowed. An operation with several
+targets names each of them; tags and ACLs that a header sets are actions of their own.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshwire.iam.statements import Values
+    from meshwire.s3.bucket_settings import BucketSetting
+    from meshwire.s3.operations import Operation
+
+    Facts = Mapping[str, Values]
+
+_NO_FACTS: Final[dict[str, Any]] = {}
+
+
+class RequiredAction(NamedTuple):
+    """One action on one bucket (none of them for the service) or key, or on what `arn` names. `facts` by
+    lower-case condition key."""
+
+    action: str
+    bucket: str = ""
+    key: str = ""
+    version: str | None = None
+    facts: Facts = _NO_FACTS
+    arn: str = ""
+
+    @property
+    def resource(self) -> str:
+        """Its ARN."""
+        if self.arn:
+            return self.arn
+        return f"arn:aws:s3:::{self.bucket}/{self.key}" if self.key else f"arn:aws:s3:::{self.bucket}"
+
+
+def required_actions(operation: Operation) -> tuple[RequiredAction, ...]:
+    """Everything `operation` must be admitted to. Empty where the body decides (DeleteObjects, PostObject) or
+    nothing does (a preflight)."""
+    return _TABLE[type(operation)](operation)
+
+
+def delete_actions(
+    bucket: str, key: str, version: str | None, *, compared: bool = False
+) -> tuple[RequiredAction, ...]:
+    """What the removal of one key takes, or of one version; `compared`: if its ETag is a certain one."""
+    need = RequiredAction(_versioned("s3:Delete{}", version), bucket, key, version)
+    return (need, RequiredAction("s3:GetObject", bucket, key)) if compared else (need,)
+
+
+def tag_facts(tags: Mapping[str, str] | None) -> dict[str, Values]:
+    """What conditions may ask of tags in a request."""
+    if not tags:
+        return {}
+    facts: dict[str, Values] = {f"s3:requestobjecttag/{name.lower()}": value for name, value in tags.items()}
+    return facts | {"s3:requestobjecttagkeys": tuple(tags)}
+
+
+# --- service and buckets --------------------------------------------------------------------------------
+
+
+def _create_bucket(operation: ops.CreateBucket) -> tuple[RequiredAction, ...]:
+    asked = [("s3:CreateBucket", True)]
+    asked += [("s3:PutBucketAcl", operation.acl is not None)]
+    asked += [("s3:PutBucketOwnershipControls", operation.ownership is not None)]
+    return tuple(RequiredAction(action, operation.bucket) for action, needed in asked if needed)
+
+
+def _on_bucket(action: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
+    return lambda operation: (RequiredAction(action, operation.bucket),)
+
+
+# What is behind a sub-resource in the names of actions.
+_SETTINGS: Final[Mapping[BucketSetting, str]] = {
+    "accelerate": "AccelerateConfiguration",
+    "acl": "BucketAcl",
+    "cors": "BucketCORS",
+    "encryption": "EncryptionConfiguration",
+    "lifecycle": "LifecycleConfiguration",
+    "logging": "BucketLogging",
+    "notification": "BucketNotification",
+    "object-lock": "BucketObjectLockConfiguration",
+    "ownershipControls": "BucketOwnershipControls",
+    "policy": "BucketPolicy",
+    "policyStatus": "BucketPolicyStatus",
+    "publicAccessBlock": "BucketPublicAccessBlock",
+    "replication": "ReplicationConfiguration",
+    "requestPayment": "BucketRequestPayment",
+    "tagging": "BucketTagging",
+    "versioning": "BucketVersioning",
+    "website": "BucketWebsite",
+}
+# The two that have an action of their own for removal; of the others, who may put may remove.
+_REMOVABLE: Final = frozenset({"policy", "website"})
+
+
+def _setting(verb: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
+    def need(operation: Any) -> tuple[RequiredAction, ...]:
+        word = "Put" if verb == "Delete" and operation.setting not in _REMOVABLE else verb
+        return (RequiredAction(f"s3:{word}{_SETTINGS[operation.setting]}", operation.bucket),)
+
+    return need
+
+
+def _listing(action: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
+    """A listing's prefix, delimiter and page size are facts; without a prefix it is the empty one."""
+
+    def need(operation: Any) -> tuple[RequiredAction, ...]:
+        facts: dict[str, Values] = {"s3:prefix": operation.prefix, "s3:delimiter": operation.delimiter}
+        if not isinstance(operation, ops.ListMultipartUploads):
+            facts["s3:max-keys"] = str(operation.max_keys)
+        return (RequiredAction(action, operation.bucket, facts=facts),)
+
+    return need
+
+
+# --- objects ----------------------------------------------------------------------------------------------
+
+
+def _versioned(template: str, version: str | None) -> str:
+    return template.format("Object" if version is None else "ObjectVersion")
+
+
+def _on_object(template: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
+    """`template` has `{}` where actions on a version say `ObjectVersion`."""
+
+    def need(operation: Any) -> tuple[RequiredAction, ...]:
+        version = operation.version
+        return (RequiredAction(_versioned(template, version), operation.bucket, operation.key, version),)
+
+    return need
+
+
+def _delete(operation: ops.DeleteObject) -> tuple[RequiredAction, ...]:
+    return (*delete_actions(operation.bucket, operation.key, operation.version), *_comparison(operation))
+
+
+def _attributes(operation: ops.GetObjectAttributes) -> tuple[RequiredAction, ...]:
+    return _on_object("s3:Get{}")(operation) + _on_object("s3:Get{}Attributes")(operation)
+
+
+def _write(operation: Any, *, creates: bool = True, facts: Facts = _NO_FACTS) -> tuple[RequiredAction, ...]:
+    """PutObject, and what the request sets beside: `tags` and `acl`, where it has them."""
+    bucket, key = operation.bucket, operation.key
+    tags, acl = getattr(operation, "tags", None), getattr(operation, "acl", None)
+    known = {"s3:objectcreationoperation": "true" if creates else "false", **facts, **tag_facts(tags)}
+    found = [RequiredAction("s3:PutObject", bucket, key, facts=known)]
+    if tags:
+        found.append(RequiredAction("s3:PutObjectTagging", bucket, key, facts=known))
+    if acl is not None:
+        found.append(RequiredAction("s3:PutObjectAcl", bucket, key, facts=known))
+    return (*found, *_comparison(operation))
+
+
+def _comparison(operation: Any) -> tuple[RequiredAction, ...]:
+    """To compare an ETag is to read it."""
+    conditions = getattr(operation, "conditions", None)
+    if conditions is None or not conditions.if_match or conditions.if_match == ("*",):
+        return ()
+    return (RequiredAction("s3:GetObject", operation.bucket, operation.key),)
+
+
+def _read_source(operation: Any) -> RequiredAction:
+    source = operation.source
+    return RequiredAction(_versioned("s3:Get{}", source.version), source.bucket, source.key, source.version)
+
+
+def _copied(operation: Any) -> Facts:
+    return {"s3:x-amz-copy-source": f"{operation.source.bucket}/{operation.source.key}"}
+
+
+def _copy(operation: ops.CopyObject) -> tuple[RequiredAction, ...]:
+    return (_read_source(operation), *_write(operation, facts=_copied(operation)))
+
+
+def copied_tag_actions(operation: ops.CopyObject) -> tuple[RequiredAction, ...]:
+    """What a copy takes besides when its source's tags go with it and there are any."""
+    source = operation.source
+    action = _versioned("s3:Get{}Tagging", source.version)
+    return (
+        RequiredAction(action, source.bucket, source.key, source.version),
+        RequiredAction("s3:PutObjectTagging", operation.bucket, operation.key, facts=_copied(operation)),
+    )
+
+
+def _copy_part(operation: ops.UploadPartCopy) -> tuple[RequiredAction, ...]:
+    return (_read_source(operation), *_write(operation, creates=False, facts=_copied(operation)))
+
+
+def _part(operation: Any) -> tuple[RequiredAction, ...]:
+    return _write(operation, creates=False)
+
+
+def _plain(action: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
+    return lambda operation: (RequiredAction(action, operation.bucket, operation.key),)
+
+
+def _nothing(_: Operation) -> tuple[RequiredAction, ...]:
+    return ()
+
+
+_TABLE: Final[Mapping[type, Callable[[Any], tuple[RequiredAction, ...]]]] = {
+    ops.ListBuckets: lambda _: (RequiredAction("s3:ListAllMyBuckets"),),
+    ops.CreateBucket: _create_bucket,
+    ops.HeadBucket: _on_bucket("s3:ListBucket"),
+    ops.DeleteBucket: _on_bucket("s3:DeleteBucket"),
+    ops.GetBucketLocation: _on_bucket("s3:GetBucketLocation"),
+    ops.GetBucketSetting: _setting("Get"),
+    ops.PutBucketSetting: _setting("Put"),
+    ops.DeleteBucketSetting: _setting("Delete"),
+    ops.Preflight: _nothing,
+    ops.ListObjects: _listing("s3:ListBucket"),
+    ops.ListObjectVersions: _listing("s3:ListBucketVersions"),
+    ops.GetObject: _on_object("s3:Get{}"),
+    ops.ListMembers: _on_object("s3:Get{}"),
+    ops.PutObject: _write,
+    ops.CopyObject: _copy,
+    ops.DeleteObject: _delete,
+    ops.DeleteObjects: _nothing,
+    ops.PostObject: _nothing,
+    ops.GetObjectTagging: _on_object("s3:Get{}Tagging"),
+    ops.PutObjectTagging: _on_object("s3:Put{}Tagging"),
+    ops.DeleteObjectTagging: _on_object("s3:Delete{}Tagging"),
+    ops.GetObjectAcl: _on_object("s3:Get{}Acl"),
+    ops.PutObjectAcl: _on_object("s3:Put{}Acl"),
+    ops.GetObjectAttributes: _attributes,
+    ops.CreateMultipartUpload: _part,
+    ops.UploadPart: _part,
+    ops.UploadPartCopy: _copy_part,
+    ops.CompleteMultipartUpload: _write,
+    ops.AbortMultipartUpload: _plain("s3:AbortMultipartUpload"),
+    ops.ListParts: _plain("s3:ListMultipartUploadParts"),
+    ops.ListMultipartUploads: _listing("s3:ListBucketMultipartUploads"),
+}

@@ -1,0 +1,369 @@
+"""The assembler: returns frames by address, builds each frame once, and caches finished frames.
+
+Law: admission bounds the rows and bytes under construction and the bytes that slow clients hold. Above a
+bound, callers must retry unless they use less than an even share. Jobs take turns. The assembler stops
+starting rows of a frame that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
+from meshd.batches.assembly.derived_objects import render_derived_object
+from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, fixed_specs
+from meshd.batches.assembly.frame_builder import (
+    BuildContext,
+    FrameBuilder,
+    max_bad_rows,
+    mix_partners,
+    new_rows,
+)
+from meshd.batches.assembly.packed_frames import PackedFrame, PackTables, pack_row_bounds
+from meshd.batches.assembly.partial_frames import own_rows, require_parts
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.document_store import DocumentStore, asset_key
+from meshd.core.frame_address import BlockAddress, DerivedAddress, FrameAddress, PartAddress, RowsAddress
+from meshd.core.plan_record import Plan
+from meshd.core.remote_source import SINGLE_NODE
+from meshd.core.shared_memory import FrameCache
+from meshd.telemetry import metrics
+from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.async_tasks import SingleFlight
+from meshwire.dataset.build_snapshot import LabelColumn, Snapshot
+from meshwire.frame.split_frames import part_metadata
+from meshwire.frame.tensor_frame import FRAME_VERSION, frame_layout
+from meshwire.plan.epoch_order import epoch_order, snapshot_order
+from meshwire.plan.plan_spec import batch_rows, rank_rows, rank_slice
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.batches.assembly.frame_buffer import Rows
+    from meshd.config import TransformSettings
+    from meshd.core.frame_address import Address, AnyFrameAddress, Frame, FrameResult
+    from meshd.core.remote_source import RemoteSource
+    from meshd.core.renderer_protocol import Renderer
+    from meshd.core.sample_locations import DecompressedArchives
+    from meshd.core.shared_memory import MemoryFrame
+    from meshd.store.api import ObjectStore
+    from meshwire.plan.sequence_packing import PackTable
+    from meshwire.plan.shuffle import SampleOrder
+
+
+MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
+MAX_FRAME_ROWS = 1 << 18
+DERIVED_ROWS = 32  # what an object of a view counts as: a thousand of them may wait
+MIN_BUILDING_BYTES = 256 << 20
+_ORDERS = 64
+
+
+class ReadHints(Protocol):
+    """Who wants to know which plans are read, and how far."""
+
+    def reading(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+        """A frame is built now. Returns at once."""
+        ...
+
+
+class Assembler:
+    """One a node. Use on one event loop only; `aclose` at the end."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        pool: Renderer,
+        settings: TransformSettings,
+        archives: DecompressedArchives,
+        *,
+        node: str = "local",
+        elsewhere: RemoteSource = SINGLE_NODE,
+        catalog: DocumentStore | None = None,
+    ) -> None:
+        self.catalog = DocumentStore(store, elsewhere) if catalog is None else catalog
+        self._kitchen = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
+        self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
+        self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
+        self._packs = PackTables(self.catalog)
+        self._orders: OrderedDict[tuple[str, int], SampleOrder] = OrderedDict()
+        self._rows_room = Admission(MAX_ROWS)
+        self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
+        self.hints: ReadHints | None = None
+
+    def __repr__(self) -> str:
+        return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
+
+    async def frame(self, address: AnyFrameAddress) -> Frame:
+        """The frame at an address; the handle is the caller's to close.
+
+        Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
+        Busy.
+        """
+        cached = self._cache.get(address)
+        if cached is not None:
+            await self._judge(address, cached)
+            await self._count("hit", address, cached.rows)
+            return cached.hand_out("hit")
+        built, joined = await self._flights.run(address, lambda: self._build(address))
+        await self._judge(address, built)
+        await self._count("joined" if joined else "miss", address, built.rows)
+        return built.hand_out("joined" if joined else "miss")
+
+    async def _judge(self, address: AnyFrameAddress, frame: MemoryFrame) -> None:
+        """Raises BatchError BadSample when more rows of the global batch are bad than `max_bad` says.
+
+        Some slice has more than its own share then: only who has looks at the others, which are asked for
+        anyway.
+        """
+        complaint = frame.complaint
+        if complaint is None or not isinstance(address, FrameAddress):
+            return
+        plan = await self.catalog.plan(address.plan)
+        if frame.bad <= plan.spec.max_bad * _real_rows(address, plan, address.rank, address.world):
+            return
+        bound, bad = max_bad_rows(plan.spec, _real_rows(address, plan, 0, 1)), frame.bad
+        for rank in range(address.world):
+            if rank == address.rank:
+                continue
+            other = msgspec.structs.replace(address, rank=rank)
+            found = self._cache.get(other)
+            if found is None:
+                found, _ = await self._flights.run(other, partial(self._build, other))
+            bad += found.bad
+            if bad > bound:
+                raise complaint.with_traceback(None)
+        frame.complaint = None  # it is settled
+
+    async def _count(self, result: FrameResult, address: AnyFrameAddress, rows: int) -> None:
+        """In the metrics: what was asked for, and the ops' work that was spared."""
+        metrics.frames.labels(result).inc()
+        if result == "miss" or isinstance(address, DerivedAddress | BlockAddress):
+            return
+        for op in (await self.catalog.plan(address.plan)).spec.ops:
+            metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(rows)
+
+    async def aclose(self) -> None:
+        """Forget the finished frames."""
+        self._cache.clear()
+
+    async def _build(self, address: AnyFrameAddress) -> MemoryFrame:
+        if isinstance(address, DerivedAddress):
+            return await self._derive(address)
+        if isinstance(address, BlockAddress):
+            return await self._block(address)
+        if isinstance(address, PartAddress):
+            return await self._part(address)
+        return await self._assemble(address)
+
+    async def _derive(self, address: DerivedAddress) -> MemoryFrame:
+        await self.catalog.ensure(map(asset_key, address.assets))
+        with self._admission(DERIVED_ROWS, 0):
+            made = await render_derived_object(self._kitchen, address)
+        self._cache.put(address, made)  # until whoever asked has written it to the store
+        return made
+
+    async def _block(self, address: BlockAddress) -> MemoryFrame:
+        plan = Plan.from_bytes(address.digest, address.plan)
+        await self.catalog.ensure(map(asset_key, plan.assets))
+        snapshot = await asyncio.to_thread(Snapshot.from_bytes, address.snapshot)
+        samples = np.arange(snapshot.samples, dtype=np.int64)
+        with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
+            rows, metadata = new_rows(samples + address.first, samples), block_metadata(address.block)
+            frame = await FrameBuilder(self._kitchen, plan, snapshot, 0, rows, metadata).build()
+        self._cache.put(address, frame)  # until whoever asked has written it to the store
+        return frame
+
+    async def _part(self, address: PartAddress) -> MemoryFrame:
+        whole = address.whole
+        plan = await self.catalog.plan(whole.plan)
+        await self.catalog.ensure(map(asset_key, plan.assets))
+        snapshot = await self.catalog.snapshot(plan.snapshot)
+        require_parts(plan)
+        if self.hints is not None:
+            self.hints.reading(plan, snapshot, whole)
+        with self._admission(count_rows(whole, plan), 0):
+            rows = self._rows(whole, plan, snapshot)
+            places = await own_rows(self._kitchen.elsewhere, snapshot, rows, address.version)
+        with self._admission(len(places), len(places) * _row_bytes(plan)):
+            metadata = part_metadata(metadata_of(whole), address.version, len(rows))
+            builder = FrameBuilder(self._kitchen, plan, snapshot, whole.epoch, rows.part(places), metadata)
+            frame = await builder.build_part()
+        self._cache.put(address, frame)
+        return frame
+
+    async def _assemble(self, address: Address) -> MemoryFrame:
+        plan = await self.catalog.plan(address.plan)
+        await self.catalog.ensure(map(asset_key, plan.assets))
+        snapshot = await self.catalog.snapshot(plan.snapshot)
+        if plan.within:
+            return await self._pack(address, plan)
+        if self.hints is not None and isinstance(address, FrameAddress):
+            self.hints.reading(plan, snapshot, address)
+        count = count_rows(address, plan)
+        with self._admission(count, count * _row_bytes(plan)):
+            rows = self._rows(address, plan, snapshot)
+            whole = _real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
+            builder = FrameBuilder(
+                self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address), whole
+            )
+            frame = await builder.build()
+        if isinstance(address, FrameAddress):
+            self._cache.put(address, frame)
+        return frame
+
+    async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
+        count, table = count_rows(address, plan), await self._packs.table(plan)
+        rows = self._rows(address, plan, table)
+        samples = table.samples_of(rows.samples)
+        within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
+        with self._admission(0, count * _row_bytes(plan)):
+            packing = PackedFrame(plan, table, rows, samples)
+            made = await asyncio.to_thread(packing.frame, within, metadata_of(address), self._kitchen.memory)
+        made.took = within.took
+        within.close()
+        if isinstance(address, FrameAddress):
+            self._cache.put(address, made)
+        return made
+
+    def _rows(self, address: Address, plan: Plan, within: Snapshot | PackTable) -> Rows:
+        try:
+            if isinstance(address, RowsAddress):
+                return _chosen_rows(address, plan)
+            piece = rank_slice(
+                plan.positions,
+                address.batch,
+                address.origin,
+                address.step,
+                address.rank,
+                address.world,
+                plan.spec.tail,
+            )
+        except PlanError as error:
+            raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+        order = self._order(plan, within, address.epoch)
+        rows = new_rows(piece.positions, order.many(piece.positions), piece.pad)
+        if plan.pairs is not None:
+            rows.partners = mix_partners(rows.positions, plan.positions, order.many)
+        return rows
+
+    def _order(self, plan: Plan, within: Snapshot | PackTable, epoch: int) -> SampleOrder:
+        key = plan.hash, epoch
+        found = self._orders.get(key)
+        if found is None:
+            if isinstance(within, Snapshot):
+                found = snapshot_order(plan.spec, within, epoch)
+            else:
+                found = epoch_order(plan.spec, within.shard_starts, epoch, pack_row_bounds(within, plan.spec))
+            self._orders[key] = found
+            if len(self._orders) > _ORDERS:
+                self._orders.popitem(last=False)
+        self._orders.move_to_end(key)
+        return found
+
+    @contextmanager
+    def _admission(self, rows: int, size: int) -> Iterator[None]:
+        """A frame's rows and bytes, counted while it is built. Raises BatchError Busy or TooLarge."""
+        if size > MAX_FRAME_BYTES:
+            raise BatchError(
+                "TooLarge",
+                f"the frame would have {size} bytes; at most {MAX_FRAME_BYTES} are assembled",
+                help="use a smaller batch, or more ranks",
+            )
+        who = current_tenant()
+        self._check_clients(who)
+        with ExitStack() as held:
+            for room, units, unit in ((self._rows_room, rows, "rows"), (self._bytes_room, size, "bytes")):
+                try:
+                    held.enter_context(room.hold(who, units))
+                except AdmissionRejectedError as error:
+                    raise busy(f"{error.held} {unit} are being built already") from error
+            yield
+
+    def _check_clients(self, who: str) -> None:
+        """Raises BatchError Busy when too much of what was built waits for clients to take it, and the caller
+        has its share of that."""
+        memory, cache, room = self._kitchen.memory, self._cache, self._bytes_room
+        sending = memory.bytes - cache.bytes - room.held
+        if sending <= room.limit:
+            return
+        own = memory.by_account[who] - cache.by_account[who] - room.held_by(who)
+        if sending > 2 * room.limit or own > room.limit // max(1, len(memory.by_account)):
+            raise busy(f"{sending} bytes of finished frames wait for slow clients")
+
+
+def count_rows(address: Address, plan: Plan) -> int:
+    """The rows of a frame, before they are worked out. Raises BatchError InvalidPlan, TooLarge."""
+    if isinstance(address, RowsAddress):
+        return len(address.samples)
+    try:
+        whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
+        first, end = rank_rows(whole, address.rank, address.world)
+    except PlanError as error:
+        raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+    if end - first > MAX_FRAME_ROWS:
+        raise BatchError(
+            "TooLarge",
+            f"the frame would have {end - first} rows; at most {MAX_FRAME_ROWS} are assembled",
+            help="use a smaller batch, or more ranks",
+        )
+    return end - first
+
+
+def _real_rows(address: FrameAddress, plan: Plan, rank: int, world: int) -> int:
+    """The rows of a slice that do not only fill up the last batch."""
+    whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
+    first, end = rank_rows(whole, rank, world)
+    left = plan.positions - address.origin - address.step * address.batch
+    return max(0, min(end, left) - first)
+
+
+def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:
+    samples = np.array(address.samples, dtype=np.int64)
+    if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= plan.samples):
+        raise PlanError("samples", f"indices lie in 0…{plan.samples - 1}")
+    rows = new_rows(samples, samples)
+    if plan.pairs is not None:
+        rows.partners = mix_partners(samples, plan.samples, lambda positions: positions)
+    return rows
+
+
+def _row_bytes(plan: Plan) -> int:
+    """Bytes a row has at least."""
+    sizes = (
+        int(np.prod(output.shape, dtype=np.int64)) * np.dtype(output.dtype).itemsize
+        for output in plan.columns.values()
+        if output.shape is not None
+    )
+    return sum(sizes)
+
+
+def block_metadata(block: str) -> dict[str, str]:
+    """The same for a block."""
+    return {"version": FRAME_VERSION, "block": block}
+
+
+def metadata_of(address: Address) -> dict[str, str]:
+    """What a frame says of itself, besides checksums."""
+    values: dict[str, object] = {"version": FRAME_VERSION, "plan": address.plan, "epoch": address.epoch}
+    if isinstance(address, FrameAddress):
+        values |= {name: getattr(address, name) for name in ("step", "rank", "world", "batch", "origin")}
+    return {name: str(value) for name, value in values.items()}
+
+
+def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int | None:
+    """In bytes; None when it depends on the data: ragged fields, or bad samples that are dropped. Raises
+    BatchError InvalidPlan, TooLarge."""
+    if plan.spec.on_bad == "drop" or any(output.shape is None for output in plan.outputs.values()):
+        return None
+    if plan.within:  # a packed row has the pack's fields only
+        return frame_layout(fixed_specs(plan, (), count_rows(address, plan)), metadata_of(address)).size
+    labels = sorted(name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn))
+    return frame_layout(fixed_specs(plan, labels, count_rows(address, plan)), metadata_of(address)).size

@@ -1,0 +1,144 @@
+"""Renders one object with a program: the result of a transform view.
+
+Law: the result depends on the address alone. If the object cannot be rendered, the error names the
+object and the op; the result is never an empty object.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from meshd.batches.assembly.bad_sample_ledger import BadSample
+from meshd.core.api_errors import BatchError, busy, damaged
+from meshd.core.document_store import asset_places
+from meshd.core.remote_source import ObjectRange, ReadFailure
+from meshd.core.renderer_protocol import UNREADABLE_KINDS, RowWork
+from meshd.core.sample_locations import slice_locations
+from meshd.core.shared_memory import MemoryFrame
+from meshd.store.errors import NotCachedError
+from meshd.store.integrity.verification import report_damage
+from meshd.util.admission import current_tenant
+
+if TYPE_CHECKING:
+    from meshd.batches.assembly.frame_builder import BuildContext
+    from meshd.core.frame_address import DerivedAddress
+    from meshd.core.remote_source import FetchedRanges
+    from meshd.core.renderer_protocol import Pieces, RaggedPart, Rendered, RowFailure
+
+
+async def render_derived_object(kitchen: BuildContext, address: DerivedAddress) -> MemoryFrame:
+    """The derived bytes in shared memory. Raises BatchError: NoSuchKey, SnapshotChanged, BadSample, OpFailed,
+    Busy."""
+    made = MemoryFrame(0, kitchen.memory)
+    try:
+        rendered = await _render(kitchen, address, made)
+        try:
+            _copy(rendered.parts[0], made)
+        finally:
+            rendered.close()
+    except BaseException:
+        made.close()
+        raise
+    made.rows = 1
+    return made
+
+
+async def _render(kitchen: BuildContext, address: DerivedAddress, made: MemoryFrame) -> Rendered:
+    rendered = await _render_once(kitchen, address, made)
+    if _is_unread(rendered):  # compacted meanwhile: the index knows
+        rendered.close()
+        rendered = await _render_once(kitchen, address, made)
+    if _is_unread(rendered) and kitchen.elsewhere.others_hold(address.bucket, address.key):
+        rendered.close()
+        _notice(kitchen, address)
+        rendered = await _render_once(kitchen, address, made, here=False)
+    if rendered.failures:
+        failure = rendered.failures[0]
+        rendered.close()
+        raise await _refusal(kitchen, address, failure)
+    return rendered
+
+
+def _is_unread(rendered: Rendered) -> bool:
+    return bool(rendered.failures) and rendered.failures[0].kind in UNREADABLE_KINDS
+
+
+def _notice(kitchen: BuildContext, address: DerivedAddress) -> None:
+    """Have damage of this node's own looked at."""
+    record = kitchen.store.get(address.bucket, address.key)
+    for extent in () if record is None else record.extents:
+        report_damage(extent)
+
+
+async def _render_once(
+    kitchen: BuildContext, address: DerivedAddress, made: MemoryFrame, *, here: bool = True
+) -> Rendered:
+    pieces, fetched = await _source(kitchen, address, here=here)
+    try:
+        return await kitchen.renderer.render(
+            address.digest,
+            address.program,
+            0,
+            [RowWork(0, address.position, (pieces,))],
+            frame_fd=made.fd,
+            frame_bytes=0,
+            targets=[None],
+            assets=asset_places(kitchen.store, address.assets),
+            account=current_tenant(),
+        )
+    finally:
+        if fetched is not None:
+            fetched.close()
+
+
+async def _source(
+    kitchen: BuildContext, address: DerivedAddress, *, here: bool
+) -> tuple[Pieces, FetchedRanges | None]:
+    """Where the object's bytes lie, and what must stay until they were read. `here`: unless what this node
+    has of it is damaged, that."""
+    try:
+        record = kitchen.store.get(address.bucket, address.key)
+    except NotCachedError:  # its bytes are at an origin
+        record = None
+    here = here and (record is None or not record.broken or kitchen.elsewhere.alone)
+    if here and record is not None and record.etag == address.etag:
+        return slice_locations(kitchen.store.locate(record), 0, record.size), None
+    name, lost = f"s3://{address.bucket}/{address.key}", ReadFailure("NoSuchKey" if record is None else "")
+    if not kitchen.elsewhere.alone:
+        whole = ObjectRange(address.bucket, address.key, address.etag, -1, 0, -1)
+        fetched = await kitchen.elsewhere.fetch([whole], kitchen.memory)
+        place = fetched.places[0]
+        if not isinstance(place, ReadFailure):
+            return ((place.path, place.offset, place.length, place.crc32c),), fetched
+        fetched.close()
+        lost = place
+    if lost.code == "NoSuchKey":
+        raise BatchError("NoSuchKey", f"{name} is gone")
+    if lost.code in ("Busy", "Unreadable"):
+        raise busy(f"{name} cannot be read now: {lost.message}")
+    raise BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
+
+
+def _copy(part: RaggedPart, made: MemoryFrame) -> None:
+    """From the transform's scratch file; both are memory."""
+    length, at = part.columns[0].lengths[0], 0
+    made.grow(length)
+    while at < length:
+        at += os.pwrite(made.fd, os.pread(part.fd, 1 << 20, at), at)
+
+
+async def _refusal(kitchen: BuildContext, address: DerivedAddress, failure: RowFailure) -> BatchError:
+    name = f"s3://{address.bucket}/{address.key}"
+    detail = {"bucket": address.bucket, "key": address.key, "op": failure.op, "node": kitchen.node}
+    if failure.kind == "read":
+        return busy(f"{name} cannot be read now: {failure.message}")
+    if failure.kind == "damaged":
+        return damaged(name, failure.message, detail)
+    if failure.kind == "op":
+        message = f"the op {failure.op!r} broke on {name}: {failure.message}"
+        return BatchError("OpFailed", message, help="this is a defect of the op", detail=detail)
+    entry = BadSample(f"{address.bucket}/{address.key}", failure.op, failure.message, address.position, 0)
+    await kitchen.ledger.record(address.digest, [entry])
+    message = f"{name} cannot be transformed: {failure.op}: {failure.message}"
+    return BatchError("BadSample", message, help="repair or remove the object", detail=detail)

@@ -1,0 +1,410 @@
+"""FrameBuilder: resolves and renders the rows of one frame, applies the bad-sample policy and seals it.
+
+Law: the result depends on the address alone. Substitutes come from a keyed sample sequence, so every
+node and world size picks the same ones. Unreachable data is never substituted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshd.batches.assembly.bad_sample_ledger import BadSample
+from meshd.batches.assembly.frame_buffer import FrameBuffer, Rows
+from meshd.core.api_errors import BatchError, busy, damaged
+from meshd.core.document_store import asset_places
+from meshd.core.remote_source import SINGLE_NODE
+from meshd.core.renderer_protocol import UNREADABLE_KINDS, RowWork
+from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.core.shared_memory import MemoryAccount
+from meshd.store.integrity.verification import report_damage
+from meshd.util.admission import current_tenant
+from meshwire.frame.tensor_frame import Status
+from meshwire.http_values.mesh_headers import FrameTiming
+from meshwire.plan.epoch_order import mix_bounds
+from meshwire.plan.keyed_random import KeyedRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
+    from meshd.core.plan_record import Plan
+    from meshd.core.remote_source import RemoteSource
+    from meshd.core.renderer_protocol import Rendered, Renderer, RowFailure
+    from meshd.core.sample_locations import DecompressedArchives
+    from meshd.core.shared_memory import MemoryFrame
+    from meshd.store.api import ObjectStore
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.plan.plan_spec import PlanSpec
+
+_AT_A_TIME = 1024
+FETCHED_BYTES = 64 << 20  # of samples, that come from other nodes before their rows are rendered
+PROBES = 16
+PROBE_STREAM = 1 << 32  # of the keyed randomness: beyond any op's index
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a builder needs besides its order; shared by all of a node's builders."""
+
+    store: ObjectStore
+    renderer: Renderer
+    ledger: BadSampleLedger
+    node: str
+    archives: DecompressedArchives
+    elsewhere: RemoteSource = SINGLE_NODE
+    memory: MemoryAccount = field(default_factory=MemoryAccount)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Rows that can be rendered as long as `pinned` is not closed."""
+
+    rows: list[RowWork]
+    pinned: PinnedObjects
+
+    def close(self) -> None:
+        self.pinned.close()
+
+
+async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
+    """Ends what was begun for rows that nobody renders any more."""
+    if work is not None:
+        work.close()
+    if ahead is None:
+        return
+    ahead.cancel()
+    await asyncio.wait([ahead])
+    if not ahead.cancelled() and ahead.exception() is None:
+        ahead.result().close()
+
+
+class FrameBuilder:
+    """Builds one frame and is thrown away. `whole`: rows of the global batch it is of, pads left out."""
+
+    def __init__(
+        self,
+        kitchen: BuildContext,
+        plan: Plan,
+        snapshot: Snapshot,
+        epoch: int,
+        rows: Rows,
+        metadata: Mapping[str, str],
+        whole: int | None = None,
+    ) -> None:
+        self._kitchen, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
+        self._whole = len(rows) if whole is None else whole
+        self._complaint: BatchError | None = None
+        self._bad_rows = 0
+        self._clock = asyncio.get_running_loop().time
+        self._fetch = self._prepare = 0.0
+        self._draft = FrameBuffer(plan, snapshot, rows, metadata, kitchen.memory)
+
+    def __repr__(self) -> str:
+        return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._draft.rows)} rows>"
+
+    async def build(self) -> MemoryFrame:
+        """The finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
+        return await self._finished(self._settle)
+
+    async def build_part(self) -> MemoryFrame:
+        """A part of a frame. A bad sample is BadSample, whatever the plan says: what stands in for it may lie
+        anywhere, and how many there may be is known of the whole alone."""
+        return await self._finished(self._refuse)
+
+    async def _finished(
+        self, settle: Callable[[list[RowFailure]], Awaitable[list[int] | None]]
+    ) -> MemoryFrame:
+        try:
+            rows = range(len(self._draft.rows))
+            failures = await self._render(rows) if rows else []
+            kept = await settle(failures) if failures else None
+            frame = self._draft.seal(kept)
+        except BaseException:
+            self._draft.frame.close()
+            raise
+        else:
+            frame.bad, frame.complaint = self._bad_rows, self._complaint
+            frame.took = FrameTiming(self._fetch, self._prepare)
+            return frame
+        finally:
+            self._draft.close()
+
+    async def _render(self, rows: Sequence[int]) -> list[RowFailure]:
+        """Render these rows of the draft; what is left are bad samples."""
+        failures = await self._render_once(rows)
+        unread = [failure.row for failure in failures if failure.kind in UNREADABLE_KINDS]
+        if unread:  # compacted or replaced meanwhile: the index knows better now
+            failures = [failure for failure in failures if failure.kind not in UNREADABLE_KINDS]
+            failures += await self._render_once(unread)
+        for failure in failures:
+            if failure.kind == "read":
+                raise busy(f"{self._name(failure)} cannot be read now: {failure.message}")
+            if failure.kind == "damaged" and self._noticed(failure):
+                raise busy(
+                    f"{self._name(failure)} is damaged here; another owner's copy is taken in a moment"
+                )
+            if failure.kind == "damaged":
+                await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure)])
+                raise damaged(self._object_url(failure), failure.message, self._detail(failure))
+            if failure.kind == "op":
+                raise self._broken(failure)
+        return failures
+
+    async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
+        """A portion at a time; the bytes of the next come from other nodes while one is rendered."""
+        failures: list[RowFailure] = []
+        ahead: asyncio.Task[_Work] | None = None
+        work: _Work | None = None
+        try:
+            for portion in [*self._portions(rows), ()]:
+                ahead = asyncio.create_task(self._resolved(portion)) if portion else None
+                if work is not None:
+                    failures += await self._render_work(work)
+                    work.close()
+                began = self._clock()
+                work = None if ahead is None else await ahead
+                self._fetch += self._clock() - began
+        finally:
+            await _drop(ahead, work)
+        return sorted(failures, key=lambda failure: failure.row)
+
+    def _portions(self, rows: Sequence[int]) -> list[Sequence[int]]:
+        """All of them, where a node is alone; else as many at a time as there may be bytes of other nodes."""
+        if self._kitchen.elsewhere.alone or not len(rows):
+            return [rows]
+        samples = self._draft.rows.samples[list(rows)]
+        lengths = [column.length[samples] for column in bytes_columns(self._snapshot).values()]
+        shares = np.cumsum(np.sum(lengths, axis=0)) // FETCHED_BYTES
+        cuts = np.flatnonzero(np.diff(shares, prepend=shares[0])).tolist()
+        return [rows[start:end] for start, end in itertools.pairwise([0, *cuts, len(rows)]) if end > start]
+
+    async def _resolved(self, rows: Sequence[int]) -> _Work:
+        """Where the bytes of these rows lie. Raises BatchError SnapshotChanged, Busy."""
+        draft, kitchen = self._draft, self._kitchen
+        pinned = PinnedObjects(
+            kitchen.store, self._snapshot, kitchen.archives, kitchen.elsewhere, kitchen.memory
+        )
+        samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
+        work = _Work([], pinned)
+        try:
+            for start in range(0, len(rows), _AT_A_TIME):
+                some = rows[start : start + _AT_A_TIME]
+                wanted = [samples[row] for row in some]
+                paired = self._paired(some)
+                await pinned.prepare([*wanted, *paired.values()])
+                sources = pinned.sources(wanted)
+                others = dict(zip(paired, pinned.sources(list(paired.values())), strict=True))
+                work.rows += [
+                    RowWork(row, positions[row], pieces, others.get(row, ()))
+                    for row, pieces in zip(some, sources, strict=True)
+                ]
+                await asyncio.sleep(0)  # other frames get their turn
+        except BaseException:
+            work.close()
+            raise
+        return work
+
+    async def _render_work(self, work: _Work) -> Sequence[RowFailure]:
+        draft, began = self._draft, self._clock()
+        rendered: Rendered = await self._kitchen.renderer.render(
+            self._plan.hash,
+            self._plan.program_text,
+            self._epoch,
+            work.rows,
+            frame_fd=draft.frame.fd,
+            frame_bytes=draft.frame.size,
+            targets=draft.targets,
+            assets=asset_places(self._kitchen.store, self._plan.assets),
+            account=current_tenant(),
+        )
+        took = self._clock() - began
+        reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
+        self._fetch += reading
+        self._prepare += took - reading
+        draft.take(rendered)
+        return rendered.failures
+
+    def _paired(self, rows: Sequence[int]) -> dict[int, int]:
+        """The sample that is mixed into each of these rows, where there is one."""
+        partners = self._draft.rows.partners
+        if partners is None:
+            return {}
+        return {row: int(partners[row]) for row in rows if partners[row] >= 0}
+
+    async def _settle(self, failures: list[RowFailure]) -> list[int] | None:
+        """Do with bad samples what the plan says. Returns the rows that stay, None for all."""
+        found = [self._entry(failure) for failure in failures]
+        await self._kitchen.ledger.record(self._plan.hash, found)
+        self._check_bound(failures)
+        bad = [failure.row for failure in failures]
+        policy = self._plan.spec.on_bad
+        if policy == "drop":
+            return [row for row in range(len(self._draft.rows)) if row not in set(bad)]
+        if policy == "substitute":
+            await self._substitute(failures)
+            return None
+        for row in bad:
+            self._draft.blank(row)
+        self._mark(bad, Status.MASKED)
+        return None
+
+    async def _refuse(self, failures: list[RowFailure]) -> None:
+        raise self._bad(failures[0], " (and a part of a frame has no stand-ins: ask for all of it)")
+
+    def _check_bound(self, failures: list[RowFailure]) -> None:
+        """Of this slice alone; the other slices' are added by who knows them."""
+        spec, status = self._plan.spec, self._draft.rows.status
+        if spec.on_bad == "raise":
+            raise self._bad(failures[0], "")
+        counted = [failure for failure in failures if status[failure.row] != Status.PAD]
+        if not counted:
+            return
+        bound = max_bad_rows(spec, self._whole)
+        if len(counted) > bound:
+            why = f" ({len(counted)} bad rows of {self._whole}, {bound} allowed)"
+            raise self._bad(counted[0], why)
+        self._bad_rows = len(counted)
+        why = f" (with other ranks' slices more than {bound} bad rows of {self._whole}, {bound} allowed)"
+        self._complaint = self._bad(counted[0], why)
+
+    async def _substitute(self, failures: list[RowFailure]) -> None:
+        rows = self._draft.rows
+        left = {failure.row: failure for failure in failures}
+        draws = {
+            row: KeyedRandom(self._plan.spec.seed, self._epoch, int(rows.positions[row]), PROBE_STREAM)
+            for row in left
+        }
+        whole = {row: self._kin(int(rows.samples[row])) for row in left}
+        self._mark(list(left), Status.SUBSTITUTED)
+        for _ in range(PROBES):
+            for row in left:
+                first, end = whole[row]
+                rows.samples[row] = first + draws[row].integer(end - first)
+            again = await self._render(sorted(left))
+            left = {failure.row: failure for failure in again}
+            if not left:
+                return
+            await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure) for failure in again])
+        failure = next(iter(left.values()))
+        raise self._bad(failure, f" (and {PROBES} samples drawn to stand in for it are bad, too)")
+
+    def _kin(self, sample: int) -> tuple[int, int]:
+        """First and end of the samples that may stand in for one: all, or its part of a mix."""
+        if self._plan.spec.mix is None:
+            return 0, self._snapshot.samples
+        bounds = mix_bounds(self._plan.spec.mix)
+        part = int(np.searchsorted(bounds, sample, side="right"))
+        return int(bounds[part - 1]), int(bounds[part])
+
+    def _mark(self, rows: list[int], status: Status) -> None:
+        """A row that only fills up a batch stays flagged as that."""
+        found = self._draft.rows.status
+        found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
+
+    def _sample(self, failure: RowFailure) -> int:
+        """What it is of: the row's own sample, or the one that is mixed into it."""
+        rows = self._draft.rows
+        beside = rows.partners if failure.partner else None
+        return int((rows.samples if beside is None else beside)[failure.row])
+
+    def _name(self, failure: RowFailure) -> str:
+        return self._snapshot.sample_name(self._sample(failure))
+
+    def _field_name(self, failure: RowFailure) -> str:
+        return list(self._plan.outputs)[failure.field]
+
+    def _entry(self, failure: RowFailure) -> BadSample:
+        position = int(self._draft.rows.positions[failure.row])
+        return BadSample(self._name(failure), failure.op, failure.message, position, self._epoch)
+
+    def _bad(self, failure: RowFailure, why: str) -> BatchError:
+        name, field = self._name(failure), self._field_name(failure)
+        return BatchError(
+            "BadSample",
+            f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
+            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with: "
+            f"{self._command(failure)}; repair or remove the object, raise max_bad, or set on_bad",
+            detail=self._detail(failure),
+        )
+
+    def _broken(self, failure: RowFailure) -> BatchError:
+        return BatchError(
+            "OpFailed",
+            f"the op {failure.op!r} broke on the sample {self._name(failure)}: {failure.message}",
+            help="this is a defect of the op, not of the data; replay its row with: "
+            f"{self._command(failure)}",
+            detail=self._detail(failure),
+        )
+
+    def _detail(self, failure: RowFailure) -> dict[str, Any]:
+        return {
+            "key": self._name(failure),
+            "url": self._object_url(failure),
+            "node": self._kitchen.node,
+            "op": failure.op,
+            "field": self._field_name(failure),
+            "error": failure.message,
+            "position": int(self._draft.rows.positions[failure.row]),
+            "epoch": self._epoch,
+            "replay": f"GET {self._replay(failure)}",
+        }
+
+    def _noticed(self, failure: RowFailure) -> bool:
+        """Has damage of this node's own looked at; whether another node may have the object whole."""
+        bucket, _, key = self._object_url(failure).removeprefix("s3://").partition("/")
+        if not self._kitchen.elsewhere.others_hold(bucket, key):
+            return False
+        record = self._kitchen.store.get(bucket, key)
+        for extent in () if record is None else record.extents:
+            report_damage(extent)
+        return record is not None
+
+    def _object_url(self, failure: RowFailure) -> str:
+        sample = self._sample(failure)
+        column: Any = self._snapshot.fields[self._field_name(failure)]
+        objects = self._snapshot.objects
+        number = int(column.object[sample])
+        return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
+
+    def _command(self, failure: RowFailure) -> str:
+        position = int(self._draft.rows.positions[failure.row])
+        return f"mesh replay {self._plan.hash} {position} --epoch {self._epoch}"
+
+    def _replay(self, failure: RowFailure) -> str:
+        """The frame that holds just this row: the batch of one that begins at its position."""
+        position = int(self._draft.rows.positions[failure.row])
+        return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
+
+
+def max_bad_rows(spec: PlanSpec, rows: int) -> int:
+    """How many of the rows of a global batch may be bad."""
+    return max(1, int(spec.max_bad * rows))
+
+
+def mix_partners(
+    positions: npt.NDArray[np.int64],
+    count: int,
+    samples: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+) -> npt.NDArray[np.int64]:
+    """The sample at position ^ 1 of each; -1 where that lies beyond the epoch's `count` positions."""
+    others = positions ^ 1
+    inside = others < count
+    found = np.full(len(positions), -1, dtype=np.int64)
+    found[inside] = samples(others[inside])
+    return found
+
+
+def new_rows(positions: Any, samples: Any, pad: Any | None = None) -> Rows:
+    """Rows as they begin: status 0, or 3 where `pad` is set."""
+    count = len(positions)
+    status = np.zeros(count, dtype=np.uint8)
+    if pad is not None:
+        status[pad] = Status.PAD
+    return Rows(np.array(positions, dtype=np.int64), np.array(samples, dtype=np.int64), status)

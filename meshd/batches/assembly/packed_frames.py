@@ -1,0 +1,164 @@
+"""Builds the frames of packed plans: copies rendered samples into rows as the pack table says.
+
+Law: the result depends on the address alone; the pack table is fixed when the plan is registered. A
+sample that has become unreadable since leaves its slot empty and flags the row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from awscrt.checksums import crc32c
+
+from meshd.batches.assembly.frame_buffer import POSITION, STATUS, fixed_specs
+from meshd.core.api_errors import BatchError
+from meshd.core.shared_memory import MemoryFrame
+from meshwire.frame import tensor_frame
+from meshwire.frame.tensor_frame import DTYPES, Status, frame_layout
+from meshwire.plan.epoch_order import mix_bounds
+from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, PackTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from meshd.batches.assembly.frame_buffer import Rows
+    from meshd.core.document_store import DocumentStore
+    from meshd.core.plan_record import Plan
+    from meshd.core.shared_memory import MemoryAccount
+    from meshwire.plan.plan_spec import PlanSpec
+    from meshwire.plan.sequence_packing import Pack
+
+_TABLES = 4
+
+
+def pack_row_bounds(table: PackTable, spec: PlanSpec) -> npt.NDArray[np.int64] | None:
+    """Where the rows of each part of a mix begin, and the last end; None without one."""
+    if spec.mix is None:
+        return None
+    firsts = table.samples[table.row_starts[:-1]]
+    return np.searchsorted(firsts, mix_bounds(spec.mix)).astype(np.int64)
+
+
+def pack_table_key(digest: str) -> str:
+    """Where the reserved bucket keeps a plan's table."""
+    return f"packs/{digest}"
+
+
+class PackTables:
+    """The tables of the plans used last. One a process."""
+
+    def __init__(self, catalog: DocumentStore) -> None:
+        self._catalog = catalog
+        self._known: OrderedDict[str, PackTable] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<PackTables, {len(self._known)} known>"
+
+    async def table(self, plan: Plan) -> PackTable:
+        """Raises BatchError NoSuchPlan when it is lost: registering the plan again makes it."""
+        known = self._known.get(plan.hash)
+        if known is None:
+            document = await self._catalog.find(pack_table_key(plan.hash))
+            if document is None:
+                raise BatchError(
+                    "NoSuchPlan",
+                    f"this node has no rows of the packed plan {plan.hash}",
+                    help="register it again with POST /-/plans",
+                )
+            known = self._known[plan.hash] = PackTable.from_bytes(document)
+            if len(self._known) > _TABLES:
+                self._known.popitem(last=False)
+        self._known.move_to_end(plan.hash)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFrame:
+    """What makes a frame: `rows`, whose samples are rows of the table, and the `samples` that lie in them."""
+
+    plan: Plan
+    table: PackTable
+    rows: Rows
+    samples: npt.NDArray[np.int64]
+
+    def frame(self, within: MemoryFrame, metadata: Mapping[str, str], memory: MemoryAccount) -> MemoryFrame:
+        """The frame, of the frame of `samples` that the plan within gives. Blocking: run it in a thread."""
+        tensors, rows = tensor_frame.tensor_views(_read(within)), self.rows
+        assert self.plan.spec.pack is not None
+        columns = _Columns(self.plan.spec.pack, self.plan, len(rows))
+        places = {sample: place for place, sample in enumerate(self.samples.tolist())}
+        masked = tensors[STATUS] == Status.MASKED
+        for number, row in enumerate(rows.samples.tolist()):
+            at = 0
+            for segment, (sample, begin, length) in enumerate(self.table.pieces(row), 1):
+                place = places[sample]
+                if masked[place] or not columns.put(tensors, place, (number, at, begin, length), segment):
+                    rows.status[number] = max(int(rows.status[number]), int(Status.MASKED))
+                at += length
+        filled = columns.tensors | {POSITION: rows.positions, STATUS: rows.status}
+        return _written(frame_layout(fixed_specs(self.plan, (), len(rows)), metadata), filled, memory)
+
+
+def _read(frame: MemoryFrame) -> bytearray:
+    data = bytearray(frame.size)
+    view, at = memoryview(data), 0
+    while at < frame.size:
+        at += os.preadv(frame.fd, [view[at:]], at)
+    return data
+
+
+class _Columns:
+    """The tensors of a frame while they are filled."""
+
+    def __init__(self, pack: Pack, plan: Plan, rows: int) -> None:
+        self._fields = pack.fields
+        self.tensors: dict[str, npt.NDArray[Any]] = {}
+        for name in pack.fields:
+            shape, dtype = (rows, pack.length), np.dtype(plan.outputs[name].dtype)
+            self.tensors[name] = np.full(shape, pack.value, dtype)
+        self.segments = np.zeros((rows, pack.length), np.int32)
+        self.positions = np.zeros((rows, pack.length), np.int32)
+        first = pack.fields[0]
+        self.tensors |= {f"{first}{SEGMENTS}": self.segments, f"{first}{POSITIONS}": self.positions}
+
+    def put(
+        self,
+        within: Mapping[str, npt.NDArray[Any]],
+        place: int,
+        where: tuple[int, int, int, int],
+        segment: int,
+    ) -> bool:
+        """Lays a piece of a sample into its row; whether it was as long as the table says."""
+        row, at, begin, length = where
+        for name in self._fields:
+            start, end = within[f"{name}.offsets"][place : place + 2].tolist()
+            if end - start < begin + length:
+                return False
+            self.tensors[name][row, at : at + length] = within[f"{name}.data"][
+                start + begin : start + begin + length
+            ]
+        self.segments[row, at : at + length] = segment
+        self.positions[row, at : at + length] = np.arange(length)
+        return True
+
+
+def _written(
+    frame: tensor_frame.FrameLayout, tensors: Mapping[str, npt.NDArray[Any]], memory: MemoryAccount
+) -> MemoryFrame:
+    made = MemoryFrame(frame.size, memory)
+    sums = {}
+    for name, slot in frame.tensors.items():
+        data = np.ascontiguousarray(tensors[name], DTYPES[slot.dtype]).reshape(-1).view(np.uint8).data
+        sums[name], at = crc32c(data), slot.offset
+        while data:
+            written = os.pwrite(made.fd, data, at)
+            at, data = at + written, data[written:]
+    os.pwrite(made.fd, frame.header_with(sums), 0)
+    made.rows = int(tensors[POSITION].size)
+    return made

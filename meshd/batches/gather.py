@@ -1,0 +1,283 @@
+"""Gather: an ordered list of objects, shard members and byte ranges, sent as one stream.
+
+Law: each item is authorized on its own; a failed item is marked with its error code and the rest is
+still sent. Invariant: the stream never exceeds the credit of the caller; the next request continues with
+the remaining items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from meshd.batches.sample_stream import Blob, samples_body, tar_body
+from meshd.core.api_errors import BatchError
+from meshd.core.peer_messages import RemoteRecord, to_remote_record
+from meshd.core.remote_source import ObjectRange
+from meshd.datasets.service import invalid_plan
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import CooperativeYield
+from meshwire.frame.sample_frames import BLOB_ALIGNMENT
+from meshwire.frame.tensor_frame import FRAME_VERSION
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.auth.authorizer import Caller
+    from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.policy_evaluator import BulkAccess
+    from meshd.batches.sample_stream import StreamBody
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.dataset.archive_index import ArchiveIndex
+
+MAX_ITEMS: Final = 20_000
+MAX_BODY_BYTES: Final = 4 << 20
+MAX_KEY_BYTES: Final = 1024
+_CACHED_MEMBERS: Final = 100_000  # names of members a worker keeps at hand, over all shards
+
+_UNBOUNDED: Final = 1 << 62
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
+
+
+class GatherItem(Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing asked for. `range`: (offset, length) in bytes within the object or the member. `tag` is any
+    JSON: it comes back as it is and is never looked at."""
+
+    bucket: Annotated[str, Meta(max_length=255)]
+    key: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+    member: Annotated[str, Meta(max_length=4096)] | None = None
+    range: tuple[_Bytes, _Bytes] | None = None
+    tag: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def name(self) -> str:
+        return self.key if self.member is None else self.member
+
+
+class GatherRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`credit`: bytes of items, each rounded up to 64, that the caller has room for; the first items that fit
+    are answered, at least one. `enough`: bytes after which the stream may end, so that a client can use its
+    memory again; a larger item comes alone. `names`: whether a frame of samples carries them."""
+
+    items: Annotated[list[GatherItem], Meta(min_length=1, max_length=MAX_ITEMS)]
+    format: Literal["samples", "tar"] = "samples"
+    credit: Annotated[int, Meta(ge=1, le=1 << 60)] | None = None
+    enough: Annotated[int, Meta(ge=1, le=1 << 60)] | None = None
+    names: bool = True
+
+
+_decoder = msgspec.json.Decoder(GatherRequest)
+_Places = dict[str, tuple[int, int]]
+
+
+class MemberCache:
+    """Where the members of recently used shards lie: name → (offset, size), by the shard's content."""
+
+    def __init__(self, limit: int = _CACHED_MEMBERS) -> None:
+        self._limit, self._held = limit, 0
+        self._places: OrderedDict[tuple[str, int], _Places] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Shelf, {self._held} members of {len(self._places)} shards>"
+
+    def get(self, record: Record) -> _Places | None:
+        name = (record.etag, record.size)
+        found = self._places.get(name)
+        if found is not None:
+            self._places.move_to_end(name)
+        return found
+
+    def put(self, record: Record, places: _Places) -> None:
+        name = (record.etag, record.size)
+        self._held += len(places) - len(self._places.pop(name, ()))
+        self._places[name] = places
+        while self._held > self._limit and self._places:
+            self._held -= len(self._places.popitem(last=False)[1])
+
+
+class GatherService:
+    """One a worker."""
+
+    def __init__(
+        self, store: ObjectStore, archives: ArchiveService, readers: DatasetAccess, objects: RemoteObjects
+    ) -> None:
+        self._store, self._archives, self._readers = store, archives, readers
+        self._objects = objects
+        self._shelf = MemberCache()
+
+    def __repr__(self) -> str:
+        return f"<GatherService {self._shelf!r}>"
+
+    async def gather(self, caller: Caller, body: bytes) -> StreamBody:
+        """The stream. Its metadata has `errors`, {item number: code}, and `tags`, as JSON; it has as many
+        rows as items are answered.
+
+        Raises BatchError InvalidPlan for a malformed request; items that fail are marked instead.
+        """
+        asked = _parse(body)
+        blobs = await self._resolve_all(caller, asked)
+        for result, count in Counter(blob.error or "ok" for blob in blobs).items():
+            metrics.gather_items.labels(result).inc(count)
+        tags = [bytes(item.tag) for item in asked.items[: len(blobs)]]
+        if asked.format == "tar":
+            texts = [tag.decode() for tag in tags]
+            return tar_body(self._store, blobs, len(blobs), texts, self._objects)
+        errors = {str(number): blob.error for number, blob in enumerate(blobs) if blob.error}
+        metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
+        if any(tags):
+            metadata["tags"] = "[" + ", ".join((tag or b"null").decode() for tag in tags) + "]"
+        return samples_body(
+            self._store, blobs, metadata, len(blobs), names=asked.names, elsewhere=self._objects
+        )
+
+    async def _resolve_all(self, caller: Caller, asked: GatherRequest) -> list[Blob]:
+        """A blob for each of the first items, as far as the credit reaches."""
+        round_ = _GatherRun(self._store, self._readers, caller)
+        if not self._objects.alone:
+            await round_.look_up(self._objects, asked.items)
+        blobs: list[Blob] = []
+        credit = asked.credit or _UNBOUNDED
+        enough = min(credit, asked.enough or _UNBOUNDED)
+        sent = 0
+        turn = CooperativeYield()
+        for item in asked.items:
+            blob = round_.resolve(item)
+            if blob is None:
+                await self._open_shard(round_, item)
+                blob = round_.resolve(item)
+                assert blob is not None
+            room = -(-blob.length // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
+            if sent and sent + room > enough:
+                break
+            if room > credit:
+                blob, room = Blob(item.name, 0, error="TooLarge"), 0
+            sent += room
+            blobs.append(blob)
+            await turn.give()
+        return blobs
+
+    async def _open_shard(self, round_: _GatherRun, item: GatherItem) -> None:
+        """Makes the members of the item's shard known to the round."""
+        known = round_.records[item.bucket, item.key]
+        assert isinstance(known, tuple)
+        record = known[0]
+        places = self._shelf.get(record)
+        try:
+            if places is None:
+                index = await self._archives.index(item.bucket, item.key, record)
+                places = await asyncio.to_thread(_places, index)
+                self._shelf.put(record, places)
+            plain = await self._archives.plain(item.bucket, item.key, record)
+        except BatchError as error:
+            if error.code == "Busy":  # not of this item
+                raise
+            round_.records[item.bucket, item.key] = error.code
+            return
+        round_.records[item.bucket, item.key] = (plain, places)
+
+
+class _GatherRun:
+    """One request's lookups: a bucket's rights and a shard are looked at once, whatever is asked of them."""
+
+    def __init__(self, store: ObjectStore, readers: DatasetAccess, caller: Caller) -> None:
+        self._store, self._readers, self._caller = store, readers, caller
+        self._rights: dict[str, BulkAccess | str] = {}  # or a code
+        self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # of shards; or a code
+        self._far: dict[tuple[str, str], Record | None] = {}
+        self._alone = True
+
+    async def look_up(self, objects: RemoteObjects, items: Sequence[GatherItem]) -> None:
+        """Ask the nodes that hold them for what this one does not. Raises BatchError Busy."""
+        self._alone = objects.alone
+        names = list({(item.bucket, item.key) for item in items if not objects.holds(item.bucket, item.key)})
+        self._far = dict(zip(names, await objects.many(names), strict=True))
+
+    def resolve(self, item: GatherItem) -> Blob | None:
+        """None: the members of its shard must be made known first."""
+        if item.member is None:
+            found = self._find(item.bucket, item.key)
+            if isinstance(found, str):
+                return Blob(item.key, 0, error=found)
+            return _cut(item, found, 0, found.size)
+        known = self._shard(item)
+        if isinstance(known, str):
+            return Blob(item.member, 0, error=known)
+        record, places = known
+        if places is None:
+            return None
+        place = places.get(item.member)
+        if place is None:
+            return Blob(item.member, 0, error="NoSuchKey")
+        return _cut(item, record, *place)
+
+    def _shard(self, item: GatherItem) -> tuple[Record, _Places | None] | str:
+        name = (item.bucket, item.key)
+        known = self.records.get(name)
+        if known is None:
+            found = self._find(*name)
+            known = self.records[name] = found if isinstance(found, str) else (found, None)
+        return known
+
+    def _find(self, bucket: str, key: str) -> Record | str:
+        """The record, or the code of what is in the way."""
+        try:
+            rights = self._rights.get(bucket)
+            if rights is None:
+                rights = self._rights[bucket] = self._readers.rights(self._caller, bucket)
+            if isinstance(rights, str):
+                return rights
+            if not rights.allows(key):
+                return "AccessDenied"
+            elsewhere = (bucket, key) in self._far
+            record = self._far[bucket, key] if elsewhere else self._store.get(bucket, key)
+            if record is not None and record.broken and not self._alone:
+                record = to_remote_record(record)  # damaged here; another owner has it
+            return record or self._readers.missing(self._caller, bucket, key)
+        except BatchError as error:
+            self._rights.setdefault(bucket, error.code)
+            return error.code
+
+
+def _places(index: ArchiveIndex) -> _Places:
+    spots = zip(index.offsets.tolist(), index.sizes.tolist(), strict=True)
+    return dict(zip(index.names, spots, strict=True))  # of doubled names the last, as in `find`
+
+
+def _cut(item: GatherItem, record: Record, offset: int, size: int) -> Blob:
+    """The item's bytes among the `size` of its object or member, which begin at `offset`."""
+    first, length = item.range or (0, size)
+    if first > size or (first == size and length):
+        return Blob(item.name, 0, error="InvalidRange")
+    length = min(length, size - first)
+    if not isinstance(record, RemoteRecord):
+        return Blob(item.name, length, record, offset + first)
+    part = ObjectRange(item.bucket, item.key, record.etag, record.size, offset + first, length)
+    return Blob(item.name, length, part=part)
+
+
+def _parse(body: bytes) -> GatherRequest:
+    """Raises BatchError InvalidPlan."""
+    if len(body) > MAX_BODY_BYTES:
+        raise invalid_plan(
+            PlanError("", f"the document has more than {MAX_BODY_BYTES} bytes; send a smaller one")
+        )
+    try:
+        body.decode()  # tags are passed on unread
+        asked = _decoder.decode(body)
+    except (ValueError, RecursionError) as error:  # all of msgspec's are ValueErrors
+        raise invalid_plan(PlanError("", f"not a list of items: {str(error)[:200]}")) from error
+    for number, item in enumerate(asked.items):
+        if not item.key.isascii() and len(item.key.encode()) > MAX_KEY_BYTES:
+            raise invalid_plan(
+                PlanError(f"items[{number}].key", f"a key has 1…{MAX_KEY_BYTES} bytes of UTF-8")
+            )
+    return asked

@@ -1,0 +1,204 @@
+"""Trials of an op (`mesh op test`): applies it twice to chosen objects and stores nothing.
+
+Law: a trial runs in the same processes, with the same limits and errors, as a plan. It requires read
+access to the objects only; a draft op must have been pushed by a caller with that right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import DerivedAddress
+from meshd.datasets.service import invalid_plan
+from meshd.transform.compiler import asset_digests, compile_program, complete_spec
+from meshwire.plan.plan_spec import OpSpec, parse_spec, spec_document
+from meshwire.strict_json import (
+    MAX_INTEGER,
+    PlanError,
+    canonical_json,
+    checked_integer,
+    checked_object,
+    checked_text,
+    read_json,
+    required_field,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.auth.authorizer import Caller
+    from meshd.auth.dataset_access import DatasetAccess
+    from meshd.batches.assets import AssetService
+    from meshd.batches.user_modules import UserModules
+    from meshd.core.frame_address import FrameSource
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.records import Record
+    from meshd.transform.op_types import FieldType
+    from meshd.util.clock import Clock
+    from meshwire.plan.plan_spec import PlanSpec
+
+FIELD: Final = "value"
+MAX_SAMPLES: Final = 64
+MAX_KEPT: Final = 32 << 20
+"""Bytes of results an answer carries, when they are asked for."""
+SECONDS: Final = 120.0
+"""After so long no further sample is begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialRequest:
+    """`ops` is the whole chain; `samples` are (bucket, key)."""
+
+    spec: PlanSpec
+    samples: tuple[tuple[str, str], ...]
+    results: bool
+
+
+class OpTrials:
+    """One a worker."""
+
+    def __init__(
+        self,
+        user_ops: UserModules,
+        assets: AssetService,
+        objects: RemoteObjects,
+        readers: DatasetAccess,
+        frames: FrameSource,
+        clock: Clock,
+    ) -> None:
+        self._user_ops, self._assets, self._objects = user_ops, assets, objects
+        self._readers, self._frames, self._clock = readers, frames, clock
+
+    def __repr__(self) -> str:
+        return "<OpTests>"
+
+    async def run(self, caller: Caller, body: bytes) -> dict[str, Any]:
+        """What `POST /-/modules/test` answers. What is wrong with a sample is told with the sample.
+
+        Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, AccessDenied, NoSuchBucket, NoSuchKey.
+        """
+        try:
+            asked = _parsed(body)
+            spec = complete_spec(await self._assets.pinned(caller, asked.spec), _no_sample)
+            output, spec = await asyncio.to_thread(self._compiled, spec)
+        except PlanError as error:
+            raise invalid_plan(error) from error
+        records = [await self._record(caller, bucket, key) for bucket, key in asked.samples]
+        results = await self._results(spec, asked, records)
+        return {
+            "ops": [{"op": op.op, "version": op.version} for op in spec.ops],
+            "output": str(output),
+            "results": results,
+        }
+
+    def _compiled(self, spec: PlanSpec) -> tuple[FieldType, PlanSpec]:
+        """The type of the chain, and the chain with its value as bytes."""
+        program = compile_program(spec, [FIELD], load=self._assets.load)
+        program.check_alone("look at it in a plan: `ds.map(…)[0]`")
+        output = program.outputs[FIELD]
+        if output.kind == "bytes":
+            return output, spec
+        written = complete_spec(replace(spec, ops=(OpSpec("to_npy", FIELD),)), _no_sample).ops
+        return output, replace(spec, ops=spec.ops + written)
+
+    async def _record(self, caller: Caller, bucket: str, key: str) -> Record:
+        rights = self._readers.rights(caller, bucket)
+        record = await self._objects.find(bucket, key) if rights.allows(key) else None
+        if record is None:
+            code = self._readers.missing(caller, bucket, key) if rights.allows(key) else "AccessDenied"
+            url = f"s3://{bucket}/{key}"[:300]
+            raise BatchError(
+                code, f"this key may not read {url}" if code == "AccessDenied" else f"no object {url}"
+            )
+        return record
+
+    async def _results(
+        self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record]
+    ) -> list[dict[str, Any]]:
+        """Each sample twice, the second time in reverse: what an op remembers shows."""
+        began = self._clock.monotonic()
+        found: list[dict[str, Any]] = []
+        numbers = range(len(records))
+        digests: dict[int, str] = {}
+        left = MAX_KEPT
+        for number in numbers:
+            if self._clock.monotonic() - began > SECONDS:
+                break
+            told, data = await self._once(spec, asked, records, number, 0)
+            if data is not None:
+                digests[number] = hashlib.sha256(data).hexdigest()
+                told["sha256"] = digests[number]
+                if asked.results and len(data) <= left:
+                    left -= len(data)
+                    told["result"] = base64.b64encode(data).decode()
+            found.append(told)
+        for number in reversed(sorted(digests)):
+            if self._clock.monotonic() - began > SECONDS:
+                break
+            _, data = await self._once(spec, asked, records, number, 1)
+            again = None if data is None else hashlib.sha256(data).hexdigest()
+            found[number]["repeats"] = again == digests[number]
+        return found
+
+    async def _once(
+        self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record], number: int, run: int
+    ) -> tuple[dict[str, Any], bytes | None]:
+        bucket, key = asked.samples[number]
+        began = self._clock.monotonic()
+        told: dict[str, Any] = {"sample": f"s3://{bucket}/{key}"}
+        try:
+            data = await self._made(spec, bucket, key, records[number], number, run)
+        except BatchError as error:
+            if error.code not in ("BadSample", "OpFailed"):
+                raise
+            failed = {"code": error.code, "op": error.detail.get("op", ""), "error": error.message}
+            return told | failed, None
+        told |= {"size": len(data), "seconds": round(self._clock.monotonic() - began, 6)}
+        return told, data
+
+    async def _made(
+        self, spec: PlanSpec, bucket: str, key: str, record: Record, number: int, run: int
+    ) -> bytes:
+        document: Mapping[str, Any] = {"spec": spec_document(spec), "fields": [FIELD]}
+        name = f"test-{hashlib.sha256(canonical_json(document)).hexdigest()}"
+        once = {**document, "run": [self._clock.now_ms(), run]}  # another text is another frame: made anew
+        address = DerivedAddress(
+            name, canonical_json(once).decode(), bucket, key, record.etag, number, asset_digests(spec)
+        )
+        frame = await self._frames.frame(address)
+        try:
+            return await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
+        finally:
+            frame.close()
+
+
+def _parsed(body: bytes) -> _TrialRequest:
+    document = checked_object(read_json(body), "", ("ops", "samples", "seed", "results"))
+    given = required_field(document, "ops", "")
+    if not isinstance(given, list) or not all(isinstance(op, dict) for op in given):
+        raise PlanError("ops", 'expected a list of ops, as [{"op": "decode"}, {"op": "mine/brighten"}]')
+    ops = [{**op, "field": FIELD} for op in given]
+    seed = checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER)
+    samples = required_field(document, "samples", "")
+    if not isinstance(samples, list) or not 1 <= len(samples) <= MAX_SAMPLES:
+        raise PlanError("samples", f"expected a list of 1…{MAX_SAMPLES} addresses, as s3://BUCKET/KEY")
+    named = tuple(_located(item, f"samples[{number}]") for number, item in enumerate(samples))
+    return _TrialRequest(parse_spec({"ops": ops, "seed": seed}), named, document.get("results") is True)
+
+
+def _located(value: Any, path: str) -> tuple[str, str]:
+    url = checked_text(value, path, at_most=1200)
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not bucket or not key:
+        raise PlanError(path, f"expected s3://BUCKET/KEY, got {url[:80]!r}")
+    return bucket, key
+
+
+def _no_sample(field: str) -> bytes:
+    raise KeyError(field)

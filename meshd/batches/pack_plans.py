@@ -1,0 +1,215 @@
+"""Creates packed plans: measures all sample lengths once by rendering them, then lays out the rows.
+
+Law: lengths belong to the inner plan (snapshot, ops), so other packings of it do not measure again.
+Measured parts are durable: a repeated request resumes where the last one stopped, also after kill -9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.batches.assembly.packed_frames import pack_row_bounds, pack_table_key
+from meshd.core.api_errors import BatchError, in_progress
+from meshd.core.frame_address import RowsAddress
+from meshd.core.plan_record import FieldOutput
+from meshd.telemetry import metrics
+from meshd.transform import registry
+from meshd.util.async_tasks import LongRunningCalls, StillRunningError
+from meshwire.dataset.build_snapshot import LabelColumn
+from meshwire.frame import tensor_frame
+from meshwire.frame.columns import ColumnReader, ColumnWriter
+from meshwire.frame.tensor_frame import Status
+from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec, plan_hash
+from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
+from meshwire.strict_json import PlanError, suggestion
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.core.document_store import DocumentStore
+    from meshd.core.frame_address import FrameSource
+    from meshd.core.plan_record import Plan
+    from meshd.util.async_tasks import CallProgress
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.frame.columns import Integers
+    from meshwire.plan.sequence_packing import Pack
+
+PART = 16_384
+_ROWS_A_FRAME = 1024
+_KIND, _VERSION = "shardmesh.lengths", 1
+_BAD = -1
+
+
+class PackPlanner:
+    """One a worker."""
+
+    def __init__(self, catalog: DocumentStore, frames: FrameSource) -> None:
+        self._catalog, self._frames = catalog, frames
+        self._long: LongRunningCalls[Plan] = LongRunningCalls("packs")
+
+    def __repr__(self) -> str:
+        return f"<Packs, {self._long!r}>"
+
+    def check(self, snapshot: Snapshot, spec: PlanSpec) -> None:
+        """Raises PlanError for what cannot be packed, before an op is built."""
+        pack = spec.pack
+        assert pack is not None
+        unknown = [name for name in pack.fields if name not in snapshot.fields]
+        if unknown:
+            hint = suggestion(unknown[0], snapshot.fields)
+            raise PlanError("pack.fields", f"the dataset has no field {unknown[0]!r}{hint}")
+        labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
+        left = sorted({*snapshot.fields, *labels} - {*pack.fields} | {*labels} & {*pack.fields})
+        if left:
+            raise PlanError(
+                "pack.fields",
+                f"a row holds many samples and cannot have {left[0]!r} with it; select the packed fields",
+            )
+        for index, op in enumerate(spec.ops):
+            if registry.find(op.op, op.version, f"ops[{index}]").random:
+                raise PlanError(f"ops[{index}]", f"{op.op!r} draws; packed rows are the same in every epoch")
+
+    async def plan(self, within: Plan, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """The packed plan over the plan `within` (which renders single samples), its rows laid out.
+
+        Raises PlanError; BatchError: BadSample (by `on_bad`, `max_bad`), Busy (measuring: ask again).
+        """
+        pack = spec.pack
+        assert pack is not None
+        for name in pack.fields:
+            output = within.outputs[name]
+            if output.shape is not None or output.ndim != 1 or output.dtype == "bool":
+                raise PlanError(
+                    "pack.fields", f"{name!r} is {output.describe()}; packed are ragged sequences, as tokens"
+                )
+            _check_value(pack, output.dtype)
+        spec = replace(spec, ops=within.spec.ops)
+        digest = plan_hash(snapshot.hash, spec)
+        await self._catalog.add_plan(within)
+        if self._catalog.is_gone(pack_table_key(digest)):
+            self._long.forget(digest)
+        try:
+            return await self._long.run(digest, partial(self._made, within, snapshot, spec, digest))
+        except StillRunningError as error:
+            message = f"the {snapshot.samples} samples are being measured for packing, {error}"
+            raise in_progress(message, error.progress) from None
+
+    async def _made(
+        self, within: Plan, snapshot: Snapshot, spec: PlanSpec, digest: str, progress: CallProgress
+    ) -> Plan:
+        pack = spec.pack
+        assert pack is not None
+        lengths = await self._lengths(within, snapshot.samples, pack, progress)
+        _check_bad(lengths, snapshot, spec, within)
+        table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
+        if not table.rows:
+            raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="look at the ops")
+        bounds = pack_row_bounds(table, spec)
+        if bounds is not None and not np.diff(bounds).all():
+            part = int(np.flatnonzero(np.diff(bounds) == 0)[0])
+            raise PlanError(f"mix.parts[{part}]", "all its samples are empty: leave it out of the mix")
+        await self._catalog.share(pack_table_key(digest), await asyncio.to_thread(table.to_bytes))
+        first = pack.fields[0]
+        outputs = {name: FieldOutput(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}
+        outputs |= {f"{first}{part}": FieldOutput("int32", (pack.length,)) for part in (SEGMENTS, POSITIONS)}
+        return replace(
+            within,
+            hash=digest,
+            samples=table.rows,
+            spec=spec,
+            outputs=dict(sorted(outputs.items())),
+            within=within.hash,
+        )
+
+    async def _lengths(self, within: Plan, samples: int, pack: Pack, progress: CallProgress) -> Integers:
+        """Of all samples, in elements; −1 for bad ones."""
+        found = []
+        for number, start in enumerate(range(0, samples, PART)):
+            key = f"lengths/{within.hash}/{'-'.join(pack.fields)}/{number:06d}"
+            count = min(PART, samples - start)
+            document = self._catalog.read(key)
+            if document is None:
+                part = await self._measured(within, range(start, start + count), pack)
+                await self._catalog.write(key, _to_bytes(part), once=True)
+            else:
+                part = _from_bytes(document, count)
+            found.append(part)
+            progress.done = (start + count) / samples
+        return np.concatenate(found)
+
+    async def _measured(self, within: Plan, samples: range, pack: Pack) -> Integers:
+        found = []
+        for start in range(samples.start, samples.stop, _ROWS_A_FRAME):
+            some = tuple(range(start, min(start + _ROWS_A_FRAME, samples.stop)))
+            found.append(await self._measured_frame(RowsAddress(within.hash, 0, some), pack))
+            metrics.samples_measured.inc(len(some))
+        return np.concatenate(found)
+
+    async def _measured_frame(self, address: RowsAddress, pack: Pack) -> Integers:
+        frame = await self._frames.frame(address)
+        try:
+            with mmap.mmap(frame.fd, frame.size, prot=mmap.PROT_READ) as data:
+                return _frame_lengths(bytes(data[: _head(data)]), data, pack)
+        finally:
+            frame.close()
+
+
+def _head(data: mmap.mmap) -> int:
+    return tensor_frame.header_size(data[:8])
+
+
+def _frame_lengths(header: bytes, data: mmap.mmap, pack: Pack) -> npt.NDArray[np.int64]:
+    slots = tensor_frame.parse_frame_header(header).tensors
+
+    def read(name: str) -> npt.NDArray[np.int64]:
+        slot = slots[name]
+        raw = data[slot.offset : slot.offset + slot.nbytes]
+        return np.frombuffer(raw, tensor_frame.DTYPES[slot.dtype]).astype(np.int64)
+
+    columns = [np.diff(read(f"{name}.offsets")) for name in pack.fields]
+    bad = read("__status") != Status.OK
+    for column in columns[1:]:
+        bad |= column != columns[0]
+    return np.where(bad, _BAD, columns[0])
+
+
+def _check_value(pack: Pack, dtype: str) -> None:
+    kind = np.dtype(dtype)
+    if kind.kind in "iu" and not np.iinfo(kind).min <= pack.value <= np.iinfo(kind).max:
+        raise PlanError("pack.value", f"{pack.value} is no {dtype}")
+
+
+def _check_bad(lengths: Integers, snapshot: Snapshot, spec: PlanSpec, within: Plan) -> None:
+    """What `on_bad` and `max_bad` say, of the whole dataset. Raises BatchError BadSample."""
+    bad = np.flatnonzero(lengths == _BAD)
+    allowed = 0 if spec.on_bad == "raise" else max(1, int(spec.max_bad * lengths.size))
+    if bad.size > allowed:
+        name = snapshot.sample_name(int(bad[0]))
+        raise BatchError(
+            "BadSample",
+            f"{bad.size} of {lengths.size} samples cannot be packed, {allowed} may; the first is {name}",
+            help=f"see why with: mesh bad ls {within.hash}; fields packed together must be equally long",
+            detail={"key": name, "bad": int(bad.size), "plan": within.hash},
+        )
+
+
+def _to_bytes(lengths: Integers) -> bytes:
+    writer = ColumnWriter(_KIND, _VERSION, {})
+    writer.integers("lengths", lengths + 1)  # from 0 on, which is narrower
+    return writer.to_bytes()
+
+
+def _from_bytes(document: bytes, count: int) -> Integers:
+    reader = ColumnReader(document, _KIND, _VERSION)
+    return reader.integers("lengths", low=0, high=1 << 40, count=count) - 1
+
+
+def inner_spec(spec: PlanSpec) -> PlanSpec:
+    """The plan within: the same ops on single samples, whatever the order; bad ones are masked."""
+    return PlanSpec(spec.ops, 0, ShuffleSpec("none"), "pad", "mask", 1.0)

@@ -1,0 +1,109 @@
+"""Fetches the parts of a stream that other nodes hold, one window ahead.
+
+Law: parts are consumed in stream order. Invariant: at most two windows are in memory, and none after the
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Final, Self
+
+from awscrt.checksums import crc32c
+
+from meshd.core.remote_source import ReadFailure
+from meshd.core.shared_memory import MemoryAccount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.batches.sample_stream import Blob
+    from meshd.core.remote_source import FetchedRanges, ObjectRange, RemoteSource
+    from meshd.store.records import Location
+
+_WINDOW: Final = 8 << 20
+_PARTS: Final = 2000
+_Piece = tuple[tuple[int, int], "ObjectRange"]
+_Window = dict[tuple[int, int], "Location | ReadFailure"]
+
+
+class RemoteParts:
+    """Of `blobs` those that other nodes hold, in pieces of at most `most` bytes."""
+
+    def __init__(self, elsewhere: RemoteSource, blobs: Sequence[Blob], most: int) -> None:
+        self._elsewhere = elsewhere
+        self._windows = _windows(_pieces(blobs, most))
+        self._memory = MemoryAccount()
+        self._held: FetchedRanges | None = None
+        self._window: _Window = {}
+        self._ahead: asyncio.Task[tuple[FetchedRanges, _Window]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<FarParts {self._memory!r}>"
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        ahead, self._ahead = self._ahead, None
+        self._release()
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.wait([ahead])
+            if not ahead.cancelled() and ahead.exception() is None:
+                ahead.result()[0].close()
+
+    async def fill(self, number: int, offset: int, view: memoryview) -> bool:
+        """The piece of blob `number` at `offset`, into `view`; False when it cannot be had."""
+        while (number, offset) not in self._window:
+            assert self._ahead is not None
+            self._release()
+            self._held, self._window = await self._ahead
+            self._begin()
+        place = self._window.pop((number, offset))
+        if isinstance(place, ReadFailure) or place.length != len(view):
+            return False
+        fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            whole = os.preadv(fd, [view], place.offset) == len(view)
+        finally:
+            os.close(fd)
+        return whole and crc32c(view) == place.crc32c
+
+    def _begin(self) -> None:
+        window = next(self._windows, None)
+        self._ahead = None if window is None else asyncio.create_task(self._fetch(window))
+
+    async def _fetch(self, window: Sequence[_Piece]) -> tuple[FetchedRanges, _Window]:
+        fetched = await self._elsewhere.fetch([part for _, part in window], self._memory)
+        return fetched, {name: place for (name, _), place in zip(window, fetched.places, strict=True)}
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+        self._held, self._window = None, {}
+
+
+def _pieces(blobs: Sequence[Blob], most: int) -> Iterator[_Piece]:
+    for number, blob in enumerate(blobs):
+        part = blob.part
+        if part is None:
+            continue
+        for offset in range(0, blob.length, most):
+            length = min(most, blob.length - offset)
+            yield (number, offset), part._replace(offset=part.offset + offset, length=length)
+
+
+def _windows(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    window: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        window.append(piece)
+        size += piece[1].length
+        if size >= _WINDOW or len(window) >= _PARTS:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window

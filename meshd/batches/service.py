@@ -1,0 +1,467 @@
+"""Registers plans and serves their frames, their samples as bytes, and their bad-sample ledger.
+
+Law: registration and every read require that the caller may read every object of the snapshot. The
+service refuses a plan whose op versions this node lacks, and an invalid registration with the path of
+the wrong field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshd.batches.assembly.assembler import count_rows
+from meshd.batches.assembly.bad_sample_ledger import merge_ledgers, read_ledger
+from meshd.batches.pack_plans import PackPlanner, inner_spec
+from meshd.batches.sample_stream import Blob, samples_body, tar_body
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.document_store import unknown_document
+from meshd.core.frame_address import FrameAddress, PartAddress, RowsAddress
+from meshd.core.plan_record import FieldOutput, MixColumns, Plan
+from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.datasets.service import invalid_plan
+from meshd.transform.compiler import asset_digests, compile_program, complete_spec
+from meshd.transform.source_files import SourceGoneError
+from meshwire.dataset.build_snapshot import LabelColumn
+from meshwire.dataset.fields import sample_key
+from meshwire.frame.tensor_frame import FRAME_VERSION, Status
+from meshwire.plan.epoch_order import bucket_lengths, mix_bounds, snapshot_order
+from meshwire.plan.loader_state import checked_hash
+from meshwire.plan.plan_spec import parse_spec, plan_hash, rank_slice, step_count
+from meshwire.strict_json import (
+    MAX_INTEGER,
+    PlanError,
+    checked_integer,
+    checked_object,
+    read_json,
+    required_field,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.auth.authorizer import Caller
+    from meshd.auth.dataset_access import DatasetAccess
+    from meshd.batches.assets import AssetService
+    from meshd.batches.sample_stream import StreamBody
+    from meshd.core.document_store import DocumentStore
+    from meshd.core.frame_address import Address, Frame, FrameSource
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.service import DatasetService
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.transform.assets import AssetLoader
+    from meshd.transform.mixup_pairs import CompiledMixing
+    from meshd.transform.op_types import FieldType
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.plan.plan_spec import PlanSpec, RankSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A plan request, parsed. `batch` None: the caller did not say."""
+
+    snapshot: str
+    spec: PlanSpec
+    batch: int | None
+
+
+def parse_registration(body: bytes) -> Registration:
+    """Raises BatchError InvalidPlan."""
+    try:
+        document = checked_object(read_json(body), "", ("snapshot", "spec", "batch"))
+        spec = _checked_spec(required_field(document, "spec", ""))
+        batch = document.get("batch")
+        return Registration(
+            checked_hash(required_field(document, "snapshot", ""), "snapshot"),
+            parse_spec(spec),
+            None if batch is None else checked_integer(batch, "batch", 1, 1 << 24),
+        )
+    except PlanError as error:
+        raise invalid_plan(error) from error
+
+
+def _checked_spec(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PlanError("spec", "expected an object")
+    return value
+
+
+MAX_ROWS_ASKED = 65536
+_CHECKED_OBJECTS = 20_000
+_COMPILED = 10_000  # plans remembered to be usable here
+_CHECKED_ORIGINS = 64  # of those whose bytes are at an origin
+
+
+class BatchService:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        datasets: DatasetService,
+        readers: DatasetAccess,
+        frames: FrameSource,
+        assets: AssetService,
+        archives: ArchiveService,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._catalog, self._datasets = store, catalog, datasets
+        self._readers, self._frames, self._assets = readers, frames, assets
+        self._archives, self._objects = archives, objects
+        self._packs = PackPlanner(catalog, frames)
+        self._compiled: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<BatchService, {len(self._compiled)} plans checked>"
+
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
+        """Register a plan; what `POST /-/plans` answers. Idempotent.
+
+        Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
+        SnapshotChanged.
+        """
+        asked = parse_registration(body)
+        snapshot = await self._datasets.snapshot(caller, asked.snapshot)
+        await self._check_objects(snapshot)
+        plan = await self.drafted(caller, snapshot, asked.spec)
+        await self._catalog.add_plan(plan)
+        self._usable(plan.hash)
+        return _describe(plan, snapshot, asked.batch)
+
+    async def drafted(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """A plan with all that its hash covers, not registered. Raises BatchError as `create` does."""
+        try:
+            _check_mix(snapshot, spec)
+            if spec.buckets is not None:
+                bucket_lengths(spec, snapshot)
+            spec = await self._assets.pinned(caller, spec)
+        except PlanError as error:
+            raise invalid_plan(error) from error
+        if spec.pack is None:
+            return await self.compiled(snapshot, spec)
+        try:
+            self._packs.check(snapshot, spec)
+            within = await self.compiled(snapshot, inner_spec(spec))
+            return await self._packs.plan(within, snapshot, spec)
+        except PlanError as error:
+            raise invalid_plan(error) from error
+
+    async def compiled(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """A plan of ops whose versions, arguments and assets are settled. Raises BatchError."""
+        pinned = self._pinned(snapshot)
+        try:
+            await pinned.prepare([0])
+            await self._assets.have(spec)
+            first = partial(_read_first, snapshot, pinned)
+            # In a thread: building an op of its asset may take a second.
+            return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load)
+        finally:
+            pinned.close()
+
+    def _pinned(self, snapshot: Snapshot) -> PinnedObjects:
+        return PinnedObjects(self._store, snapshot, self._archives, self._objects)
+
+    async def _check_objects(self, snapshot: Snapshot) -> None:
+        """Missing or replaced objects are found now rather than in the middle of an epoch.
+
+        All of them, or of a large snapshot an even sample: each frame checks its own again.
+        """
+        if self._datasets.is_as_listed(snapshot):
+            return
+        pinned = self._pinned(snapshot)
+        count = len(snapshot.objects)
+        stride = max(1, count // _CHECKED_OBJECTS)
+        if not self._objects.alone:
+            await self._check_far(snapshot, pinned, range(0, count, stride))
+            return
+        for checked, number in enumerate(range(0, count, stride)):
+            pinned.record(number)
+            if checked % 1000 == 999:
+                await asyncio.sleep(0)
+
+    async def _check_far(self, snapshot: Snapshot, pinned: PinnedObjects, numbers: Sequence[int]) -> None:
+        """Each by a node that holds it; one call a node. Raises BatchError SnapshotChanged, Busy."""
+        objects = snapshot.objects
+        numbers = self._few_of_origins(snapshot, numbers)
+        names = [(objects.bucket_of(number), objects.keys[number]) for number in numbers]
+        for number, record in zip(numbers, await self._objects.many(names), strict=True):
+            if record is None or record.etag != objects.etags[number]:
+                raise pinned.changed(number, "was deleted" if record is None else "was replaced")
+
+    def _few_of_origins(self, snapshot: Snapshot, numbers: Sequence[int]) -> Sequence[int]:
+        """Of objects with an origin only some are asked about: each costs a request there."""
+        objects = snapshot.objects
+        far = [number for number in numbers if self._objects.backs(objects.bucket_of(number))]
+        left_out = set(far) - set(far[:: max(1, len(far) // _CHECKED_ORIGINS)])
+        return [number for number in numbers if number not in left_out]
+
+    async def _require(self, caller: Caller, plan: Plan) -> None:
+        """Raises BatchError AccessDenied, NoSuchBucket, NoSuchPlan. The owner's snapshot need not be looked
+        at."""
+        if not all(self._readers.reads_all(caller, bucket) for bucket in plan.buckets):
+            await self._readers.require(caller, await self._catalog.snapshot(plan.snapshot))
+        await self._datasets.births.require(caller, plan.snapshot, plan.buckets, f"plans/{plan.hash}")
+
+    async def plan(self, caller: Caller, digest: str) -> Plan:
+        """A plan its caller may use, and this node can run. Raises BatchError."""
+        await self._require(caller, await self._catalog.plan(digest))
+        return await self.usable(digest)
+
+    async def shown(self, digest: str) -> Plan:
+        """The plan of a view: one this node can run, of the buckets that are there now. Raises BatchError."""
+        plan = await self._catalog.plan(digest)
+        if not await self._datasets.births.holds(plan.snapshot, plan.buckets):
+            raise unknown_document(f"plans/{digest}")
+        return await self.usable(digest)
+
+    async def usable(self, digest: str) -> Plan:
+        """A plan this node can run, whoever asks. Raises BatchError."""
+        plan = await self._catalog.plan(digest)
+        try:
+            self._assets.require(plan.spec)
+        except PlanError as error:
+            raise invalid_plan(error) from error
+        if digest not in self._compiled:
+            snapshot = await self._catalog.snapshot(plan.snapshot)
+            await self.compiled(snapshot, plan.spec if plan.spec.pack is None else inner_spec(plan.spec))
+            self._usable(digest)
+        return plan
+
+    def _usable(self, digest: str) -> None:
+        if len(self._compiled) >= _COMPILED:
+            self._compiled.clear()
+        self._compiled.add(digest)
+
+    async def frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
+        """A frame of tensors; the handle is the caller's to close. With `share` it is taken from the node at
+        which its address meets, whoever is asked. Raises BatchError."""
+        await self.plan(caller, address.plan)
+        if isinstance(address, FrameAddress) and self._objects.near is not None:
+            return await self._near_frame(address)
+        if share and isinstance(address, FrameAddress) and not self._objects.alone:
+            met = await self._objects.met(address)
+            if met is not None:
+                return met
+        return await self._frames.frame(address)
+
+    async def part(self, caller: Caller, address: FrameAddress, version: int) -> Frame:
+        """The rows of a frame whose bytes this node holds by this version of the map. Raises BatchError;
+        NotOwner where this node goes by another."""
+        await self.plan(caller, address.plan)
+        return await self._frames.frame(PartAddress(address, version))
+
+    async def _near_frame(self, address: FrameAddress) -> Frame:
+        """From this node's copies, else from the node where its address meets; kept."""
+        frame = await self._objects.kept_frame(address)
+        if frame is None:
+            frame = await self._objects.met(address) or await self._frames.frame(address)
+            self._objects.keep_frame(address, frame)
+        return frame
+
+    async def rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
+        """The frame of chosen samples, in the order asked for. Raises BatchError."""
+        try:
+            document = checked_object(read_json(body), "", ("samples",))
+            samples = _checked_list(required_field(document, "samples", ""))
+            chosen = tuple(
+                checked_integer(item, f"samples[{i}]", 0, MAX_INTEGER) for i, item in enumerate(samples)
+            )
+        except PlanError as error:
+            raise invalid_plan(error) from error
+        return await self.frame(caller, RowsAddress(digest, epoch, chosen))
+
+    async def bad(self, caller: Caller, digest: str) -> list[dict[str, Any]]:
+        """The plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
+        plan = await self._catalog.plan(digest)
+        await self._require(caller, plan)
+        if self._objects.alone:
+            return read_ledger(self._catalog, digest)
+        others = await self._objects.documents(f"bad/{digest}")
+        return merge_ledgers(read_ledger(self._catalog, digest), *map(json.loads, others))
+
+    async def samples(self, caller: Caller, address: FrameAddress) -> StreamBody:
+        """The rows' source bytes as a frame of samples, row by row, each field in order of name.
+
+        Class labels are decimal text. Raises BatchError.
+        """
+        snapshot, piece, blobs = await self._blobs(caller, address)
+        metadata = {
+            "version": FRAME_VERSION,
+            "fields": ",".join(sorted(snapshot.fields)),
+            **{name: str(getattr(address, name)) for name in address.__struct_fields__},
+        }
+        return samples_body(self._store, blobs, metadata, len(piece), elsewhere=self._objects)
+
+    async def tar(self, caller: Caller, address: FrameAddress) -> StreamBody:
+        """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no
+        flags.
+        """
+        _, piece, blobs = await self._blobs(caller, address)
+        kept = [blob for blob in blobs if blob.status != Status.PAD]
+        return tar_body(self._store, kept, int(np.count_nonzero(~piece.pad)), elsewhere=self._objects)
+
+    async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[Snapshot, RankSlice, list[Blob]]:
+        plan = await self._catalog.plan(address.plan)
+        await self._require(caller, plan)
+        if plan.within:
+            raise BatchError(
+                "BadRequest",
+                "a row of a packed plan is no sample; ask for tensors, or for the plan within",
+                detail={"within": plan.within},
+            )
+        count_rows(address, plan)
+        snapshot = await self._catalog.snapshot(plan.snapshot)
+        piece = slice_of(plan, address)
+        order = snapshot_order(plan.spec, snapshot, address.epoch)
+        samples = order.many(piece.positions)
+        pinned = self._pinned(snapshot)
+        await pinned.look_up(samples.tolist())
+        return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
+
+
+def slice_of(plan: Plan, address: FrameAddress) -> RankSlice:
+    """The rows of an address. Raises BatchError InvalidPlan."""
+    try:
+        return rank_slice(
+            plan.positions,
+            address.batch,
+            address.origin,
+            address.step,
+            address.rank,
+            address.world,
+            plan.spec.tail,
+        )
+    except PlanError as error:
+        raise invalid_plan(error) from error
+
+
+async def _sample_blobs(
+    snapshot: Snapshot, pinned: PinnedObjects, samples: npt.NDArray[np.int64], pad: npt.NDArray[np.bool_]
+) -> list[Blob]:
+    names, blobs = sorted(snapshot.fields), list[Blob]()
+    for number, (sample, padding) in enumerate(zip(samples.tolist(), pad.tolist(), strict=True)):
+        status = int(Status.PAD if padding else Status.OK)
+        blobs += [_field_blob(snapshot, pinned, sample, name, status) for name in names]
+        if number % 500 == 499:
+            await asyncio.sleep(0)  # other requests get their turn
+    return blobs
+
+
+def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: str, status: int) -> Blob:
+    column = snapshot.fields[name]
+    stem = snapshot.sample_name(sample)
+    if isinstance(column, LabelColumn):
+        text = str(int(column.values[sample])).encode()
+        labels = sum(isinstance(other, LabelColumn) for other in snapshot.fields.values())
+        return Blob(f"{stem}.{'cls' if labels == 1 else name}", len(text), data=text, status=status)
+    number = int(column.object[sample])
+    if snapshot.kind == "objects":
+        ext = sample_key(snapshot.objects.keys[number])[1]
+    else:
+        ext = _own_extension(snapshot, name)
+    length, offset = int(column.length[sample]), int(column.offset[sample])
+    if pinned.is_far(number):
+        return Blob(f"{stem}.{ext}", length, part=pinned.part(number, offset, length), status=status)
+    return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
+
+
+def _own_extension(snapshot: Snapshot, name: str) -> str:
+    """A field's extension, or where several have the same one, its name."""
+    if snapshot.specs[name].array is not None:
+        return f"{name}.row"
+    if not snapshot.specs[name].ext:
+        return name
+    ext = snapshot.specs[name].ext[0]
+    alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())
+    return ext if alike == 1 else name
+
+
+def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:
+    """Raises PlanError when a mix's parts are not the snapshot's."""
+    if spec.mix is None:
+        return
+    bounds = mix_bounds(spec.mix)
+    if bounds[-1] != snapshot.samples or not np.isin(bounds, snapshot.shard_starts).all():
+        raise PlanError(
+            "mix.parts",
+            f"they are not those of the snapshot's {snapshot.samples} samples: each begins at a shard; "
+            "concatenate the parts' snapshots, and give the samples each has",
+        )
+
+
+def _checked_list(value: Any) -> list[Any]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ROWS_ASKED:
+        raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
+    return value
+
+
+def _read_first(snapshot: Snapshot, pinned: PinnedObjects, field: str) -> bytes:
+    """The bytes of a field of the first sample (blocking)."""
+    column = bytes_columns(snapshot)[field]
+    return pinned.read(int(column.object[0]), int(column.offset[0]), int(column.length[0]))
+
+
+def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: AssetLoader) -> Plan:
+    """The plan with versions and outputs filled in. Raises BatchError."""
+    labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
+    try:
+        spec = complete_spec(spec, first)
+        program = compile_program(spec, list(bytes_columns(snapshot)), labels, load=load)
+        digest = plan_hash(snapshot.hash, spec)
+        assets = asset_digests(spec)
+    except SourceGoneError as error:
+        raise busy(str(error)) from error
+    except PlanError as error:
+        raise invalid_plan(error) from error
+    outputs = {name: _output(found) for name, found in program.outputs.items()}
+    objects = snapshot.objects
+    return Plan(
+        digest,
+        snapshot.hash,
+        objects.bucket,
+        snapshot.samples,
+        spec,
+        outputs,
+        assets,
+        _pairs(program.pairing),
+        objects.others,
+    )
+
+
+def _pairs(pairing: CompiledMixing | None) -> MixColumns | None:
+    if pairing is None:
+        return None
+    outputs = {name: _output(found) for name, found in pairing.outputs.items()}
+    return MixColumns(pairing.weight_name, outputs, pairing.class_labels)
+
+
+def _output(field: FieldType) -> FieldOutput:
+    return FieldOutput(field.dtype, field.fixed, len(field.shape))
+
+
+def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, Any]:
+    label: dict[str, Any] = {"dtype": "int64", "shape": []}
+    others = plan.pairs.others if plan.pairs is not None else {}
+    document = {
+        "plan": plan.hash,
+        "snapshot": plan.snapshot,
+        "positions": plan.positions,
+        "samples": snapshot.samples,
+        "fields": {
+            name: plan.columns[name].describe() if name in plan.columns else label
+            for name in sorted({*snapshot.fields, *plan.columns, *others})
+        },
+        "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
+    }
+    if batch is not None:
+        document["steps"] = step_count(plan.positions, batch, 0, plan.spec.tail)
+    return document

@@ -1,0 +1,314 @@
+"""Modules of user ops: push, list, pin and remove.
+
+Law: changing modules requires mesh:PushOp or mesh:DeleteOp; anybody who may read data may use them.
+Declarations are read by running the module in the sandbox, never in this process. Invariant: only code
+pushed under a name runs under that name; the name resolves to its latest build only until a plan or view
+is created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.auth.required_actions import RequiredAction
+from meshd.control.user_modules import Build, PushedModule
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET, asset_key
+from meshd.transform.errors import UnknownOpError
+from meshd.transform.sandbox.client import SandboxDiedError, UnusableModuleError, read_declarations
+from meshd.transform.sandbox.user_modules import MODULES, encode_module, missing_build_error
+from meshwire.errors import S3Error
+from meshwire.plan.op_declarations import MAX_SOURCE, VERSION_PREFIX, checked_module, is_user_op, split_name
+from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.control.user_modules import ModuleTable
+    from meshd.core.document_store import DocumentStore
+    from meshd.store.api import ObjectStore
+    from meshd.transform.op_types import OpDefinition
+    from meshd.transform.sandbox.client import SandboxPolicy
+    from meshd.util.clock import Clock
+    from meshwire.plan.op_declarations import OpDeclaration
+    from meshwire.plan.plan_spec import OpSpec, PlanSpec
+
+MAX_BUILDS: Final = 100
+MAX_DRAFTS: Final = 8
+"""Of one module; the oldest draft goes when another comes."""
+_AT_A_TIME = 2  # modules whose declarations one worker reads
+
+
+class UserModules:
+    """One a worker. `confinement` None: this node runs none."""
+
+    def __init__(
+        self,
+        table: ModuleTable,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        access: Authorizer,
+        clock: Clock,
+        confinement: SandboxPolicy | None,
+    ) -> None:
+        self._table, self._store, self._catalog = table, store, catalog
+        self._access, self._clock = access, clock
+        self._confinement = confinement
+        self._reading = asyncio.Semaphore(_AT_A_TIME)
+
+    def __repr__(self) -> str:
+        return f"<UserOps {len(self._table.list_all())} modules>"
+
+    # --- names to versions -----------------------------------------------------------------------------
+
+    def pinned(self, spec: PlanSpec) -> PlanSpec:
+        """The spec with the version of every user's op, each of them here.
+
+        Raises UnknownOpError, UnknownBuildError, BatchError NotImplemented.
+        """
+        if not any(is_user_op(op.op) for op in spec.ops):
+            return spec
+        ops = [self._pinned(op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
+        return replace(spec, ops=tuple(ops))
+
+    def _pinned(self, op: OpSpec, path: str) -> OpSpec:
+        if not is_user_op(op.op):
+            return op
+        version = op.version or self.latest(op.op, path)
+        self.require(op.op, version, path)
+        return replace(op, version=version)
+
+    def latest(self, name: str, path: str = "") -> str:
+        """The version that a name stands for now. Raises UnknownOpError, BatchError NotImplemented."""
+        self._require_on()
+        module, function = split_name(name)
+        found = self._table.get(module)
+        build = None if found is None else found.latest
+        if build is None or function not in build.ops:
+            raise UnknownOpError(
+                join_path(path, "op"), f"there is no op {shown_value(name)}{suggestion(name, self._names())}"
+            )
+        return build.version
+
+    def _names(self) -> list[str]:
+        found = [(module.name, module.latest) for module in self._table.list_all().values()]
+        return [f"{name}/{op}" for name, build in found if build is not None for op in build.ops]
+
+    def require(self, name: str, version: str, path: str = "") -> None:
+        """Raises UnknownBuildError unless the build was pushed under the name and is there still, BatchError
+        NotImplemented. Content alone is not enough: anybody's asset could be a module."""
+        self._require_on()
+        module = self._table.get(split_name(name)[0])
+        if module is None or version not in {build.version for build in module.builds}:
+            raise missing_build_error(name, version, path)
+
+    def definitions(self) -> list[OpDefinition]:
+        """Every op that a name stands for now, by name."""
+        found = []
+        for name in sorted(self._names()) if self._confinement is not None else ():
+            try:
+                found.append(MODULES.find(name, self.latest(name), ""))
+            except PlanError:  # removed in this moment
+                continue
+        return found
+
+    # --- modules ---------------------------------------------------------------------------------------
+
+    async def push(self, caller: Caller, name: str, source: bytes, *, draft: bool = False) -> dict[str, Any]:
+        """Take a module; what `POST /-/modules` answers. The same file again changes nothing.
+
+        Raises BatchError AccessDenied, InvalidPlan (with the module's own traceback), TooLarge, Busy.
+        """
+        self._require_on()
+        try:
+            checked_module(name)
+        except PlanError as error:
+            raise BatchError("BadRequest", str(error)) from error
+        self._require(caller, "mesh:PushOp", name)
+        text = _text(source)
+        ops, held = await self._declared(name, source)
+        self._check_limits(ops)
+        data = encode_module(text, ops)
+        digest = hashlib.sha256(data).hexdigest()
+        version = VERSION_PREFIX + digest
+        await self._catalog.share(asset_key(digest), data)
+        build = Build(
+            version,
+            hashlib.sha256(source).hexdigest(),
+            self._clock.now_ms(),
+            caller.identity.user_id,
+            tuple(sorted(ops)),
+            draft,
+        )
+        before: list[PushedModule] = []
+
+        def add(present: PushedModule) -> PushedModule:
+            before[:] = [present]
+            return _with(present, build)
+
+        after = await self._table.change(name, add)
+        await self._drop(_versions([before[0]]) - _versions([after]))
+        return {
+            "module": name,
+            "version": version,
+            "draft": draft,
+            "new": before[0] != after,
+            "held": list(held),
+            "ops": [_told(name, declared) for _, declared in sorted(ops.items())],
+        }
+
+    async def _declared(self, name: str, source: bytes) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
+        assert self._confinement is not None
+        async with self._reading:
+            try:
+                return await asyncio.to_thread(read_declarations, name, source, self._confinement)
+            except (UnusableModuleError, SandboxDiedError) as error:
+                raise BatchError(
+                    "InvalidPlan",
+                    f"{name}.py cannot be used: {error}",
+                    help="a node runs it with the libraries it has itself, without files or network; what it "
+                    "needs beside its own text must be imported by name",
+                ) from error
+
+    def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:
+        assert self._confinement is not None
+        for declared in ops.values():
+            if declared.seconds > self._confinement.seconds or declared.memory > self._confinement.memory:
+                raise BatchError(
+                    "InvalidPlan",
+                    f"{declared.name} declares {declared.seconds:g} s and {declared.memory} bytes; this node "
+                    f"grants {self._confinement.seconds:g} s a sample and {self._confinement.memory} bytes",
+                    help="declare less in @op(…), or have the node started with --user-op-seconds or "
+                    "--user-op-memory",
+                )
+
+    def list_all(self, caller: Caller) -> list[dict[str, Any]]:
+        """Every module with its builds, the latest first; of a bounded key, those its bounds let it list."""
+        found = sorted(self._table.list_all().items())
+        return [
+            _described(module)
+            for name, module in found
+            if self._access.is_within_bounds(caller, _need("mesh:ListOps", name))
+        ]
+
+    async def remove(self, caller: Caller, name: str, version: str = "") -> dict[str, Any]:
+        """Remove a module, or one build of it: plans that name it are refused from now on.
+
+        Raises BatchError AccessDenied, NoSuchKey.
+        """
+        self._require(caller, "mesh:DeleteOp", name)
+        removed: list[Build] = []
+
+        def take(present: PushedModule) -> PushedModule:
+            removed[:] = [build for build in present.builds if version in ("", build.version)]
+            return PushedModule(name, tuple(build for build in present.builds if build not in removed))
+
+        await self._table.change(name, take)
+        if not removed:
+            what = f"build {shown_value(version)} of {name!r}" if version else f"module {shown_value(name)}"
+            raise BatchError(
+                "NoSuchKey",
+                f"there is no {what}{suggestion(name, self._table.list_all())}",
+                help="see them with: mesh op modules",
+            )
+        await self._drop({build.version for build in removed})
+        return {"module": name, "removed": [build.version for build in removed]}
+
+    async def _drop(self, versions: set[str]) -> None:
+        """Forget builds that no name has any more."""
+        for version in versions - _versions(self._table.list_all().values()):
+            MODULES.forget(version)
+            await self._store.delete(RESERVED_BUCKET, asset_key(version.removeprefix(VERSION_PREFIX)))
+
+    # --- who may -----------------------------------------------------------------------------------------
+
+    def _require(self, caller: Caller, action: str, name: str) -> None:
+        need = _need(action, name)
+        try:
+            self._access.require(caller.identity, need, caller.context)
+        except S3Error as error:
+            raise BatchError(
+                "AccessDenied",
+                error.message,
+                help=f"root may, and who has a policy that allows {action} on {need.arn}",
+            ) from error
+
+    def _require_on(self) -> None:
+        if self._confinement is None:
+            raise BatchError(
+                "NotImplemented",
+                "this node runs no ops of users",
+                help="it was started with --user-ops off",
+            )
+
+
+def _need(action: str, module: str) -> RequiredAction:
+    return RequiredAction(action, arn=f"arn:aws:mesh:::op/{module}")
+
+
+def _text(source: bytes) -> str:
+    if len(source) > MAX_SOURCE:
+        raise BatchError("TooLarge", f"a module has at most {MAX_SOURCE} bytes, this one {len(source)}")
+    try:
+        return source.decode()
+    except UnicodeDecodeError as error:
+        raise BatchError("InvalidPlan", f"the file is not UTF-8 (byte {error.start})") from error
+
+
+def _with(present: PushedModule, build: Build) -> PushedModule:
+    """The module with a build as its latest (or a draft of it); unchanged if it is that already. Raises
+    BatchError TooLarge."""
+    latest = present.latest
+    known = {item.version: item for item in present.builds}
+    if build.version in known and (build.draft or (latest is not None and latest.version == build.version)):
+        return present
+    builds = [item for item in present.builds if item.version != build.version]
+    drafts = [item for item in builds if item.draft]
+    if build.draft and len(drafts) >= MAX_DRAFTS:
+        builds.remove(drafts[0])
+    if not build.draft and len(builds) - len(drafts) >= MAX_BUILDS:
+        raise BatchError(
+            "TooLarge",
+            f"{present.name} has {MAX_BUILDS} builds",
+            help=f"remove one that no plan needs any more: mesh op rm {present.name} --version "
+            f"{builds[0].version}",
+        )
+    return PushedModule(present.name, (*builds, build))
+
+
+def _versions(modules: Any) -> set[str]:
+    return {build.version for module in modules for build in module.builds}
+
+
+def _told(module: str, declared: OpDeclaration) -> dict[str, Any]:
+    return {
+        "op": f"{module}/{declared.name}",
+        "summary": declared.summary,
+        "takes": declared.takes,
+        "gives": declared.gives,
+        "random": declared.random,
+        "arguments": [argument.document() for argument in declared.arguments],
+    }
+
+
+def _described(module: PushedModule) -> dict[str, Any]:
+    latest = module.latest
+    return {
+        "module": module.name,
+        "version": "" if latest is None else latest.version,
+        "builds": [
+            {
+                "version": build.version,
+                "source": build.source,
+                "pushed_ms": build.pushed_ms,
+                "pushed_by": build.pushed_by,
+                "ops": [f"{module.name}/{op}" for op in build.ops],
+                "draft": build.draft,
+            }
+            for build in reversed(module.builds)
+        ],
+    }

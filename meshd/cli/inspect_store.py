@@ -1,0 +1,302 @@
+"""`meshd inspect`: shows records, versions, segments and statistics of a store, running or stopped.
+
+Law: read-only. Tables for people on stdout, `--json` for programs; long output streams, one JSON
+document a line.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from meshd.config import ConfigError, load_settings
+from meshd.store.disks.layout import Disks, read_marker
+from meshd.store.engine.file_scan import DataFileScan
+from meshd.store.engine.member_header import safe_name
+from meshd.store.engine.mutations import used_extents, version_using_extent
+from meshd.store.errors import StoreError
+from meshd.store.index.index import Index, object_key
+from meshd.store.records import NULL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshd.config import StoreSettings
+    from meshd.store.engine.file_scan import ScannedMember
+    from meshd.store.records import DataFile, Extent, Record
+
+_FIND = [
+    click.option(
+        "--config", "config_file", type=click.Path(path_type=Path), help="YAML file with the node's settings."
+    ),
+    click.option(
+        "--index-dir", type=click.Path(path_type=Path), help="Where the index is, when not below the data."
+    ),
+    click.option(
+        "--disk", "disks", multiple=True, type=click.Path(path_type=Path), help="A disk; once for each."
+    ),
+    click.option("--data-dir", type=click.Path(path_type=Path), help="The node's data directory."),
+]
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say which store; the command gets `settings`. StoreErrors become one line and
+    status 1, ConfigErrors status 2.
+    """
+
+    @functools.wraps(command)
+    def wrapped(
+        data_dir: Path | None,
+        disks: tuple[Path, ...],
+        index_dir: Path | None,
+        config_file: Path | None,
+        **rest: Any,
+    ) -> Any:
+        flags = {"data-dir": data_dir, "disk": disks, "index-dir": index_dir}
+        try:
+            settings = load_settings(flags, config_file=config_file).store
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
+        try:
+            return command(settings=settings, **rest)
+        except StoreError as error:
+            raise click.ClickException(str(error)) from error
+
+    for option in _FIND:
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@click.group()
+def inspect() -> None:
+    """Look at a record, a data file, or statistics; the daemon may be running."""
+
+
+class ReadOnlyStore:
+    """A read-only look at a store; a context manager."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        if not (settings.index_dir / "data.mdb").exists():
+            raise StoreError(f"no index at {settings.index_dir}; give --data-dir or --index-dir")
+        self.index = Index.open(settings, readonly=True)
+        markers = {root: read_marker(root) for root in settings.disks}
+        self.disks = Disks({marker.disk: root for root, marker in markers.items() if marker is not None})
+
+    def __enter__(self) -> ReadOnlyStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.index.close()
+
+    def path(self, extent: Extent) -> str:
+        known = extent.disk in self.disks.roots
+        return (
+            self.disks.path(extent.disk, extent.file)
+            if known
+            else f"disk {extent.disk} (not given with --disk)"
+        )
+
+
+@inspect.command()
+@click.argument("bucket")
+@click.argument("key")
+@click.option("--version", default=None, help="A version's id, or null; else the current one.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_options
+def record(settings: StoreSettings, bucket: str, key: str, version: str | None, as_json: bool) -> None:
+    """Show what the index has of an object, and where its bytes lie.
+
+    \b
+    meshd inspect record photos train/cat/1.jpg --data-dir ./data
+    """
+    with ReadOnlyStore(settings) as sight:
+        index = sight.index
+        found = index.get(bucket, key) if version is None else index.find(bucket, key, version)
+        if found is None:
+            raise click.ClickException(
+                f"no object {bucket}/{key}; meshd inspect versions shows others, a listing other keys"
+            )
+        document = _document(sight, found)
+    if as_json:
+        click.echo(msgspec.json.encode(document))
+        return
+    table = Table(show_header=False, title=safe_name(bucket, key), title_justify="left")
+    for name, value in document.items():
+        if name != "extents":
+            table.add_row(name, str(value))
+    for number, extent in enumerate(document["extents"]):
+        told = f"{extent['length']:,} bytes, crc32c {extent['crc32c']:08x}"
+        table.add_row("" if number else "extents", f"{extent['path']} +{extent['offset']} ({told})")
+    _console().print(table)
+
+
+@inspect.command()
+@click.argument("bucket")
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a version.")
+@store_options
+def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> None:
+    """List versions and delete markers of a key, the newest first.
+
+    \b
+    meshd inspect versions photos train/cat/1.jpg --data-dir ./data
+    """
+    with ReadOnlyStore(settings) as sight, sight.index.reading() as txn:
+        found = list(sight.index.versions.of(txn, object_key(bucket, key)))
+    if not found:
+        raise click.ClickException(f"{bucket}/{key} has no version; list the bucket to see what there is")
+    rows = [_version(record) for record in found]
+    if as_json:
+        for row in rows:
+            click.echo(msgspec.json.encode(row))
+        return
+    table = Table("version", "modified", "size", "etag", title=safe_name(bucket, key), title_justify="left")
+    for row in rows:
+        table.add_row(
+            row["version"],
+            row["modified"],
+            "delete marker" if row["marker"] else f"{row['size']:,}",
+            row["etag"],
+        )
+    _console().print(table)
+
+
+def _version(record: Record) -> dict[str, Any]:
+    fields = ("size", "etag", "stamp", "marker", "tags", "owner")
+    told = {name: getattr(record, name) for name in fields}
+    return {"version": record.version or NULL, "modified": _time(record.modified), **told}
+
+
+def _time(modified: int) -> str:
+    return datetime.fromtimestamp(modified / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _document(sight: ReadOnlyStore, found: Record) -> dict[str, Any]:
+    fields = (
+        "size",
+        "etag",
+        "stamp",
+        "headers",
+        "metadata",
+        "checksums",
+        "checksum_type",
+        "owner",
+        "marker",
+        "tags",
+        "acl",
+    )
+    document: dict[str, Any] = {name: getattr(found, name) for name in fields}
+    document["version"] = found.version or NULL
+    document["modified"] = _time(found.modified)
+    document["parts"] = len(found.parts)
+    document["extents"] = [
+        {"path": sight.path(e), "offset": e.offset, "length": e.length, "crc32c": e.crc32c}
+        for e in used_extents(found)
+    ]
+    return document
+
+
+@inspect.command()
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a member.")
+@store_options
+def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
+    """List the members of a data file.
+
+    FILE is its number in hexadecimal, or its name.
+
+    \b
+    meshd inspect segment 00000000000a --data-dir ./data
+    """
+    with ReadOnlyStore(settings) as sight:
+        try:
+            number = int(Path(file).name.split(".")[0], 16)
+        except ValueError as error:
+            raise click.ClickException(f"{file!r} is no number in hexadecimal, nor a file name") from error
+        with sight.index.reading() as txn:
+            info = sight.index.get_file(txn, number)
+        if info is None:
+            raise click.ClickException(f"the index knows no data file {number:012x}; see meshd inspect stats")
+        with DataFileScan(info.disk, number, sight.disks.path(info.disk, number)) as survey:
+            rows = [_member(sight, found) for found in survey.members(info.end)]
+    if as_json:
+        for row in rows:
+            click.echo(msgspec.json.encode(row))
+        return
+    _console().print(_members_table(survey.path, info, rows))
+    if survey.damage:
+        raise click.ClickException(f"{survey.damage[0]}; run meshd fsck")
+
+
+def _member(sight: ReadOnlyStore, found: ScannedMember) -> dict[str, Any]:
+    member = found.member
+    with sight.index.reading() as txn:
+        kept = version_using_extent(sight.index, txn, member, found.extent)
+    return {
+        "offset": found.extent.offset,
+        "size": found.extent.length,
+        "kind": member.kind,
+        "bucket": member.bucket,
+        "key": member.key,
+        "stamp": int(member.stamp),
+        "etag": member.etag,
+        "version": member.version,
+        "used": kept is not None,
+    }
+
+
+def _members_table(path: str, info: DataFile, rows: list[dict[str, Any]]) -> Table:
+    title = (
+        f"{path}: {info.kind}, {info.state}, live {info.live:,}, dead {info.dead:,}, {info.tombs} deletions"
+    )
+    table = Table("offset", "size", "kind", "name", "used", title=title, title_justify="left")
+    for row in rows:
+        name = safe_name(row["bucket"], row["key"])
+        table.add_row(str(row["offset"]), f"{row['size']:,}", row["kind"], name, "yes" if row["used"] else "")
+    return table
+
+
+@inspect.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_options
+def stats(settings: StoreSettings, as_json: bool) -> None:
+    """Count objects, data files and bytes.
+
+    \b
+    meshd inspect stats --data-dir ./data
+    """
+    with ReadOnlyStore(settings) as sight:
+        counts = dict(_counts(sight.index))
+    if as_json:
+        click.echo(msgspec.json.encode(counts))
+        return
+    table = Table(show_header=False)
+    for name, value in counts.items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
+    _console().print(table)
+
+
+def _counts(index: Index) -> Iterator[tuple[str, int]]:
+    with index.reading() as txn:
+        files = [info for _, info in index.all_files(txn)]
+        yield "objects", index.objects.count(txn)
+        yield "versions", index.versions.older.count(txn)
+        yield "uploads", index.uploads.count(txn)
+    yield "segments", sum(info.kind == "segment" for info in files)
+    yield "own_files", sum(info.kind == "own" for info in files)
+    yield "live_bytes", sum(info.live for info in files)
+    yield "dead_bytes", sum(info.dead for info in files)
+    yield "remembered_deletions", sum(info.tombs for info in files)
+    yield "index_bytes", index.size()
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=200)

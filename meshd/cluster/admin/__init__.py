@@ -1,0 +1,1 @@
+"""Cluster administration: pure summaries of what nodes report about rebalancing and scrubbing."""

@@ -1,0 +1,192 @@
+"""Failure detector: marks silent nodes `away` and gives up lost ones (`down`).
+
+Law: a node changes state only after it was probed directly, and only through the control store; a node
+that cannot reach the control store changes nobody's state. Any node may do it: the holder of one lease
+probes all nodes regularly, and a request that waits for a node probes that node at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.membership import node_lease_name
+from meshd.cluster.peer_checks import probe_map_version
+from meshd.cluster.replica_counts import replica_shortfall
+from meshd.control.control_api import ControlError, LeaseLostError
+from meshd.telemetry import metrics
+from meshwire.cluster import transitions as turn
+from meshwire.cluster.cluster_map import STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.cluster_map_store import ClusterMapStore
+    from meshd.control.control_api import ControlStore, Lease
+    from meshd.util.clock import Clock
+    from meshwire.cluster import ClusterMap, Node
+
+_log = logging.getLogger(__name__)
+_LEASE: Final = "guardian"
+_STEP: Final = 0.25
+_GONE: Final = ("away", "down")
+
+
+class NodeStateWriter:
+    """Changes what the map says of other nodes."""
+
+    def __init__(self, control: ControlStore, maps: ClusterMapStore) -> None:
+        self._control, self._maps = control, maps
+
+    async def alive(self) -> set[str]:
+        """Ids of the nodes that hold their leases. Raises ControlError."""
+        cut = len(node_lease_name(""))
+        return {name[cut:] for name in await self._control.leases(node_lease_name(""))}
+
+    async def away(self, node_id: str, turned: int) -> None:
+        """It does not answer. Not when it has taken another state since the version `turned`."""
+        await self._mark(node_id, turned, turn.mark_node_away)
+
+    async def down(self, node_id: str, turned: int) -> None:
+        """It is given up."""
+        await self._mark(node_id, turned, turn.mark_node_down)
+
+    async def _mark(self, node_id: str, turned: int, change: Callable[[ClusterMap, str], ClusterMap]) -> None:
+        marked = ""
+
+        def mark(present: ClusterMap | None) -> ClusterMap:
+            nonlocal marked
+            assert present is not None
+            node = present.node(node_id)
+            if node is None or node.turned != turned or node.state == "down":
+                return present
+            after = change(present, node_id)
+            found = after.node(node_id)
+            marked = found.state if found is not None and after is not present else ""
+            return after
+
+        cluster = await self._maps.change(mark)
+        if marked:
+            metrics.cluster_marked.labels(marked).inc()
+            _log.warning("a node is %s", marked, extra={"node": node_id, "map": cluster.version})
+
+
+class SuspectProbe:
+    """What `Mesh.suspect` does: for a node that somebody waits for."""
+
+    def __init__(self, marking: NodeStateWriter, clock: Clock, ttl: float) -> None:
+        self._marking, self._clock, self._ttl = marking, clock, ttl
+
+    async def __call__(self, mesh: ClusterView, node_id: str, version: int) -> None:
+        """Returns when it answers, or the map has changed, or nothing more can be found out."""
+        until = self._clock.monotonic() + self._ttl + 1
+        with suppress(ControlError):
+            while mesh.map().version <= version:
+                node = mesh.map().node(node_id)
+                if node is None or node.state in _GONE or await probe_map_version(node) is not None:
+                    return
+                late = self._clock.monotonic() > until
+                if node_id not in await self._marking.alive() or (late and await self._reaches(mesh, node)):
+                    await self._marking.away(node_id, node.turned)
+                    return
+                if late:
+                    return
+                await asyncio.sleep(_STEP)
+
+    async def _reaches(self, mesh: ClusterView, node: Node) -> bool:
+        """Whether it is that node which cannot be reached, and not this one which reaches nobody."""
+        others = [n for n in mesh.map().nodes if n.node_id not in (mesh.node_id, node.node_id)]
+        others = [n for n in others if n.state not in _GONE]
+        found = await asyncio.gather(*[probe_map_version(other) for other in others])
+        return not others or any(answer is not None for answer in found)
+
+
+class FailureDetector:
+    """Runs in every steward; the holder of the lease is the one that looks."""
+
+    def __init__(
+        self,
+        mesh: ClusterView,
+        control: ControlStore,
+        marking: NodeStateWriter,
+        fewest_copies: Callable[[], int],
+        clock: Clock,
+        *,
+        ttl: float,
+        down_after: float,
+    ) -> None:
+        self._mesh, self._control, self._marking, self._clock = mesh, control, marking, clock
+        self._fewest, self._ttl, self._down_after = fewest_copies, ttl, down_after
+        self._lease: Lease | None = None
+        self._silent: dict[str, float] = {}
+        self._away: dict[tuple[str, int], float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Guardian of {self._mesh.node_id}{', looking' if self._lease else ''}>"
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(self._ttl / 5)
+            record_map_metrics(self._mesh.map())
+            try:
+                if await self._hold():
+                    await self.look()
+            except ControlError as error:
+                self._silent.clear()  # what was seen before says nothing about now
+                _log.debug("nobody is looked after: %s", error)
+            except turn.TransitionError as error:
+                _log.warning("the map refuses: %s", error)
+
+    async def _hold(self) -> bool:
+        if self._lease is not None:
+            try:
+                self._lease = await self._control.renew(self._lease)
+            except LeaseLostError:
+                self._lease = None
+        elif _LEASE not in await self._control.leases(_LEASE):
+            self._lease = await self._control.acquire(_LEASE, self._mesh.node_id, self._ttl)
+        return self._lease is not None
+
+    async def look(self) -> None:
+        """At every node, once. Raises ControlError."""
+        cluster, alive = self._mesh.map(), await self._marking.alive()
+        suspects = [n for n in cluster.nodes if n.state not in _GONE and n.node_id != self._mesh.node_id]
+        await asyncio.gather(*[self._look_at(cluster, node, node.node_id in alive) for node in suspects])
+        await self._give_up(cluster)
+
+    async def _look_at(self, cluster: ClusterMap, node: Node, alive: bool) -> None:
+        if alive:
+            self._silent.pop(node.node_id, None)
+            return
+        now = self._clock.monotonic()
+        since = self._silent.setdefault(node.node_id, now)
+        version = await probe_map_version(node)
+        # It answers, and cannot reach the control store: that alone is no harm, until it goes by an old map.
+        if version is None or (version < cluster.version and now - since > self._ttl):
+            await self._marking.away(node.node_id, node.turned)
+
+    async def _give_up(self, cluster: ClusterMap) -> None:
+        now = self._clock.monotonic()
+        away = {(node.node_id, node.turned) for node in cluster.nodes if node.state == "away"}
+        self._away = {key: self._away.get(key, now) for key in away}
+        for node_id, turned in away:
+            if now - self._away[node_id, turned] < self._down_after:
+                continue
+            if turn.can_lose_node(cluster, node_id, self._fewest()):
+                await self._marking.down(node_id, turned)
+
+
+def record_map_metrics(cluster: ClusterMap) -> None:
+    """Tell the metrics what the map says."""
+    metrics.cluster_map_version.set(cluster.version)
+    metrics.cluster_moving.set(cluster.moving)
+    if cluster.version:
+        short, lost = replica_shortfall(cluster, cluster.copies)
+        metrics.cluster_slots_short.set(short)
+        metrics.cluster_slots_lost.set(lost)
+    for state in STATES:
+        metrics.cluster_nodes.labels(state).set(sum(node.state == state for node in cluster.nodes))

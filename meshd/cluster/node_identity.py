@@ -1,0 +1,230 @@
+"""Identity of a data directory: the cluster and the node it belongs to (`DATA_DIR/cluster.json`).
+
+Law: a directory belongs to one node of one cluster for good. A node refuses to start on objects of
+another cluster or node, or on objects written before the map existed; they are never mixed. The control
+store keeps a generation count per directory (`directories/NODE`). A directory whose count differs (the
+node has run on another one since, or this is an older disk image) is not trusted: the node compares its
+contents with the other owners as if it were empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
+from meshd.errors import StartupError
+from meshd.store.disks.layout import sync_directory
+from meshwire.cluster import transitions as turn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.config import NodeSettings
+    from meshd.control.cluster_map_store import ClusterMapStore
+    from meshd.control.control_api import ControlStore
+    from meshwire.cluster import ClusterMap
+
+IDENTITY_FILE: Final = "cluster.json"
+DIRECTORIES_TOPIC: Final = "directories"
+_EMPTY: Final = "is empty"
+_EVERY: Final = 3600.0  # seconds
+_log = logging.getLogger("meshd.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """`directory` tells two directories apart that say they are the same node; `count`, which grows with each
+    start and each hour, two states of one."""
+
+    mesh: str
+    node_id: str
+    directory: str
+    count: int = 0
+
+    @property
+    def holder(self) -> str:
+        """As whom the node holds its lease."""
+        return f"{self.node_id}/{self.directory}"
+
+
+def read_identity(data_dir: Path) -> NodeIdentity | None:
+    """What the directory says; None for one that belongs to nobody yet. Raises StartupError."""
+    path = data_dir / IDENTITY_FILE
+    try:
+        document = json.loads(path.read_bytes())
+        mesh, node_id, directory = (str(document[name]) for name in ("mesh", "node_id", "directory"))
+        return NodeIdentity(mesh, node_id, directory, int(document.get("count", 0)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(
+            f"{path} cannot be read ({type(error).__name__}); restore it from a copy"
+        ) from None
+
+
+def require_single_node(data_dir: Path) -> None:
+    """Raise StartupError when the directory is a mesh's and the node was started without that."""
+    found = read_identity(data_dir)
+    if found is not None:
+        raise StartupError(
+            f"{data_dir} belongs to node {found.node_id} of a mesh; start it with the --control it had"
+        )
+
+
+async def establish_identity(
+    control: ControlStore, maps: ClusterMapStore, settings: NodeSettings, copies: int
+) -> NodeIdentity:
+    """The directory's place in the mesh; made, and kept, when it has none. `copies`: the fewest that any
+    bucket has. Raises StartupError, ControlError."""
+    data_dir, node_id = settings.store.data_dir, settings.node_id
+    mesh, cluster = await _mesh_id(control), maps.current()
+    found = read_identity(data_dir)
+    if found is None:
+        if cluster is not None and cluster.nodes and has_been_used(settings):
+            raise StartupError(
+                f"{data_dir} holds objects of a node without a mesh, and this mesh exists already; give the "
+                "node an empty directory and copy the objects over S3"
+            )
+        await _admit(maps, settings, copies, _EMPTY)
+        found = NodeIdentity(mesh, node_id, secrets.token_hex(8))
+    elif found.node_id != node_id:
+        raise StartupError(
+            f"{data_dir} belongs to node {found.node_id}; start it with --node-id {found.node_id}, "
+            "or give this node a directory of its own"
+        )
+    elif found.mesh != mesh:
+        what = "the control store is new or was emptied" if cluster is None else "that is another mesh"
+        raise StartupError(
+            f"{data_dir} belongs to mesh {found.mesh}, and the control store speaks for {mesh}: {what}. "
+            "Check --control; objects of another mesh are copied over S3"
+        )
+    elif not _has_index(settings):  # its disks were emptied, and the file that says whose it is was not
+        await _admit(maps, settings, copies, _EMPTY)
+    elif why := _outdated(found, await _read_generation(control, node_id)):
+        await _admit(maps, settings, copies, why)
+    return await increment_generation(control, data_dir, found)
+
+
+class _Generation(msgspec.Struct, frozen=True):
+    """The directory that a node ran on last, and its count."""
+
+    directory: str
+    count: int
+
+
+async def increment_generation(
+    control: ControlStore, data_dir: Path, belonging: NodeIdentity
+) -> NodeIdentity:
+    """The next count, in the directory first: one that is ahead was interrupted, one that is behind is an
+    older image. Raises ControlError, OSError."""
+    known = await _read_generation(control, belonging.node_id)
+    counted = replace(belonging, count=max(belonging.count, known.count if known else 0) + 1)
+    await asyncio.to_thread(_write, data_dir, counted)
+    value = msgspec.json.encode(_Generation(counted.directory, counted.count))
+    await control.put(f"{DIRECTORIES_TOPIC}/{counted.node_id}", value)
+    return counted
+
+
+async def increment_generation_hourly(control: ControlStore, data_dir: Path, belonging: NodeIdentity) -> None:
+    """For ever, so that an image of the disk that is older than an hour is told from what it was made of."""
+    while True:
+        await asyncio.sleep(_EVERY)
+        try:
+            known = await _read_generation(control, belonging.node_id)
+            if known is None or known.directory == belonging.directory:
+                belonging = await increment_generation(control, data_dir, belonging)
+        except (ControlError, OSError) as error:
+            _log.warning("the age of the directory is not noted", extra={"why": str(error)})
+
+
+async def _read_generation(control: ControlStore, node_id: str) -> _Generation | None:
+    entry = await control.get(f"{DIRECTORIES_TOPIC}/{node_id}")
+    return None if entry is None else msgspec.json.decode(entry.value, type=_Generation)
+
+
+def _outdated(found: NodeIdentity, known: _Generation | None) -> str:
+    """In which way a directory is not as its node left it; "" where it is."""
+    if known is None:
+        return ""
+    if known.directory != found.directory:
+        return f"is not the directory that {found.node_id} ran on last"
+    return "is an older image of what it was" if known.count > found.count else ""
+
+
+async def _mesh_id(control: ControlStore) -> str:
+    entry = await control.get(MESH_ID)
+    if entry is None:
+        with suppress(VersionConflictError):
+            await control.put(MESH_ID, secrets.token_hex(8).encode(), expect=ABSENT)
+        entry = await control.get(MESH_ID)
+        assert entry is not None
+    return entry.value.decode()
+
+
+async def _admit(maps: ClusterMapStore, settings: NodeSettings, copies: int, why: str) -> None:
+    """A node that has nothing, or of which nobody knows what it has: whatever the map says that it has is
+    lost, or, of the last copy, refused. What it does have is compared when it joins anew."""
+    cluster, node_id, data_dir = maps.current(), settings.node_id, settings.store.data_dir
+    if cluster is None or not cluster.nodes:
+        return
+
+    def distrusted(present: ClusterMap | None) -> ClusterMap:
+        assert present is not None
+        node = present.node(node_id)
+        if node is None or node.state == "down" or not node.stores:
+            return present
+        if turn.can_lose_node(present, node_id, copies):
+            return turn.mark_node_down(present, node_id)
+        if why != _EMPTY and data_dir in settings.lost_disks:
+            return turn.mark_node_away(present, node_id)
+        raise StartupError(
+            f"by the map {node_id} has objects of which no other node that is up has a copy, and {data_dir} "
+            f"{why}: {_remedy(settings, why)}"
+        )
+
+    after = await maps.change(distrusted)
+    if why != _EMPTY and after != cluster:
+        _log.warning("the directory %s: it is compared with the other nodes", why, extra={"node": node_id})
+
+
+def _remedy(settings: NodeSettings, why: str) -> str:
+    if why == _EMPTY:
+        return (
+            "start it on the directory it had, or give those objects up with "
+            f"`mesh cluster lost {settings.node_id} --anyway`"
+        )
+    return (
+        "start it on the directory it ran on last, or bring the other nodes back first. Is that directory "
+        f"lost for good, and what only it had: start once with --lost-disk {settings.store.data_dir}"
+    )
+
+
+def has_been_used(settings: NodeSettings) -> bool:
+    """Whether a node has run on these directories before."""
+    return settings.control_dir.exists() or _has_index(settings)
+
+
+def _has_index(settings: NodeSettings) -> bool:
+    index = settings.store.index_dir
+    return index.is_dir() and any(index.iterdir())
+
+
+def _write(data_dir: Path, belonging: NodeIdentity) -> None:
+    path = data_dir / IDENTITY_FILE
+    new = path.with_suffix(".new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(json.dumps(asdict(belonging)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    sync_directory(data_dir)  # else a loss of power may bring back an older count

@@ -1,0 +1,164 @@
+"""Checks of other nodes: health probe, certificate and clock survey, and comparison of `--domain` settings.
+
+Law: the probe does not authenticate (`meshd.rpc.peer_client` does) and ignores certificates: a node with
+an expired certificate is not away, and a wrong local clock makes certificates look expired. The survey
+opens its own connections, because open ones reveal neither clocks nor certificates; it changes no state.
+Every node publishes its domains (`told/NODE` in the control store). Nodes that differ from the majority
+appear in the log and in the status, but are not refused: an operator changes the setting node by node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from meshwire.http_values.dates import parse_http
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.control_api import ControlStore
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.util.clock import Clock
+    from meshwire.cluster import ClusterMap, Node
+
+
+PROBE_TIMEOUT: Final = 1.5
+MAP_VERSION_HEADER: Final = "x-mesh-map"
+_REQUEST = "GET /-/healthy HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n"
+_MAX_HEAD: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a node answers: the `version` of the map that it goes by (0 when it does not say), and the time
+    that its `clock` shows, in whole seconds since 1970 (None when it does not say)."""
+
+    version: int
+    clock: int | None
+
+
+async def probe_map_version(node: Node, patience: float = PROBE_TIMEOUT) -> int | None:
+    """The version of the map that a node goes by (0 when it does not say), None when it does not answer."""
+    heard = await probe_node(node, patience)
+    return None if heard is None else heard.version
+
+
+async def probe_node(node: Node, patience: float = PROBE_TIMEOUT) -> ProbeResult | None:
+    """What a node answers within `patience` seconds; None when it does not."""
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+        async with asyncio.timeout(patience):
+            return await _probe(node)
+    return None
+
+
+async def _probe(node: Node) -> ProbeResult | None:
+    where = urlsplit(node.endpoint)
+    port = where.port or (443 if where.scheme == "https" else 80)
+    tls = _unverified() if where.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(where.hostname, port, ssl=tls, limit=_MAX_HEAD)
+    try:
+        writer.write(_REQUEST.format(where.netloc).encode())
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    finally:
+        writer.transport.abort()
+    if not lines[0].startswith("HTTP/1."):
+        return None
+    headers = {
+        name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])
+    }
+    return ProbeResult(int(headers.get(MAP_VERSION_HEADER, "0")), parse_http(headers.get("date", "")))
+
+
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSurvey:
+    """`refused`: by id, why a node's certificate is not believed here. `ahead`: by id, the seconds that a
+    node's clock is ahead of this one's (negative: behind), to about one; this node is among them. `silent`:
+    ids of those that did not answer in time."""
+
+    refused: Mapping[str, str]
+    ahead: Mapping[str, float]
+    silent: frozenset[str] = frozenset()
+
+
+async def survey_peers(
+    mesh: ClusterView, peers: PeerClient, clock: Clock, patience: float = PROBE_TIMEOUT
+) -> PeerSurvey:
+    """Looks at all others that are not known to be gone, at once; each gets `patience` seconds."""
+    others = [
+        node
+        for node in mesh.map().nodes
+        if node.node_id != mesh.node_id and node.state not in ("away", "down")
+    ]
+    refusals = asyncio.gather(*[peers.refuses(node, patience) for node in others])
+    clocks = asyncio.gather(*[_clock_offset(node, clock, patience) for node in others])
+    why, heard = await refusals, await clocks
+    return PeerSurvey(
+        {node.node_id: said for node, said in zip(others, why, strict=True) if said},
+        {mesh.node_id: 0.0}
+        | {
+            node.node_id: told[0]
+            for node, told in zip(others, heard, strict=True)
+            if told is not None and told[0] is not None
+        },
+        frozenset(node.node_id for node, told in zip(others, heard, strict=True) if told is None),
+    )
+
+
+async def _clock_offset(node: Node, clock: Clock, patience: float) -> tuple[float | None] | None:
+    """How far its clock is ahead (None: it does not say); None where it does not answer."""
+    before = clock.now_ms()
+    heard = await probe_node(node, patience)
+    if heard is None:
+        return None
+    if heard.clock is None:
+        return (None,)
+    return (heard.clock + 0.5 - (before + clock.now_ms()) / 2000,)  # it tells whole seconds, cut off
+
+
+DOMAINS_TOPIC: Final = "told"
+
+
+class NodeDomains(msgspec.Struct, frozen=True):
+    """What a node was told when it started."""
+
+    domains: tuple[str, ...] = ()
+
+
+async def publish_domains(control: ControlStore, node_id: str, domains: tuple[str, ...]) -> None:
+    """Say what this node was told. Raises ControlError."""
+    await control.put(f"{DOMAINS_TOPIC}/{node_id}", msgspec.json.encode(NodeDomains(tuple(sorted(domains)))))
+
+
+def domain_mismatches(control: ControlStore, cluster: ClusterMap) -> Mapping[str, str]:
+    """By id, nodes of the map with other domains than most of them, and what to do about it."""
+    told = {}
+    for key, entry in control.peek(DOMAINS_TOPIC).items():
+        node_id = key.partition("/")[2]
+        node = cluster.node(node_id)
+        if node is not None and node.state != "down":
+            told[node_id] = msgspec.json.decode(entry.value, type=NodeDomains).domains
+    if len(set(told.values())) < 2:
+        return {}
+    most = max(Counter(told.values()).items(), key=lambda found: (found[1], found[0]))[0]
+    said = f"--domain {' --domain '.join(most)}" if most else "no --domain"
+    return {
+        node_id: f"was started with other domains than most nodes, which have {said}: give all nodes the same"
+        for node_id, domains in told.items()
+        if domains != most
+    }

@@ -1,0 +1,97 @@
+"""Read barrier: confirms that this node's cluster map is current before it serves reads or accepts writes.
+
+Law: while the node holds its lease and has seen the newest map since it acquired it, the map is current;
+no node is removed from the map for silence before its lease runs out. Otherwise the node asks the other
+owners of the name for their map version; without an answer from one of them it accepts no write. The
+only owner that is available by its map asks nobody: a returning owner compares with it first. Invariant:
+an answer counts only for callers that waited before the question was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.peer_checks import probe_map_version
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+
+ANSWER_VALID_SECONDS: Final = 1.0
+"""Seconds for which what the others answered is enough to decide by. Who takes a node out asks it before, and
+waits longer than that (`probing.PATIENCE`): not one that stands still since is taken out within them."""
+_PATIENCE: Final = 5.0
+_PAUSE: Final = 0.3
+
+
+class ReadBarrier:
+    """One a process."""
+
+    def __init__(
+        self,
+        mesh: ClusterView,
+        clock: Clock,
+        ask: Callable[[Node], Awaitable[int | None]] = probe_map_version,
+    ) -> None:
+        self._mesh, self._clock, self._ask = mesh, clock, ask
+        self._asking: dict[str, asyncio.Task[int | None]] = {}
+        self._next: dict[str, asyncio.Task[int | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Doubt of {self._mesh.node_id}: {'none' if self._mesh.sure else 'asks'}>"
+
+    async def dispel(self, bucket: str, key: str, patience: float = _PATIENCE) -> str:
+        """Waits until it is sure that reads of a name may be answered by this process's map. Why it is not,
+        of this node; empty: it is sure now."""
+        deadline = self._clock.monotonic() + patience
+        while True:
+            version, route = self._mesh.map().version, self._mesh.route(bucket, key)
+            if self._mesh.sure:
+                return ""
+            others = {node.node_id: node for node in (*route.readers, *route.writers)}
+            others.pop(self._mesh.node_id, None)
+            found = await asyncio.gather(*[self._version(node) for node in others.values()])
+            silent = [node_id for node_id, theirs in zip(others, found, strict=True) if theirs is None]
+            newest = max((theirs for theirs in found if theirs is not None), default=0)
+            newest = max(newest, self._mesh.newest_version)
+            metrics.cluster_doubts.labels(
+                "silent" if silent else "newer" if newest > version else "none"
+            ).inc()
+            if not silent and newest <= version:
+                return ""
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return _reason(silent, dict(zip(others, found, strict=True)), newest)
+            await self._mesh.newer_than(version, min(left, _PAUSE if silent else 2.0))
+
+    async def _version(self, node: Node) -> int | None:
+        """What a node says that is asked from now on; who waits at the same time shares the question."""
+        task = self._next.get(node.node_id)
+        if task is None:
+            before = self._asking.get(node.node_id)
+            task = self._next[node.node_id] = asyncio.ensure_future(self._after(node, before))
+        return await asyncio.shield(task)
+
+    async def _after(self, node: Node, before: asyncio.Task[int | None] | None) -> int | None:
+        if before is not None:
+            await asyncio.wait((before,))
+        task = self._asking[node.node_id] = self._next.pop(node.node_id)
+        try:
+            return await self._ask(node)
+        finally:
+            if self._asking.get(node.node_id) is task:
+                del self._asking[node.node_id]
+
+
+def _reason(silent: list[str], versions: Mapping[str, int | None], newest: int) -> str:
+    """What a node says of itself that nobody assures of its map."""
+    if silent:
+        return f"reaches neither the control store nor {', '.join(silent)}"
+    another = "another process of it"
+    newer = next((node_id for node_id, version in versions.items() if version == newest), another)
+    return f"does not reach the control store, and {newer} goes by a newer cluster map ({newest})"

@@ -1,0 +1,490 @@
+"""Anti-entropy: compares the local store with one peer and fetches the missing items.
+
+Law: a sync can be interrupted and restarted at any time. It compares digests by slot, then the names of
+slots that differ, then fetches metadata and data. Fetched items are applied as a replica applies
+changes, so concurrent client writes are never undone. Seam: `SyncPeer`; a local `SyncSource` is one
+without a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+import numpy as np
+
+from meshd.cluster.rebalance.sync_plan import Item, missing_items, surplus_items
+from meshd.cluster.rebalance.sync_source import (
+    DigestsRequest,
+    DigestsResponse,
+    FetchFrame,
+    FetchRequest,
+    InventoryRequest,
+    encode,
+)
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
+from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
+from meshd.store.records import Record
+from meshd.store.replica.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
+from meshd.store.replica.inventory import InventoryPage
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+from meshd.util.admission import ByteSemaphore
+from meshd.util.shared_counters import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.cluster.rebalance.sync_plan import RemovalItem, Scope
+    from meshd.cluster.rebalance.sync_source import DocumentsRequest, SyncSource
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.replica.changes import Change
+    from meshd.store.replica.inventory import HeldName
+    from meshd.store.store import Store
+    from meshwire.cluster import Node
+
+_STREAMS: Final = 4  # fetched from one holder at a time
+_BATCH_BYTES: Final = 4 << 20
+_BATCH_ITEMS: Final = 256
+_LARGE: Final = 1 << 20
+_REMOVAL_BATCH: Final = 512  # removals entered at once
+_IN_FLIGHT_BYTES: Final = 32 << 20  # bytes of small ones on their way to the disk
+_ITEM_OVERHEAD: Final = 64 << 10  # what one of them costs besides
+_PAGE: Final = 1000
+_SLICE: Final = 100  # names compared in one turn of the loop
+_ANSWER_TIMEOUT: Final = 60.0
+
+
+class SyncPeerLostError(Exception):
+    """The holder does not answer, or what it sent came broken: to be tried again later."""
+
+
+class SyncPeer(Protocol):
+    """See `Offers`. Raises HolderLostError."""
+
+    async def digests(self, wanted: DigestsRequest) -> DigestsResponse: ...
+
+    async def inventory(self, wanted: InventoryRequest) -> InventoryPage: ...
+
+    async def documents(self, wanted: DocumentsRequest) -> list[str]: ...
+
+    def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]: ...
+
+
+class RemoteSyncPeer:
+    """Another node."""
+
+    def __init__(self, peers: PeerClient, node: Node) -> None:
+        self._peers, self._node = peers, node
+
+    def __repr__(self) -> str:
+        return f"<RemoteHolder {self._node.node_id}>"
+
+    async def digests(self, wanted: DigestsRequest) -> DigestsResponse:
+        raw = await self._ask("digests", encode(wanted))
+        return msgspec.msgpack.decode(raw, type=DigestsResponse)
+
+    async def inventory(self, wanted: InventoryRequest) -> InventoryPage:
+        raw = await self._ask("inventory", encode(wanted))
+        return msgspec.msgpack.decode(raw, type=InventoryPage)
+
+    async def documents(self, wanted: DocumentsRequest) -> list[str]:
+        return msgspec.msgpack.decode(await self._ask("documents", encode(wanted)), type=list[str])
+
+    async def _ask(self, what: str, body: bytes) -> bytes:
+        return b"".join([piece async for piece in self._answer(what, body)])
+
+    def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+        return self._answer("fetch", encode(wanted))
+
+    async def _answer(self, what: str, body: bytes) -> AsyncIterator[bytes]:
+        try:
+            async with self._peers.call(
+                self._node, "POST", f"/-/peer/moves/{what}", body=body, timeout=_ANSWER_TIMEOUT, lane="moves"
+            ) as answer:
+                async for piece in answer.pieces():
+                    yield piece
+        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
+            raise SyncPeerLostError(str(error)) from error
+
+
+@dataclass(slots=True)
+class SyncStats:
+    """What a comparison did. `differing`: slots; `total`: bytes that will have come, as far as is known;
+    `lost`: what the holder no longer had when it was asked; `failed`: what could not be fetched or
+    entered."""
+
+    differing: int = 0
+    total: int = 0
+    names: int = 0
+    lacked: int = 0
+    entered: int = 0
+    bytes: int = 0
+    lost: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Nothing was lacking, or is now."""
+        return not (self.lacked or self.failed or self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _DigestSums:
+    """Of all slots of a scope, what one side has of them."""
+
+    sums: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+    since: int
+
+
+class LocalInventory:
+    """This store's names of a scope, run by run."""
+
+    def __init__(self, offers: SyncSource, scope: Scope) -> None:
+        self._offers, self._scope = offers, scope
+        self._ahead: list[HeldName] = []
+        self._after, self._end = b"", False
+
+    async def any(self) -> bool:
+        """Whether there is at least one left."""
+        while not self._ahead and not self._end:
+            page = await self._offers.inventory(InventoryRequest(self._scope, self._after, _PAGE))
+            self._ahead += page.names
+            self._after, self._end = page.after, not page.after
+        return bool(self._ahead)
+
+    def ahead(self) -> list[HeldName]:
+        """Those that `any` has looked up; they are gone past."""
+        taken, self._ahead = self._ahead, []
+        return taken
+
+    async def up_to(self, last: bytes) -> dict[bytes, HeldName]:
+        """The next ones, `last` included; b"" means all that are left."""
+        while not self._end and (not last or self._after < last):
+            page = await self._offers.inventory(InventoryRequest(self._scope, self._after, _PAGE))
+            self._ahead += page.names
+            self._after, self._end = page.after, not page.after
+        taken = [held for held in self._ahead if not last or held.name <= last]
+        self._ahead = self._ahead[len(taken) :]
+        return {held.name: held for held in taken}
+
+
+class AntiEntropySync:
+    """One comparison with one holder. `rest` is awaited after each piece of work with the bytes it was, and
+    gives way to clients. `standing`: the stamp up to which this store is known to have learnt of everything;
+    where the holder has forgotten removals since, this store's own word counts for nothing, and `drop` is
+    told what of it the holder has not."""
+
+    def __init__(
+        self,
+        store: Store,
+        mine: SyncSource,
+        holder: SyncPeer,
+        scope: Scope,
+        *,
+        rest: Callable[[int], Awaitable[None]],
+        tally: SyncStats,
+        standing: int = 1 << 64,
+        drop: Callable[[list[HeldName]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._store, self._mine, self._holder, self._scope = store, mine, holder, scope
+        self._rest, self._standing, self._drop = rest, standing, drop
+        self.tally = tally
+        self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue(2 * _STREAMS)
+        self._entering = ByteSemaphore(_IN_FLIGHT_BYTES)
+
+    async def run(self) -> SyncStats:
+        """Raises HolderLostError, DiskFullError, DiskFailedError; what was entered by then stays."""
+        scope = await self._differing()
+        if scope:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_STREAMS):
+                        group.create_task(self._fetching())
+                    await self._walk(scope)
+                    for _ in range(_STREAMS):
+                        await self._batches.put(None)
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from errors
+        return self.tally
+
+    async def fetch(self, items: Sequence[Item]) -> SyncStats:
+        """Exactly these, without comparing. Raises as `run`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_STREAMS):
+                    group.create_task(self._fetching())
+                await self._hand_out(list(items), every=True)
+                for _ in range(_STREAMS):
+                    await self._batches.put(None)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        return self.tally
+
+    # which slots ------------------------------------------------------------------------------------------
+
+    async def _differing(self) -> Scope:
+        forgotten = self._store.graves_since()
+        theirs = await self._summed(self._holder, forgotten)
+        if theirs.since <= self._standing:
+            self._drop = None
+        if theirs.since > forgotten:
+            forgotten = theirs.since
+            theirs = await self._summed(self._holder, forgotten)
+        mine = await self._summed(self._mine, forgotten)
+        differing = theirs.sums != mine.sums
+        more = theirs.sizes.astype(np.int64) - mine.sizes.astype(np.int64)
+        self.tally.differing += int(differing.sum())
+        self.tally.total += int(more[differing & (more > 0)].sum())
+        return self._scope.within(differing)
+
+    async def _summed(self, holder: SyncPeer, forgotten: int) -> _DigestSums:
+        slots, after = self._scope.slots, b""
+        sums, sizes = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
+        while True:
+            given = await holder.digests(DigestsRequest(self._scope, forgotten, after))
+            sums, sizes = sums + given.array(), sizes + given.weights()
+            after = given.after
+            if not after:
+                return _DigestSums(sums, sizes, given.since)
+            await self._rest(0)
+
+    # which names ------------------------------------------------------------------------------------------
+
+    async def _walk(self, scope: Scope) -> None:
+        own, after, items = LocalInventory(self._mine, scope), b"", list[Item]()
+        while True:
+            page = await self._holder.inventory(InventoryRequest(scope, after, _PAGE))
+            mine = await own.up_to(page.after)
+            ended: list[RemovalItem] = []
+            for number, theirs in enumerate(page.names):
+                if number % _SLICE == 0:
+                    await self._rest(PIECE_BYTES)
+                self.tally.names += 1
+                lacks = missing_items(mine.get(theirs.name), theirs)
+                ended += lacks.ended
+                items += lacks.items
+            await self._end(ended)
+            items = await self._hand_out(items, every=not page.after)
+            await self._drop_surplus(mine, page)
+            after = page.after
+            if not after:
+                return
+            await self._rest(0)
+
+    async def _end(self, ended: list[RemovalItem]) -> None:
+        self.tally.lacked += len(ended)
+        for start in range(0, len(ended), _REMOVAL_BATCH):
+            run = ended[start : start + _REMOVAL_BATCH]
+            await asyncio.gather(*[self._store.apply(_removal_change(each)) for each in run])
+            self.tally.entered += len(run)
+
+    async def _hand_out(self, items: list[Item], *, every: bool) -> list[Item]:
+        """Fills batches; what is left for the next."""
+        self.tally.lacked += len(items)
+        batches, batch, weight = list[tuple[Item, ...]](), list[Item](), 0
+        for item in items:
+            batch.append(item)
+            weight += item.size
+            if weight >= _BATCH_BYTES or len(batch) == _BATCH_ITEMS:
+                batches.append(tuple(batch))
+                batch, weight = [], 0
+        if every and batch:
+            batches.append(tuple(batch))
+            batch = []
+        for each in batches:
+            await self._batches.put(each)
+        self.tally.lacked -= len(batch)
+        return batch
+
+    async def _drop_surplus(self, mine: dict[bytes, HeldName], page: InventoryPage) -> None:
+        if self._drop is None:
+            return
+        theirs = {held.name: held for held in page.names}
+        found = [surplus_items(held, [theirs[name]] if name in theirs else []) for name, held in mine.items()]
+        gone = [held for held in found if held.versions or held.uploads]
+        if gone:
+            self.tally.dropped += len(gone)
+            await self._drop(gone)
+
+    # facts and bytes --------------------------------------------------------------------------------------
+
+    async def _fetching(self) -> None:
+        while (batch := await self._batches.get()) is not None:
+            await self._fetch(batch)
+
+    async def _fetch(self, batch: tuple[Item, ...]) -> None:
+        """A holder that breaks off in the middle costs the rest of the batch, and nothing else: the next
+        comparison finds what is left."""
+        answered = 0
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(self._holder.frames(FetchRequest(batch))) as pieces,  # type: ignore[type-var]  # a generator
+            ):
+                stream = _FrameStream(pieces)
+                for item in batch:
+                    frame = await stream.frame()
+                    answered += 1
+                    if frame.lost:
+                        self.tally.lost += 1
+                    elif frame.size > _LARGE:
+                        await self._stream_in(item, frame, stream)
+                    else:
+                        await self._entering.take(frame.size + _ITEM_OVERHEAD)
+                        room = _Reservation(self._entering, frame.size + _ITEM_OVERHEAD)
+                        try:
+                            body = await stream.take(frame.size)
+                        except BaseException:
+                            room.give()
+                            raise
+                        entering = group.create_task(self._enter(item, frame, body, room))
+                        entering.add_done_callback(room.give)  # it may be cancelled before it begins
+        except BaseExceptionGroup as errors:
+            if errors.split(SyncPeerLostError)[1] is not None:
+                raise
+            self.tally.failed += len(batch) - answered + 1
+
+    async def _enter(self, item: Item, frame: FetchFrame, body: bytes, room: _Reservation) -> None:
+        try:
+            bucket, key = _split_name(item.name)
+            change = _metadata_change(bucket, key, item, frame)
+            if change is not None:
+                await self._store.apply(change)
+            else:
+                writer = self._store.replica_writer(bucket, key, size=len(body))
+                await writer.write(body)
+                await writer.commit_as(*_commit_arguments(frame))
+            self._count(len(body))
+        except (DiskFullError, DiskFailedError):
+            raise
+        except StoreError:  # it ended, or something it stands on came apart from it: compared again
+            self.tally.lost += 1
+        finally:
+            room.give()
+        await self._rest(len(body))
+
+    async def _stream_in(self, item: Item, frame: FetchFrame, stream: _FrameStream) -> None:
+        writer = self._store.replica_writer(*_split_name(item.name), size=frame.size)
+        try:
+            left = frame.size
+            while left:
+                piece = await stream.some(left)
+                left -= len(piece)
+                await writer.write(piece)
+                await self._rest(len(piece))
+            await writer.commit_as(*_commit_arguments(frame))
+            self._count(frame.size)
+        except (DiskFullError, DiskFailedError):
+            raise
+        except StoreError:
+            self.tally.lost += 1
+            await stream.skip(left)
+        finally:
+            await writer.abort()
+
+    def _count(self, size: int) -> None:
+        self.tally.entered += 1
+        self.tally.bytes += size
+        metrics.moves_entered.inc()
+        failpoints.hit("moves.entered")
+        metrics.moves_bytes.inc(size)
+
+
+class _Reservation:
+    """What was taken from a budget, until it is given back: once, whoever comes first."""
+
+    __slots__ = ("_budget", "_units")
+
+    def __init__(self, budget: ByteSemaphore, units: int) -> None:
+        self._budget, self._units = budget, units
+
+    def give(self, _: object = None) -> None:
+        """Idempotent."""
+        units, self._units = self._units, 0
+        if units:
+            self._budget.give(units)
+
+
+class _FrameStream:
+    """Frames and bytes of an answer as it arrives. Raises HolderLostError when it ends early."""
+
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held = b""
+        self._at = 0
+
+    async def take(self, size: int) -> bytes:
+        """Exactly so many bytes."""
+        taken, left = [], size
+        while left:
+            piece = await self.some(left)
+            left -= len(piece)
+            taken.append(piece)
+        return taken[0] if len(taken) == 1 else b"".join(taken)
+
+    async def some(self, most: int) -> bytes:
+        """At least one byte, at most `most`; of what has arrived."""
+        if self._at == len(self._held):
+            self._held, self._at = await anext(self._pieces, b""), 0
+            if not self._held:
+                raise SyncPeerLostError("the holder broke off")
+        start, self._at = self._at, min(self._at + most, len(self._held))
+        return self._held if self._at - start == len(self._held) else self._held[start : self._at]
+
+    async def skip(self, size: int) -> None:
+        while size:
+            size -= len(await self.some(size))
+
+    async def frame(self) -> FetchFrame:
+        length = int.from_bytes(await self.take(4), "big")
+        return msgspec.msgpack.decode(await self.take(length), type=FetchFrame)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first of them that is no group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _split_name(name: bytes) -> tuple[str, str]:
+    bucket, _, key = name.partition(b"\0")
+    return bucket.decode(), key.decode()
+
+
+def _removal_change(ended: RemovalItem) -> Change:
+    bucket, key = _split_name(ended.name)
+    if ended.upload:
+        return UploadEnded(bucket, key, ended.what, ended.stamp)
+    return VersionGone(bucket, key, ended.what, ended.stamp)
+
+
+def _metadata_change(bucket: str, key: str, item: Item, frame: FetchFrame) -> Change | None:
+    """The change that a frame without bytes is; None for one with them."""
+    if item.kind == "upload" and frame.upload is not None:
+        return UploadBegun(frame.upload)
+    if frame.record is None:
+        return None
+    if item.kind == "amendment":
+        return Amended(bucket, key, frame.record)
+    return Marked(bucket, key, frame.record) if frame.record.marker else None
+
+
+def _commit_arguments(frame: FetchFrame) -> tuple[Record, PartOf | None]:
+    """What `commit_as` takes."""
+    if frame.record is not None:
+        return frame.record, None
+    assert frame.upload is not None
+    assert frame.part is not None
+    part = frame.part
+    return Record(part.size, part.etag, part.stamp, part.modified, ()), PartOf(frame.upload, part)

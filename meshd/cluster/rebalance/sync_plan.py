@@ -1,0 +1,297 @@
+"""Sync plan: which slots a node compares with which peers, and which items it is missing; pure.
+
+Law: no I/O. A node compares each slot it is to own with every node in the slot's read set and with no
+other, for those nodes are complete. A tombstone known to either side counts for both; of null versions
+the highest stamp wins; of a version's tags and ACL the last change wins. Invariant: a node that applies
+everything `missing_items` returns, in any order, is missing nothing more. Equal contents have equal
+digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+import numpy as np
+
+from meshd.store.replica.inventory import HeldName
+from meshwire.cluster import compute_placement, routes
+from meshwire.cluster.cluster_map import MAX_COPIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.store.replica.inventory import HeldUpload, HeldVersion
+    from meshwire.cluster import ClusterMap
+
+
+ItemKind = Literal["version", "amendment", "upload", "part"]
+_UPLOAD_ID: Final = 32
+INTERNAL_BUCKET: Final = b"-mesh-"
+"""What a node keeps for itself: results, indexes, documents. Nobody owns it, so it is in no scope."""
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """What is to be fetched of a name. `what`: the id of a version or an upload; `number`: of a part.
+    `size`: bytes that come with it."""
+
+    name: bytes
+    kind: ItemKind
+    what: str
+    stamp: int
+    size: int = 0
+    number: int = 0
+
+
+class RemovalItem(msgspec.Struct, frozen=True, array_like=True):
+    """A removal to be entered: of a version, of null versions ("") or of an upload."""
+
+    name: bytes
+    what: str
+    stamp: int
+
+    @property
+    def upload(self) -> bool:
+        """Whether it is an upload that ended."""
+        return len(self.what) == _UPLOAD_ID
+
+
+class MissingItems(msgspec.Struct, frozen=True):
+    """What one side lacks of a name."""
+
+    ended: tuple[RemovalItem, ...] = ()
+    items: tuple[Item, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ended or self.items)
+
+
+class _BothSides:
+    """What both sides know of one name's removals, and of its newest null version."""
+
+    def __init__(self, mine: HeldName, theirs: HeldName) -> None:
+        self.graves = dict(mine.graves)
+        for what, stamp in theirs.graves:
+            self.graves[what] = max(stamp, self.graves.get(what, 0))
+        nulls = [held.stamp for side in (mine, theirs) for held in side.versions if not held.version]
+        self.null = max(nulls, default=0)
+
+    def over(self, version: HeldVersion) -> bool:
+        """Whether a version was removed, or overwritten."""
+        grave = self.graves.get(version.version, 0)
+        if version.version:
+            return grave > 0
+        return grave > version.stamp or version.stamp < self.null
+
+
+def missing_items(mine: HeldName | None, theirs: HeldName) -> MissingItems:
+    """What I lack of what they hold of one name."""
+    mine = mine or HeldName(theirs.name)
+    sides, known = _BothSides(mine, theirs), dict(mine.graves)
+    ended = tuple(
+        RemovalItem(theirs.name, what, stamp)
+        for what, stamp in theirs.graves
+        if (what not in known if what else known.get(what, 0) < stamp)
+    )
+    return MissingItems(ended, (*_versions(mine, theirs, sides), *_uploads(mine, theirs, sides)))
+
+
+def _versions(mine: HeldName, theirs: HeldName, sides: _BothSides) -> Iterator[Item]:
+    have = {(held.version, held.stamp): held for held in mine.versions}
+    for held in theirs.versions:
+        own = have.get((held.version, held.stamp))
+        if held.broken or sides.over(held):
+            continue
+        if own is None or own.broken:
+            yield Item(theirs.name, "version", held.version, held.stamp, held.size)
+        elif own.amended < held.amended:
+            yield Item(theirs.name, "amendment", held.version, held.stamp)
+
+
+def _uploads(mine: HeldName, theirs: HeldName, sides: _BothSides) -> Iterator[Item]:
+    have: dict[str, HeldUpload] = {held.upload_id: held for held in mine.uploads}
+    for held in theirs.uploads:
+        if held.upload_id in sides.graves:
+            continue
+        own = have.get(held.upload_id)
+        if own is None:
+            yield Item(theirs.name, "upload", held.upload_id, 0)
+        parts = {part.number: part.stamp for part in own.parts} if own is not None else {}
+        for part in held.parts:
+            if parts.get(part.number, 0) < part.stamp:
+                yield Item(theirs.name, "part", held.upload_id, part.stamp, part.size, part.number)
+
+
+def surplus_items(mine: HeldName, theirs: Sequence[HeldName]) -> HeldName:
+    """What of mine none of them has: versions and uploads."""
+    versions = {(held.version, held.stamp) for side in theirs for held in side.versions}
+    uploads = {held.upload_id for side in theirs for held in side.uploads}
+    return HeldName(
+        mine.name,
+        tuple(held for held in mine.versions if (held.version, held.stamp) not in versions),
+        tuple(held for held in mine.uploads if held.upload_id not in uploads),
+    )
+
+
+# which names, and what they come to -------------------------------------------------------------------------
+
+
+class Scope(msgspec.Struct, frozen=True, array_like=True):
+    """Names by slots. `bits`: for each number of copies that a bucket may keep, the slots (packed, most
+    significant bit first) of which its names are meant."""
+
+    slots: int
+    bits: dict[int, bytes]
+
+    def __bool__(self) -> bool:
+        return any(any(bits) for bits in self.bits.values())
+
+    def masks(self) -> dict[int, npt.NDArray[np.bool_]]:
+        """bool[slots] by number of copies."""
+        return {
+            copies: np.unpackbits(np.frombuffer(bits, np.uint8), count=self.slots).astype(np.bool_)
+            for copies, bits in self.bits.items()
+        }
+
+    def within(self, slots: npt.NDArray[np.bool_]) -> Scope:
+        """Only those of these slots."""
+        return scope_of({copies: mask & slots for copies, mask in self.masks().items()}, self.slots)
+
+    def count(self) -> int:
+        """How many slots, each once for every number of copies."""
+        return sum(int(mask.sum()) for mask in self.masks().values())
+
+
+def scope_of(masks: dict[int, npt.NDArray[np.bool_]], slots: int) -> Scope:
+    """The scope of these slots."""
+    return Scope(slots, {copies: np.packbits(mask).tobytes() for copies, mask in masks.items() if mask.any()})
+
+
+class ScopeFilter:
+    """Whether a name (as the store has it) is in a scope; `copies_of`: how many copies a bucket keeps."""
+
+    def __init__(self, scope: Scope, copies_of: Callable[[str], int]) -> None:
+        self._slots, self._copies_of = scope.slots, copies_of
+        self._masks = {copies: mask.tobytes() for copies, mask in scope.masks().items()}
+        self._buckets: dict[bytes, bytes | None] = {INTERNAL_BUCKET: None}
+
+    def __call__(self, name: bytes) -> bool:
+        bucket = name[: name.index(b"\0")]
+        try:
+            mask = self._buckets[bucket]
+        except KeyError:
+            mask = self._buckets[bucket] = self._masks.get(self._copies_of(bucket.decode()))
+        return mask is not None and mask[slot_of_stored_name(name, self._slots)] == 1
+
+
+def slot_of_stored_name(name: bytes, slots: int) -> int:
+    """As `meshwire.cluster.slot_of`, of a name as the store has it."""
+    digest = hashlib.blake2b(name, digest_size=8, person=b"mesh-name").digest()
+    return int.from_bytes(digest, "big") & (slots - 1)
+
+
+class SlotDigests:
+    """A number a slot, of all that is held of its names. Removals up to `forgotten` are left out, for one
+    side may have forgotten them."""
+
+    def __init__(self, slots: int, forgotten: int) -> None:
+        self._forgotten = forgotten
+        self._sums, self._sizes = array("Q", bytes(8 * slots)), array("Q", bytes(8 * slots))
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.names = 0
+
+    def add(self, names: Iterable[HeldName]) -> None:
+        """In any order, each once."""
+        for held in names:
+            graves = tuple(
+                (what, 0 if what else stamp)  # an id is gone, whoever said so first
+                for what, stamp in held.graves
+                if stamp > self._forgotten
+            )
+            if held.versions or held.uploads or graves:
+                self.names += 1
+                seen = self._encode((held.name, held.versions, held.uploads, graves))
+                slot = slot_of_stored_name(held.name, len(self._sums))
+                digest = hashlib.blake2b(seen, digest_size=8).digest()
+                self._sums[slot] = (self._sums[slot] + int.from_bytes(digest, "big")) & 0xFFFF_FFFF_FFFF_FFFF
+                self._sizes[slot] += held.size
+
+    def sums(self) -> npt.NDArray[np.uint64]:
+        """uint64[slots]."""
+        return np.frombuffer(self._sums, np.uint64)
+
+    def sizes(self) -> npt.NDArray[np.uint64]:
+        """uint64[slots]: bytes of versions and parts."""
+        return np.frombuffer(self._sizes, np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """`holders`: by node id, the slots to compare with it. `first`: the same slots, each with one holder
+    only, for the bulk. `blocked`: slots that nobody can be asked about now."""
+
+    holders: Mapping[str, Scope]
+    first: Mapping[str, Scope]
+    blocked: int = 0
+
+
+def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncPlan:
+    """What `node_id` has to compare by this map. `copies`: every number that some bucket keeps."""
+    every: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
+    first: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
+    blocked = 0
+
+    def mark(into: dict[str, dict[int, npt.NDArray[np.bool_]]], holder: str, number: int, slot: int) -> None:
+        masks = into.setdefault(holder, {})
+        if number not in masks:
+            masks[number] = np.zeros(cluster.slots, np.bool_)
+        masks[number][slot] = True
+
+    for number in set(copies):
+        table = routes(cluster, number)
+        for slot in range(cluster.slots):
+            route = table.of_slot(slot)
+            if all(node.node_id != node_id for node in route.writers):
+                continue
+            others = [node.node_id for node in route.readers if node.node_id != node_id]
+            blocked += not route.readers
+            for other in others:
+                mark(every, other, number, slot)
+            if others:
+                mark(first, others[slot % len(others)], number, slot)
+    return SyncPlan(_scopes(every, cluster.slots), _scopes(first, cluster.slots), blocked)
+
+
+def full_scope(cluster: ClusterMap, copies: Iterable[int]) -> Scope:
+    """Every name there can be."""
+    return scope_of({number: np.ones(cluster.slots, np.bool_) for number in copies}, cluster.slots)
+
+
+def unowned_scopes(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> Mapping[str, Scope]:
+    """Slots that `node_id` has no share of, now or soon, and whose owners are all there: by the id of the one
+    that decides. Nothing while data is on the move."""
+    if cluster.moving:
+        return {}
+    found: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
+    for number in set(copies):
+        if number > MAX_COPIES:  # of a bucket whose number of copies changes this moment
+            continue
+        present = compute_placement(cluster, number, "present")
+        for slot in range(cluster.slots):
+            owners = present.of_slot(slot)
+            if not owners or any(node.node_id == node_id or node.state != "up" for node in owners):
+                continue
+            masks = found.setdefault(owners[0].node_id, {})
+            if number not in masks:
+                masks[number] = np.zeros(cluster.slots, np.bool_)
+            masks[number][slot] = True
+    return _scopes(found, cluster.slots)
+
+
+def _scopes(masks: Mapping[str, dict[int, npt.NDArray[np.bool_]]], slots: int) -> dict[str, Scope]:
+    return {node_id: scope_of(each, slots) for node_id, each in masks.items()}

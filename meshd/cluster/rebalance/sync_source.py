@@ -1,0 +1,261 @@
+"""Sync source: serves digests, inventories, metadata and data to nodes that compare with this one.
+
+Law: read-only. Index scans yield to the event loop after every slice; data is read in threads and
+verified against its checksums before it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, ScopeFilter, SlotDigests  # noqa: TC001  msgspec reads annotations
+from meshd.store.errors import CorruptExtentError, StoreError
+from meshd.store.integrity.verification import StreamVerifier
+from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
+from meshd.store.replica.changes import (
+    part_without_local_fields,
+    upload_without_local_fields,
+    without_local_fields,
+)
+from meshd.store.replica.inventory import InventoryPage
+from meshd.util.shared_counters import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from meshd.store.records import Span
+    from meshd.store.store import Store
+
+_SLICE: Final = 100  # names looked at in one turn of the loop: a millisecond
+_MAX_LOOKUPS: Final = 40_000  # in one call: an answer comes before anybody loses patience
+_SMALL: Final = 1 << 20
+_BATCH: Final = 64
+_PIECE: Final = 1 << 20
+_U64: Final = np.dtype("<u8")
+
+
+class DigestsRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Of names after `after`; removals up to `forgotten` left out."""
+
+    scope: Scope
+    forgotten: int
+    after: bytes = b""
+
+
+class DigestsResponse(msgspec.Struct, frozen=True, array_like=True):
+    """`sums` and `sizes` (bytes held): uint64[slots], to be added up over all answers; `since`: removals with
+    a higher stamp are remembered; `after`: b"" when there are no more names."""
+
+    sums: bytes
+    names: int
+    since: int
+    after: bytes = b""
+    sizes: bytes = b""
+
+    def array(self) -> Any:
+        return np.frombuffer(self.sums, _U64)
+
+    def weights(self) -> Any:
+        return np.frombuffer(self.sizes, _U64)
+
+
+class InventoryRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Names after `after`."""
+
+    scope: Scope
+    after: bytes = b""
+    limit: int = 1000
+
+
+class DocumentsRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Names of documents that nodes share, which begin with `prefix`, after `after`."""
+
+    prefix: str
+    after: str = ""
+    limit: int = 1000
+
+
+class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Facts and bytes of these."""
+
+    items: tuple[Item, ...]
+
+
+class FetchFrame(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to one item, in their order: `size` bytes follow. `lost`: why it cannot be had here."""
+
+    number: int
+    size: int = 0
+    record: Record | None = None
+    upload: Upload | None = None
+    part: UploadedPart | None = None
+    lost: str = ""
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+async def _yield_to_loop(size: int) -> None:
+    await asyncio.sleep(0)
+
+
+class SyncSource:
+    """One a process. `damaged` is told of versions whose bytes fail their checksum: name and stamp; `rest` is
+    awaited after each piece of work, with its bytes."""
+
+    def __init__(
+        self,
+        store: Store,
+        copies_of: Callable[[str], int],
+        damaged: Callable[[bytes, int], None] = lambda name, stamp: None,
+        rest: Callable[[int], Awaitable[None]] = _yield_to_loop,
+    ) -> None:
+        self._store, self._copies_of, self._damaged, self._rest = store, copies_of, damaged, rest
+
+    def __repr__(self) -> str:
+        return f"<Offers of {self._store!r}>"
+
+    async def digests(self, wanted: DigestsRequest) -> DigestsResponse:
+        """See DigestsGiven."""
+        wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
+        found = SlotDigests(wanted.scope.slots, wanted.forgotten)
+        for _ in range(_MAX_LOOKUPS // _SLICE):
+            page = self._store.inventory(wants, after, limit=_SLICE, looks=_SLICE)
+            found.add(page.names)
+            after = page.after
+            if not after:
+                break
+            await self._rest(PIECE_BYTES)
+        sums, sizes = (each.astype(_U64).tobytes() for each in (found.sums(), found.sizes()))
+        return DigestsResponse(sums, found.names, self._store.graves_since(), after, sizes)
+
+    async def documents(self, wanted: DocumentsRequest) -> list[str]:
+        """The next names; fewer than the limit are the last ones."""
+        bucket, limit = INTERNAL_BUCKET.decode(), min(wanted.limit, _SLICE)
+        page = self._store.list(bucket, prefix=wanted.prefix, after=wanted.after, limit=limit)
+        return [key for key, _ in page.entries]
+
+    async def fence(self, version: int) -> None:
+        """What maps before `version` decided here is in the answers from now on, or never happens."""
+        await self._store.fence(version)
+
+    async def inventory(self, wanted: InventoryRequest) -> InventoryPage:
+        """The next names; perhaps none yet, but where to go on."""
+        wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
+        names: list[Any] = []
+        for _ in range(_MAX_LOOKUPS // _SLICE):
+            room = min(_SLICE, wanted.limit - len(names))
+            page = self._store.inventory(wants, after, limit=room, looks=_SLICE)
+            names += page.names
+            after = page.after
+            if not after or len(names) >= wanted.limit:
+                break
+            await self._rest(PIECE_BYTES)
+        return InventoryPage(tuple(names), after, self._store.graves_since())
+
+    async def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+        """For each item four bytes of length, the Frame, and the bytes. What fails in the middle of a large
+        one ends it. Raises CorruptExtentError, DiskFailedError."""
+        small: list[tuple[Item, FetchFrame, Record]] = []
+        for number, item in enumerate(wanted.items):
+            frame, source = self._facts(number, item)
+            if source is not None and source.size > _SMALL:
+                if small:
+                    yield await self._all_of(small)
+                    small = []
+                async for piece in self._large(frame, source, item):
+                    yield piece
+                    await self._rest(len(piece))
+                continue
+            small.append((item, frame, source or _EMPTY))
+            if len(small) == _BATCH or sum(each.size for *_, each in small) > _SMALL:
+                answer = await self._all_of(small)
+                yield answer
+                small = []
+                await self._rest(len(answer))
+        if small:
+            yield await self._all_of(small)
+
+    def _facts(self, number: int, item: Item) -> tuple[FetchFrame, Record | None]:
+        """The frame, and what to read its bytes from."""
+        bucket, key = _split_name(item.name)
+        if item.kind in ("version", "amendment"):
+            record = self._store.get_version(bucket, key, item.what or NULL)
+            if record is None or record.stamp != item.stamp:
+                return FetchFrame(number, lost="gone"), None
+            if item.kind == "amendment" or record.marker:
+                return FetchFrame(number, record=without_local_fields(record)), None
+            return FetchFrame(number, record.size, without_local_fields(record)), record
+        upload = self._store.get_upload(bucket, key, item.what)
+        if upload is None:
+            return FetchFrame(number, lost="gone"), None
+        if item.kind == "upload":
+            return FetchFrame(number, upload=upload_without_local_fields(upload)), None
+        page = self._store.list_parts(upload, item.number - 1, 1)
+        if not page.parts or (page.parts[0].number, page.parts[0].stamp) != (item.number, item.stamp):
+            return FetchFrame(number, lost="gone"), None
+        part = page.parts[0]
+        source = Record(part.size, part.etag, part.stamp, part.modified, part.extents)
+        return FetchFrame(
+            number,
+            part.size,
+            upload=upload_without_local_fields(upload),
+            part=part_without_local_fields(part),
+        ), source
+
+    async def _all_of(self, small: list[tuple[Item, FetchFrame, Record]]) -> bytes:
+        with self._store.reading_many([(source, 0, source.size) for *_, source in small]) as found:
+            bodies = await asyncio.shield(asyncio.to_thread(_read_small, found))
+        answer = []
+        for (item, frame, _), body in zip(small, bodies, strict=True):
+            if body is None:
+                self._damaged(item.name, item.stamp)
+            told = frame if body is not None else FetchFrame(frame.number, lost="damaged")
+            head = encode(told)
+            answer += [len(head).to_bytes(4, "big"), head, body or b""]
+        return b"".join(answer)
+
+    async def _large(self, frame: FetchFrame, source: Record, item: Item) -> AsyncIterator[bytes]:
+        passing = StreamVerifier()
+        try:
+            with self._store.reading(source, 0, source.size) as spans:
+                head = encode(frame)
+                yield len(head).to_bytes(4, "big") + head
+                for span in spans:
+                    for start in range(0, span.length, _PIECE):
+                        part = span.part(start, min(_PIECE, span.length - start))
+                        yield await asyncio.shield(asyncio.to_thread(_read, part, passing))
+        except CorruptExtentError:
+            self._damaged(item.name, item.stamp)
+            raise
+
+
+_EMPTY: Final = Record(0, "", 0, 0, ())
+
+
+def _split_name(name: bytes) -> tuple[str, str]:
+    bucket, _, key = name.partition(b"\0")
+    return bucket.decode(), key.decode()
+
+
+def _read(span: Span, passing: StreamVerifier) -> bytes:
+    data = os.pread(span.fd, span.length, span.offset)
+    passing.take(span, data)
+    return data
+
+
+def _read_small(found: Sequence[Sequence[Span] | None]) -> list[bytes | None]:
+    """The bytes of each; None where they cannot be read or are damaged (blocking)."""
+    bodies: list[bytes | None] = []
+    for spans in found:
+        passing = StreamVerifier()
+        try:
+            bodies.append(None if spans is None else b"".join([_read(span, passing) for span in spans]))
+        except (StoreError, OSError):
+            bodies.append(None)
+    return bodies

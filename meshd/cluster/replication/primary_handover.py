@@ -1,0 +1,220 @@
+"""Change of primary: hands a name from its former primary to the new one, and restamps conflicting writes.
+
+Law: before its first write to a name under a new map, the primary asks every recent primary that still
+answers to hand the name over: that node stops committing under older maps (`write_fence`), then sends
+what it has of the name. It reports one that does not answer as suspect. Without this a condition would
+be checked against stale data. A check costs two dictionary look-ups while the map does not change. A
+replica may hold an unacknowledged write of an earlier primary with a higher stamp. The current primary
+then writes the null version again above that stamp; other versions coexist and need no restamping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from meshd.cluster.replication.replicator import WRITE_TIMEOUT
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.engine.write_fence import epoch_scope
+from meshd.store.errors import NotReplicatedError, StaleEpochError
+from meshd.store.records import NULL
+from meshd.store.replica.changes import Marked, VersionGone, without_local_fields
+from meshd.telemetry import metrics
+from meshwire.cluster import routes
+from meshwire.cluster.cluster_map import REACHABLE_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.replication.replicated_store import ReplicatedStore
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.records import Record
+    from meshd.util.clock import Clock
+    from meshwire.cluster import ClusterMap, Node, Routes
+
+
+HANDOVER_PATH: Final = "/-/peer/replica/handover"
+RECENT_SECONDS: Final = 2 * WRITE_TIMEOUT
+"""Seconds after a newer map came here for which a former decider is asked: longer than a write is on its way
+to the other nodes before it is given up."""
+_ANSWER_TIMEOUT: Final = 4.0
+_PAUSE: Final = 0.1
+_MAX_NAMES: Final = 10_000  # names that are remembered
+_NOT_FOUND: Final = 404
+
+
+class _FormerMap:
+    """A map that was replaced; None: some that nobody saw here. It matters `until` then (monotonic)."""
+
+    def __init__(self, cluster: ClusterMap | None, until: float) -> None:
+        self.cluster, self.until = cluster, until
+        self._routes: dict[int, Routes] = {}
+
+    def asked(self, mesh: ClusterView, bucket: str, key: str) -> set[str]:
+        """The nodes that may have decided about a name by it."""
+        if self.cluster is None or self.cluster.counts != mesh.map().counts:
+            route = mesh.route(bucket, key)
+            return {node.node_id for node in (*route.readers, *route.writers)}
+        copies = mesh.copies(bucket)
+        found = self._routes.get(copies)
+        if found is None:
+            found = self._routes[copies] = routes(self.cluster, copies)
+        decider = found.of(bucket, key).decider
+        return set() if decider is None else {decider.node_id}
+
+
+class PrimaryHandover:
+    """One a process. Looking never waits."""
+
+    def __init__(
+        self, mesh: ClusterView, peers: PeerClient, clock: Clock, window: float = RECENT_SECONDS
+    ) -> None:
+        self._mesh, self._peers, self._clock, self.window = mesh, peers, clock, window
+        self._known: ClusterMap | None = None
+        self._former: list[_FormerMap] = []
+        self._done: set[tuple[str, str]] = set()  # names that were handed over by the known map
+
+    def __repr__(self) -> str:
+        return f"<Handover to {self._mesh.node_id}, {len(self._former)} former maps>"
+
+    def note(self) -> int:
+        """Takes notice of the present map; its version."""
+        cluster = self._mesh.map()
+        if cluster is not self._known:
+            known, self._known, self._done = self._known, cluster, set()
+            seen = known is not None and known.version + 1 == cluster.version
+            self._former.append(_FormerMap(known if seen else None, self._clock.monotonic() + self.window))
+        return cluster.version
+
+    def is_done(self, bucket: str, key: str, version: int) -> bool:
+        """Whether nothing is left to be handed over of a name, by that version of the map."""
+        if self.note() != version:
+            return False
+        return not self._former or (bucket, key) in self._done or not self._nodes(bucket, key)
+
+    def _nodes(self, bucket: str, key: str) -> list[Node]:
+        """The nodes to be asked, by the present map."""
+        now, cluster = self._clock.monotonic(), self._mesh.map()
+        self._former = [former for former in self._former if former.until > now]
+        found = {node_id for former in self._former for node_id in former.asked(self._mesh, bucket, key)}
+        found.discard(self._mesh.node_id)
+        nodes = [cluster.node(node_id) for node_id in sorted(found)]
+        return [node for node in nodes if node is not None and node.state in REACHABLE_STATES]
+
+    async def receive(self, bucket: str, key: str, patience: float) -> None:
+        """Returns when everything of a name was handed over by the map that is the present one then. Raises
+        NotReplicatedError after `patience` seconds."""
+        deadline = self._clock.monotonic() + patience
+        while True:
+            version = self.note()
+            if self.is_done(bucket, key, version):
+                return
+            nodes = self._nodes(bucket, key)
+            answers = await asyncio.gather(*[self._ask(node, bucket, key, version) for node in nodes])
+            if self.note() != version:
+                continue
+            if all(answers):
+                if len(self._done) >= _MAX_NAMES:
+                    self._done.clear()  # they are asked again
+                self._done.add((bucket, key))
+                return
+            if self._clock.monotonic() > deadline:
+                missing = ", ".join(n.node_id for n, answer in zip(nodes, answers, strict=True) if not answer)
+                raise NotReplicatedError(
+                    f"{missing} decided about this name until a moment ago, does not hand it over, and is "
+                    "not known to be away; nothing was changed; try again in a moment"
+                )
+            await self._mesh.newer_than(version, _PAUSE)
+
+    async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool:
+        """Whether a node has handed a name over."""
+        target = f"{HANDOVER_PATH}?{urlencode({'bucket': bucket, 'key': key})}"
+        result = "done"
+        try:
+            async with self._peers.call(node, "POST", target, body=b"", timeout=_ANSWER_TIMEOUT) as answer:
+                await answer.read()
+        except StaleMapError as error:
+            result = "map"
+            if error.version > version:
+                await self._mesh.newer_than(version, 1.0)
+        except (PeerUnreachableError, BodyFramingError):
+            result = "silent"
+            await self._mesh.suspect(node.node_id, version)
+        except PeerRefusedError as error:
+            result = "unknown" if error.status == _NOT_FOUND else "refused"
+        metrics.replication_handovers.labels(result).inc()
+        return result in ("done", "unknown")  # a node of an earlier release has nothing of the kind
+
+
+_log = logging.getLogger(__name__)
+_RESTAMP_ATTEMPTS = 3
+
+
+async def restamp_if_behind(
+    store: ReplicatedStore, bucket: str, key: str, record: Record, newest: int
+) -> Record:
+    """`record`, which every writer has, or the same again above `newest`, the highest stamp any of them knows
+    of its name. One that was replaced here is left to the write that did it: written again it would undo that
+    one. Raises NotReplicatedError."""
+    for _ in range(_RESTAMP_ATTEMPTS):
+        if newest <= record.stamp or record.version or store.knows(bucket, key, newest):
+            return record
+        found = store.get_version(bucket, key, NULL)
+        if found is None or found.stamp != record.stamp:
+            return record
+        epoch = store.still(bucket, key)
+        _log.warning("a replica has a newer version of a name than its decider: written again above it")
+        again = msgspec.structs.replace(without_local_fields(record), stamp=newest + 1)
+        if record.marker:
+            with under_fence(epoch):
+                await store.apply(Marked(bucket, key, again))
+            newest = await store.tell(Marked(bucket, key, again), bucket, key)
+        else:
+            with under_fence(epoch):
+                await _rewrite_data(store, bucket, key, record, again)
+            newest = await store.tell_version(bucket, key, again)
+        record = store.newest(bucket, key) or again
+        if record.stamp != again.stamp:
+            return again  # overwritten meanwhile
+    raise NotReplicatedError("others decide about this name at the same time; try again in a moment")
+
+
+async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int) -> None:
+    """Enters a deletion of the null version again above `newest`, as `overtaken` does a version, unless
+    another version was put since. Raises NotReplicatedError."""
+    bucket, key = gone.bucket, gone.key
+    found = store.get_version(bucket, key, NULL)
+    if gone.version or newest <= gone.stamp or (found is not None and found.stamp > gone.stamp):
+        return
+    if not store.knows(bucket, key, newest):
+        again = VersionGone(bucket, key, "", newest + 1)
+        with under_fence(store.still(bucket, key)):
+            await store.apply(again)
+        await store.tell(again, bucket, key)
+
+
+@contextmanager
+def under_fence(epoch: int) -> Iterator[None]:
+    """What is written again within it is decided by this version of the map. Raises NotReplicatedError."""
+    try:
+        with epoch_scope(epoch):
+            yield
+    except StaleEpochError as error:
+        raise NotReplicatedError(f"{error}; it may or may not have taken place; try again") from error
+
+
+async def _rewrite_data(store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record) -> None:
+    writer = store.replica_writer(bucket, key, size=record.size)
+    try:
+        async for piece in store.delivery.pieces(record):
+            await writer.write(piece)
+        await writer.commit_as(again)
+    finally:
+        await writer.abort()

@@ -1,0 +1,222 @@
+"""Replicated writer: writes an object or a part locally and streams it to the other owners as bytes arrive.
+
+Law: large bodies of known size stream to the other owners while they come in; small ones, and whatever a
+node missed, are sent after the local commit. A slow or absent node delays a write only briefly: its
+stream is dropped and the data is sent again after the commit. Invariant: memory per stream is a few
+chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.replication.replicator import INLINE_BYTES, bytes_target, encode
+from meshd.cluster.replication.write_forwarding import WriteSpec
+from meshd.errors import MeshdError
+from meshd.store.engine.write_fence import current_epoch
+from meshd.store.errors import ConditionFailedError, ConditionMissingError
+from meshd.store.replica.changes import ReplicaFacts, without_local_fields
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from meshd.cluster.replication.replicated_store import ReplicatedStore
+    from meshd.cluster.replication.replicator import Replicator
+    from meshd.cluster.replication.write_forwarding import WriteResult
+    from meshd.store.api import Buffer, ObjectWriter
+    from meshd.store.records import Meta, Record, Upload
+    from meshd.store.replica.changes import ReplicaAck
+    from meshwire.cluster import Node
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.bucket_settings import Versioning
+
+_QUEUE_LENGTH: Final = 4  # pieces under way to a node
+_STALL_TIMEOUT: Final = 5.0  # seconds a node may keep a writer waiting
+
+
+class ReplicaStream:
+    """Bytes on their way to one node, their facts to follow."""
+
+    def __init__(self, delivery: Replicator, node: Node, target: str, size: int) -> None:
+        self.node = node
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_LENGTH)
+        self._facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(delivery.streamed(node, target, self._body(), size))
+        self._task.add_done_callback(_retrieve_exception)
+
+    def __repr__(self) -> str:
+        return f"<Stream to {self.node.node_id}, {'over' if self._task.done() else 'open'}>"
+
+    async def _body(self) -> AsyncGenerator[bytes, None]:
+        while (piece := await self._queue.get()) is not None:
+            yield piece
+        yield encode(await self._facts)
+
+    async def put(self, piece: bytes | None) -> None:
+        """More bytes; None: that was all."""
+        if self._task.done():
+            return
+        try:
+            self._queue.put_nowait(piece)
+        except asyncio.QueueFull:
+            await self._wait_for_room(piece)
+
+    async def _wait_for_room(self, piece: bytes | None) -> None:
+        room = asyncio.ensure_future(self._queue.put(piece))
+        await asyncio.wait((room, self._task), timeout=_STALL_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if not room.done():
+            room.cancel()
+            self._task.cancel()
+
+    async def finish(self, facts: ReplicaFacts) -> ReplicaAck | None:
+        """What the node says; None when it did not take it."""
+        if not self._facts.done():
+            self._facts.set_result(facts)
+        try:
+            return await self._task
+        except (MeshdError, asyncio.CancelledError):
+            if not self._task.done():
+                raise
+            return None
+
+    async def abort(self) -> None:
+        """Ends it; the node forgets what it got."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, MeshdError):
+            await self._task
+
+
+def _retrieve_exception(task: asyncio.Task[ReplicaAck]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class ReplicatedWriter:
+    """See ObjectWriter. `part`: the upload and number that make it a part's."""
+
+    def __init__(
+        self,
+        store: ReplicatedStore,
+        own: ObjectWriter,
+        bucket: str,
+        key: str,
+        size: int | None,
+        part: tuple[Upload, int] | None = None,
+    ) -> None:
+        self._store, self._own, self._part = store, own, part
+        self._bucket, self._key = bucket, key
+        self._streams: list[ReplicaStream] = []
+        self._total = 0
+        if size is not None and size > INLINE_BYTES:
+            target = bytes_target(bucket, key, size)
+            self._streams = [
+                ReplicaStream(store.delivery, n, target, size) for n in store.others(bucket, key)
+            ]
+
+    def __repr__(self) -> str:
+        return f"<ReplicatedWriter of {self._own!r} to {self._streams}>"
+
+    async def write(self, data: Buffer) -> None:
+        self._total += len(data)
+        if not self._streams:
+            await self._own.write(data)
+            return
+        piece = data if type(data) is bytes else bytes(data)
+        await self._own.write(piece)
+        for stream in self._streams:
+            await stream.put(piece)
+
+    async def lend(self, data: memoryview) -> None:
+        if self._streams:
+            await self.write(data)
+            return
+        self._total += len(data)
+        await self._own.lend(data)
+
+    async def commit(
+        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+    ) -> Record:
+        return await self._store.finish(self._commit(meta, conditions, versioning))
+
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        return self._own.pieces()
+
+    async def abort(self) -> None:
+        await self._drop()
+        await self._own.abort()
+
+    async def _drop(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.abort()
+
+    async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
+        written = WriteSpec(meta, conditions, versioning)
+        try:
+            await asyncio.gather(*[stream.put(None) for stream in self._streams])
+            record, epoch = await self._store.ceding.anywhere(
+                self._bucket,
+                self._key,
+                partial(self._here, written),
+                partial(self._there, written),
+                _forwarded_result,
+            )
+        except BaseException:
+            await self.abort()
+            raise
+        if not epoch:
+            await self.abort()  # the bytes are where they were decided about
+            return record
+        return await self._settle(record, epoch)
+
+    async def _here(self, written: WriteSpec) -> tuple[Record, int]:
+        """The record, and the version of the map by which it was committed. Raises StoreError."""
+
+        async def commit() -> tuple[Record, int]:
+            record = await self._own.commit(
+                written.meta, conditions=written.conditions, versioning=written.versioning
+            )
+            return record, current_epoch()
+
+        try:
+            return await self._store.decide(self._bucket, self._key, commit)
+        except (ConditionFailedError, ConditionMissingError):
+            await self._drop()
+            await self._store.confirm(self._bucket, self._key)
+            raise
+
+    async def _there(self, written: WriteSpec, node: Node) -> WriteResult | None:
+        """What the node made of it that decides by now. Raises StoreError."""
+        await self._drop()
+        part = None if self._part is None else (self._part[0].upload_id, self._part[1])
+        name = (self._bucket, self._key)
+        return await self._store.ceding.write(node, name, self._total, self._own.pieces(), written, part)
+
+    async def _settle(self, record: Record, epoch: int) -> Record:
+        store, part = self._store, None
+        if self._part is not None:
+            part = store.part_of(*self._part, record)
+            if part is None:  # replaced, or its upload over: the other nodes must have that instead
+                await self._drop()
+                await store.settle_part(*self._part)
+                return record
+        facts = ReplicaFacts(epoch, without_local_fields(record), part)
+        answers = await asyncio.gather(*[stream.finish(facts) for stream in self._streams])
+        took = [
+            (stream.node.node_id, taken)
+            for stream, taken in zip(self._streams, answers, strict=True)
+            if taken is not None and taken.trouble != "lacks"
+        ]
+        self._streams = []
+        had, newest = [node_id for node_id, _ in took], max([taken.newest for _, taken in took], default=0)
+        if self._part is not None:
+            await store.settle_part(*self._part, had)
+            return record
+        return await store.settle_version(self._bucket, self._key, record, had, newest)
+
+
+def _forwarded_result(decided: WriteResult) -> tuple[Record, int]:
+    return decided.the_record(), 0

@@ -1,0 +1,352 @@
+"""Replicator: sends changes and data to every node of the write set until all of them have it.
+
+Law: it retries until a node has the change or a newer map no longer requires it; it reports a node that
+does not answer as suspect. When all nodes have the change it reads the map again, for a newer one may
+name more nodes. Invariant: when `replicate` returns, the change is durable on the whole write set, the
+primary included, of one map, which was the newest known here afterwards; without a primary nothing is
+acknowledged. A version or part that was replaced or removed here meanwhile counts as sent only when its
+successor was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.errors import ExtentGoneError, NotReplicatedError
+from meshd.store.integrity.verification import StreamVerifier, damage_error
+from meshd.store.records import NULL, Record
+from meshd.store.replica.changes import (
+    Amended,
+    Marked,
+    PartOf,
+    ReplicaAck,
+    ReplicaChange,
+    ReplicaFacts,
+    UploadBegun,
+    UploadCompleted,
+    UploadEnded,
+    VersionGone,
+    part_without_local_fields,
+    upload_without_local_fields,
+    without_local_fields,
+)
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Span, Upload
+    from meshd.store.replica.changes import Change
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+
+_log = logging.getLogger(__name__)
+
+CHANGE_PATH: Final = "/-/peer/replica/change"
+BYTES_PATH: Final = "/-/peer/replica/bytes"
+INLINE_BYTES: Final = 256 << 10
+"""Bytes that are sent with their facts in one go."""
+WRITE_TIMEOUT: Final = 15.0
+"""Seconds until a write is given up that not everybody has."""
+_ANSWER_TIMEOUT = 4.0
+_SYNC_TIMEOUT = 10.0  # after the last byte of something large
+_PIECE = 1 << 20
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+_TRIES = 3  # reads of a record whose bytes compaction moves
+_LABELS: Final = {
+    Marked: "Marked",
+    Amended: "Amended",
+    VersionGone: "VersionGone",
+    UploadBegun: "UploadBegun",
+    UploadEnded: "UploadEnded",
+    UploadCompleted: "UploadCompleted",
+}
+"""Labels of `meshd_replication_facts_total`."""
+_LOG_INTERVAL = 30.0  # seconds without a failure, after which the next one is told again
+
+SendToNode = Callable[["Node"], Awaitable[ReplicaAck]]
+"""Tells one node. May be called again for the same one."""
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_decode_ack: Final = msgspec.msgpack.Decoder(ReplicaAck).decode
+
+
+def bytes_target(bucket: str, key: str, size: int) -> str:
+    """Where `size` bytes of a name go, their facts behind them."""
+    return f"{BYTES_PATH}?{urlencode({'bucket': bucket, 'key': key, 'size': size})}"
+
+
+class Replicator:
+    """One a process. `patience`: seconds, see PATIENCE."""
+
+    def __init__(
+        self,
+        mesh: ClusterView,
+        peers: PeerClient,
+        store: ObjectStore,
+        clock: Clock,
+        patience: float = WRITE_TIMEOUT,
+    ) -> None:
+        self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
+        self.patience = patience
+        self._failed: dict[tuple[str, str], float] = {}  # (node, why) → when last, by the monotonic clock
+        # by node, bucket, key and stamp of the successor, so that nobody joins a transfer of an older one
+        self._successors: SingleFlight[tuple[str, str, str, int], ReplicaAck] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<Delivery of {self._mesh.node_id}>"
+
+    async def everywhere(
+        self, bucket: str, key: str, send: SendToNode, had: Iterable[str] = (), newest: int = 0
+    ) -> int:
+        """Tells every writer of a name but those who `had` it; the newest stamp they know of it. Raises
+        NotReplicatedError."""
+        if self._mesh.alone:
+            return newest  # who joins after this is known compares, and finds what is committed
+        began = self._clock.monotonic()
+        done = {self._mesh.node_id, *had}
+        metrics.replication_behind.inc()
+        try:
+            newest = max(newest, await self._tell_all(bucket, key, send, done, began))
+        except NotReplicatedError:
+            metrics.replication_refused.inc()
+            raise
+        finally:
+            metrics.replication_behind.dec()
+        metrics.replication_seconds.observe(self._clock.monotonic() - began)
+        return newest
+
+    async def _tell_all(self, bucket: str, key: str, send: SendToNode, done: set[str], began: float) -> int:
+        newest = tries = 0
+        while True:
+            version, route = self._mesh.map().version, self._mesh.route(bucket, key)
+            left = [node for node in route.writers if node.node_id not in done]
+            if not left and route.decider is not None and route.decider.node_id in done:
+                return newest  # nobody waited since the map was looked at
+            answers = await asyncio.gather(*[self._try(node, send, version) for node in left])
+            for node, taken in zip(left, answers, strict=True):
+                if taken is not None:
+                    done.add(node.node_id)
+                    newest = max(newest, taken.newest)
+            if left and None not in answers:
+                continue
+            if self._clock.monotonic() - began > self.patience:
+                missing = ", ".join(
+                    n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
+                )
+                raise NotReplicatedError(
+                    f"{missing or 'no node'} did not take the write within {self.patience:g} s, and is not "
+                    "known to be away; it may or may not have taken place; try again"
+                )
+            await self._mesh.newer_than(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
+            tries += 1
+
+    async def _try(self, node: Node, send: SendToNode, version: int) -> ReplicaAck | None:
+        """One try; None when the node has to be told again."""
+        try:
+            return await send(node)
+        except StaleMapError as error:
+            self._note(node, "map", error)
+            if error.version > version:
+                await self._mesh.newer_than(version, 1.0)
+        except (PeerUnreachableError, BodyFramingError) as error:
+            self._note(node, "silent", error)
+            await self._mesh.suspect(node.node_id, version)
+        except PeerRefusedError as error:
+            self._note(node, "refused", error)
+        return None
+
+    def _note(self, node: Node, why: str, error: Exception) -> None:
+        """Every try is counted; the log has the first one of a spell, however many writes wait."""
+        metrics.replication_retries.labels(why).inc()
+        now, place = self._clock.monotonic(), (node.node_id, why)
+        goes_on = now - self._failed.get(place, -_LOG_INTERVAL) < _LOG_INTERVAL
+        self._failed[place] = now
+        level = logging.DEBUG if goes_on else logging.INFO
+        _log.log(level, "node %s did not take a write, and is told again (%s): %s", *place, error)
+
+    # what can be sent ---------------------------------------------------------------------------------------
+
+    async def change(self, node: Node, change: Change) -> ReplicaAck:
+        """Sends a change; a node that lacks what it is about gets the version. Raises as `Peers.call`."""
+        taken = await self._call(node, change)
+        if taken.trouble != "lacks":
+            return taken
+        assert isinstance(change, Amended | UploadCompleted)
+        taken = await self.version(node, change.bucket, change.key, change.record)
+        if isinstance(change, UploadCompleted):
+            ended = UploadEnded(change.bucket, change.key, change.upload_id, change.record.stamp)
+            await self.change(node, ended)
+        return taken
+
+    async def _call(self, node: Node, change: Change) -> ReplicaAck:
+        body = encode(ReplicaChange(self._mesh.map().version, change))
+        async with self._peers.call(node, "POST", CHANGE_PATH, body=body, timeout=_ANSWER_TIMEOUT) as answer:
+            taken = _decode_ack(await answer.read())
+        metrics.replication_facts.labels(_LABELS[type(change)]).inc()
+        return taken
+
+    async def version(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
+        """Sends a version of this node whole, or its successor if it has one. Raises as `Peers.call`."""
+        for _ in range(_TRIES):
+            found = self._store.get_version(bucket, key, record.version or NULL)
+            if found is None or found.stamp != record.stamp:
+                return await self._send_successor(node, bucket, key, record)
+            if found.marker:
+                return await self.change(node, Marked(bucket, key, without_local_fields(found)))
+            try:
+                taken = await self.data(
+                    node,
+                    bucket,
+                    key,
+                    self._facts(without_local_fields(found)),
+                    self.pieces(found),
+                    found.size,
+                )
+            except ExtentGoneError:
+                continue  # moved, or removed, meanwhile
+            if taken.trouble != "lacks":  # it had the version when it looked, and not when it committed
+                return taken
+        raise PeerRefusedError(503, "Moving", f"{bucket}/{key} moves faster than it can be sent")
+
+    async def ensure_version(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
+        """Returns when a node has a version or its successor. The request that committed the version sends
+        it, too: it is not sent if it is there, and a large one only when that takes too long. Raises as
+        `Peers.call`."""
+        for pause in _PAUSES if record.size > INLINE_BYTES else (0,):
+            taken = await self._call(node, self.confirmation(bucket, key, record))
+            if taken.trouble != "lacks":
+                return taken
+            await asyncio.sleep(pause)
+        return await self.version(node, bucket, key, record)
+
+    async def _send_successor(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
+        """Sends what replaced or removed a version here, once for all who wait for it."""
+        successor = self._successor(bucket, key, record)
+        if successor is None:  # this node has forgotten, or dropped, the name: only the other one knows
+            taken = await self._call(node, Amended(bucket, key, without_local_fields(record)))
+            if taken.trouble == "lacks":
+                raise PeerRefusedError(503, "Lacking", f"{bucket}/{key} is neither there nor here")
+            return taken
+        if isinstance(successor, VersionGone):
+            send = partial(self.change, node, successor)
+        else:
+            send = partial(self.ensure_version, node, bucket, key, successor)
+        taken, _ = await self._successors.run((node.node_id, bucket, key, successor.stamp), send)
+        return taken
+
+    def _successor(self, bucket: str, key: str, record: Record) -> Record | VersionGone | None:
+        """The newer null version or the deletion that took the place of a version here, if it is known."""
+        if not record.version:
+            found = self._store.get_version(bucket, key, NULL)
+            if found is not None and found.stamp > record.stamp:
+                return found
+        grave = self._store.grave(bucket, key, record.version)
+        if grave and (record.version or grave > record.stamp):
+            return VersionGone(bucket, key, record.version, grave)
+        return None
+
+    def confirmation(self, bucket: str, key: str, record: Record) -> Change:
+        """A change that makes sure that a version which is here is there, too."""
+        made = Marked if record.marker else Amended
+        return made(bucket, key, without_local_fields(record))
+
+    async def data(
+        self,
+        node: Node,
+        bucket: str,
+        key: str,
+        facts: ReplicaFacts,
+        pieces: AsyncGenerator[bytes, None] | bytes,
+        size: int,
+    ) -> ReplicaAck:
+        """Sends bytes and what they are. Raises as `Peers.call`, and what reading the pieces raises."""
+        target, ending = bytes_target(bucket, key, size), encode(facts)
+        if isinstance(pieces, bytes):
+            call = self._peers.call(node, "POST", target, body=pieces + ending, timeout=_ANSWER_TIMEOUT)
+        elif size <= INLINE_BYTES:
+            whole = b"".join([piece async for piece in pieces])
+            call = self._peers.call(node, "POST", target, body=whole + ending, timeout=_ANSWER_TIMEOUT)
+        else:
+            return await self.streamed(node, target, _with_trailer(pieces, ending), size)
+        async with call as answer:
+            return _count_bytes(_decode_ack(await answer.read()), size)
+
+    async def streamed(
+        self, node: Node, target: str, body: AsyncGenerator[bytes, None], size: int
+    ) -> ReplicaAck:
+        """Sends bytes and, last, what they are. Raises as `Peers.call`."""
+        async with (
+            aclosing(body),
+            self._peers.call(node, "POST", target, body=body, timeout=_SYNC_TIMEOUT) as answer,
+        ):
+            return _count_bytes(_decode_ack(await answer.read()), size)
+
+    def _facts(self, record: Record, part: PartOf | None = None) -> ReplicaFacts:
+        return ReplicaFacts(self._mesh.map().version, record, part)
+
+    async def part(self, node: Node, upload: Upload, number: int) -> ReplicaAck:
+        """Sends the present part of this number. Of an upload that has ended nothing is sent: `ended`. Raises
+        as `Peers.call`."""
+        for _ in range(_TRIES):
+            part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
+            if part is None or part.number != number:
+                return ReplicaAck(trouble="ended")
+            record = Record(part.size, part.etag, part.stamp, part.modified, part.extents)
+            facts = self._facts(
+                without_local_fields(record),
+                PartOf(upload_without_local_fields(upload), part_without_local_fields(part)),
+            )
+            try:
+                return await self.data(node, upload.bucket, upload.key, facts, self.pieces(record), part.size)
+            except ExtentGoneError:
+                continue  # moved, replaced, or removed
+        raise PeerRefusedError(
+            503, "Moving", f"part {number} of {upload.key} moves faster than it can be sent"
+        )
+
+    async def pieces(self, record: Record) -> AsyncGenerator[bytes, None]:
+        """The bytes of a record, checked. Raises ExtentGoneError, CorruptExtentError."""
+        passing = StreamVerifier()
+        with self._store.reading(record, 0, record.size) as spans:
+            for span in spans:
+                for at in range(0, span.length, _PIECE):
+                    yield await asyncio.to_thread(
+                        _read, span.part(at, min(_PIECE, span.length - at)), passing
+                    )
+
+
+def _read(span: Span, passing: StreamVerifier) -> bytes:
+    data = os.pread(span.fd, span.length, span.offset)
+    if len(data) != span.length and span.extent is not None:
+        raise damage_error(span.extent)
+    passing.take(span, data)
+    return data
+
+
+def _count_bytes(taken: ReplicaAck, size: int) -> ReplicaAck:
+    metrics.replication_facts.labels("Bytes").inc()
+    metrics.replication_bytes.inc(size)
+    return taken
+
+
+async def _with_trailer(pieces: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield piece
+    yield ending

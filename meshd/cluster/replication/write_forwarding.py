@@ -1,0 +1,327 @@
+"""Write forwarding: hands a write to the node that is primary now, and rejects writes that were abandoned.
+
+Law: a write is forwarded only while nothing of it is committed here. The primary checks and commits it
+as its own, and its result is the answer; a write that may have been applied is never forwarded again.
+Invariant: a node never forwards a forwarded write: it commits as primary or answers 421 with its map
+version. A node that was marked away never applies a write it accepted (or that was forwarded to it)
+under an earlier map version: the client was told the outcome is unknown and may have written more since.
+Writes without an accepted-by context (internal ones) are never rejected.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    DiskFullError,
+    InvalidPartError,
+    NoSuchUploadError,
+    NoSuchVersionError,
+    NotPrimaryError,
+    NotReplicatedError,
+)
+from meshd.store.records import Meta, Record, Removed, Upload  # noqa: TC001  msgspec reads annotations
+from meshd.telemetry import metrics
+from meshwire.http_values.conditional_requests import Conditions  # noqa: TC001  msgspec reads annotations
+from meshwire.s3.bucket_settings import Acl, Versioning  # noqa: TC001  msgspec reads annotations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.errors import StoreError
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+
+
+_accepted_by: Final[ContextVar[tuple[str, int] | None]] = ContextVar("caller", default=None)
+
+
+@contextmanager
+def accepted_by(node_id: str, version: int) -> Iterator[None]:
+    """What is written within it was asked for through this node, while it went by this version of the map."""
+    token = _accepted_by.set((node_id, version))
+    try:
+        yield
+    finally:
+        _accepted_by.reset(token)
+
+
+def reject_if_abandoned(mesh: ClusterView) -> None:
+    """Raises NotReplicatedError when the caller has given up by now, and nothing is to be done for it."""
+    caller = _accepted_by.get()
+    if caller is None:
+        return
+    sender, version = caller
+    for node_id in {mesh.node_id, sender}:
+        if mesh.left_at(node_id) > version:
+            metrics.replication_given_up.inc()
+            raise NotReplicatedError(
+                f"node {node_id} was marked away since this was asked for, and nobody may wait for it any "
+                "more; nothing was changed; try again"
+            )
+
+
+_T = TypeVar("_T")
+FORWARD_PATH: Final = "/-/peer/replica/decide"
+FORWARD_DATA_PATH: Final = "/-/peer/replica/write"
+_FORWARD_TIMEOUT: Final = 15.0  # seconds until a write is given up that nobody decides about
+_ANSWER_TIMEOUT: Final = 30.0  # who decides may wait for its own replicas before it answers
+_PAUSE: Final = 0.05
+_is_forwarded: Final[ContextVar[bool]] = ContextVar("asked", default=False)
+
+
+class WriteSpec(msgspec.Struct, frozen=True):
+    """What is said of bytes that are to become an object, or a part."""
+
+    meta: Meta
+    conditions: Conditions | None = None
+    versioning: Versioning = ""
+
+
+class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
+    """See `ObjectStore.delete`, and with a version `delete_version`."""
+
+    bucket: str
+    key: str
+    version: str | None = None
+    conditions: Conditions | None = None
+    versioning: Versioning = ""
+
+
+class AmendRequest(msgspec.Struct, frozen=True, tag="amend"):
+    """See `ObjectStore.amend`."""
+
+    bucket: str
+    key: str
+    version: str | None
+    tags: dict[str, str] | None = None
+    acl: Acl | None = None
+
+
+class CreateUploadRequest(msgspec.Struct, frozen=True, tag="begin"):
+    """See `ObjectStore.create_upload`; `about` has what is said of the upload."""
+
+    about: Upload
+
+    @property
+    def bucket(self) -> str:
+        return self.about.bucket
+
+    @property
+    def key(self) -> str:
+        return self.about.key
+
+
+class CompleteUploadRequest(msgspec.Struct, frozen=True, tag="complete"):
+    """See `ObjectStore.complete_upload`."""
+
+    bucket: str
+    key: str
+    upload_id: str
+    parts: tuple[int, ...]
+    meta: Meta
+    conditions: Conditions | None
+    etags: tuple[str, ...]
+    versioning: Versioning
+
+
+class AbortUploadRequest(msgspec.Struct, frozen=True, tag="abort"):
+    """See `ObjectStore.abort_upload`."""
+
+    bucket: str
+    key: str
+    upload_id: str
+
+
+ForwardedRequest = (
+    DeleteRequest | AmendRequest | CreateUploadRequest | CompleteUploadRequest | AbortUploadRequest
+)
+WriteErrorKind = Literal["", "failed", "missing", "upload", "version", "part"]
+
+
+class WriteResult(msgspec.Struct, frozen=True):
+    """What became of it: the part of it that the call gives; or what was wrong, `number` with a part,
+    `condition` with what a condition says of the object."""
+
+    record: Record | None = None
+    marker: Record | None = None
+    stamp: int = 0
+    upload: Upload | None = None
+    trouble: WriteErrorKind = ""
+    number: int = 0
+    condition: str = ""
+
+    def the_record(self) -> Record:
+        """The version that was made or changed."""
+        assert self.record is not None
+        return self.record
+
+    def the_upload(self) -> Upload:
+        """The upload that was begun."""
+        assert self.upload is not None
+        return self.upload
+
+    def removed(self) -> Removed:
+        """What a deletion did."""
+        return Removed(self.record, self.marker, self.stamp)
+
+    def the_stamp(self) -> int:
+        """When it ended."""
+        return self.stamp
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_decode_result: Final = msgspec.msgpack.Decoder(WriteResult).decode
+_CHANGED: Final = "the object changed meanwhile, or exists already; read it again"
+_ERRORS: Final[dict[WriteErrorKind, tuple[type[StoreError], str]]] = {
+    "missing": (ConditionMissingError, "If-Match was given, but there is no object with this key"),
+    "upload": (NoSuchUploadError, "the upload was completed or aborted"),
+    "version": (NoSuchVersionError, "the version is not there"),
+}
+
+
+def result_of_error(error: StoreError) -> WriteResult | None:
+    """A refusal that is the answer; None for another error."""
+    if isinstance(error, InvalidPartError):
+        return WriteResult(trouble="part", number=error.number)
+    if isinstance(error, ConditionFailedError):
+        return WriteResult(trouble="failed", condition=error.condition)
+    found = [trouble for trouble, (kind, _) in _ERRORS.items() if isinstance(error, kind)]
+    return WriteResult(trouble=found[0]) if found else None
+
+
+@contextmanager
+def handling_forwarded_write() -> Iterator[None]:
+    """What is not decided here within it is refused: NotDeciderError."""
+    token = _is_forwarded.set(True)
+    try:
+        yield
+    finally:
+        _is_forwarded.reset(token)
+
+
+class WriteForwarder:
+    """One a process."""
+
+    def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._mesh, self._peers, self._clock = mesh, peers, clock
+
+    def __repr__(self) -> str:
+        return f"<Ceding of {self._mesh.node_id}>"
+
+    async def anywhere(
+        self,
+        bucket: str,
+        key: str,
+        here: Callable[[], Awaitable[_T]],
+        there: Callable[[Node], Awaitable[WriteResult | None]],
+        read: Callable[[WriteResult], _T],
+    ) -> _T:
+        """What `here` gives while this node decides, else what is read of what came from `there`. `here`
+        raises NotDeciderError while nothing was changed. Raises StoreError."""
+        deadline = self._clock.monotonic() + _FORWARD_TIMEOUT
+        while True:
+            try:
+                return await here()
+            except NotPrimaryError:
+                if self._clock.monotonic() > deadline or _is_forwarded.get():
+                    raise
+            node = self._mesh.route(bucket, key).decider
+            if node is not None and node.node_id != self._mesh.node_id:
+                decided = await there(node)
+                metrics.replication_ceded.labels("again" if decided is None else "decided").inc()
+                if decided is not None:
+                    _raise_error(decided)
+                    return read(decided)
+
+    async def ask(self, node: Node, asked: ForwardedRequest) -> WriteResult | None:
+        """As `_ask`, what needs no bytes."""
+        return await self._ask(node, FORWARD_PATH, encode(asked))
+
+    async def write(
+        self,
+        node: Node,
+        name: tuple[str, str],
+        size: int,
+        pieces: AsyncGenerator[bytes, None],
+        written: WriteSpec,
+        part: tuple[str, int] | None = None,
+    ) -> WriteResult | None:
+        """As `_ask`: `size` bytes become the object of that bucket and key, or the part of an upload's id and
+        number."""
+        about = {"bucket": name[0], "key": name[1], "size": size}
+        if part is not None:
+            about |= {"upload": part[0], "number": part[1]}
+        return await self._ask(
+            node, f"{FORWARD_DATA_PATH}?{urlencode(about)}", _with_trailer(pieces, encode(written))
+        )
+
+    async def _ask(
+        self, node: Node, target: str, body: bytes | AsyncGenerator[bytes, None]
+    ) -> WriteResult | None:
+        """What a node decided; None when it did not, and nothing was changed. Raises NotReplicatedError when
+        nobody knows, and when nobody may wait for it."""
+        version = self._mesh.map().version
+        try:
+            reject_if_abandoned(self._mesh)  # by the map that the call says: nothing is waited for in between
+            async with self._peers.call(node, "POST", target, body=body, timeout=_ANSWER_TIMEOUT) as answer:
+                return _decode_result(await answer.read())
+        except StaleMapError as error:
+            await self._mesh.newer_than(version, 1.0 if error.version > version else _PAUSE)
+        except PeerUnreachableError as error:
+            await self._mesh.suspect(node.node_id, version)
+            if error.begun:
+                raise _outcome_unknown(node) from error
+            await self._mesh.newer_than(version, _PAUSE)
+        except BodyFramingError as error:
+            raise _outcome_unknown(node) from error
+        except PeerRefusedError as error:
+            if error.code == "InsufficientStorage":
+                raise DiskFullError(
+                    f"node {node.node_id} has no room for it; delete objects or add a disk"
+                ) from error
+            raise NotReplicatedError(
+                f"node {node.node_id} decides about this name now, and could not: {error}; it may or may not "
+                "have taken place; try again"
+            ) from error
+        finally:
+            if not isinstance(body, bytes):
+                await body.aclose()
+        return None
+
+
+def _raise_error(decided: WriteResult) -> None:
+    if decided.trouble == "part":
+        raise InvalidPartError(decided.number)
+    if decided.trouble == "failed":
+        raise ConditionFailedError(_CHANGED, decided.condition)
+    if decided.trouble:
+        kind, text = _ERRORS[decided.trouble]
+        raise kind(text)
+
+
+def _outcome_unknown(node: Node) -> NotReplicatedError:
+    return NotReplicatedError(
+        f"node {node.node_id} decides about this name now, and went away before it answered; it may or may "
+        "not have taken place; try again"
+    )
+
+
+async def _with_trailer(pieces: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
+    try:
+        async for piece in pieces:
+            yield piece
+    finally:
+        await pieces.aclose()
+    yield ending

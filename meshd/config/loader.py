@@ -1,0 +1,228 @@
+"""Loader: a node's settings from flags, environment and configuration file.
+
+Law: precedence is flags, then environment (MESHD_*), then the configuration file, then the default. An
+error is one line: the setting, where it came from, what would be accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from meshd.config.options import OPTIONS
+from meshd.config.settings import (
+    ClusterSettings,
+    ConfigError,
+    ControlAddress,
+    HttpSettings,
+    NodeSettings,
+    StoreSettings,
+    TransformSettings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import yaml
+
+    from meshd.config.options import Option
+
+_MIN_TOMBSTONE_TTL = 3600.0
+
+
+def load_settings(
+    flags: Mapping[str, object], *, config_file: Path | None = None, env: Mapping[str, str] | None = None
+) -> NodeSettings:
+    """The node's settings from flags (None means not given), MESHD_* variables and a YAML file.
+
+    Raises ConfigError, which names the setting, where it came from and what would be accepted.
+    """
+    environment = os.environ if env is None else env
+    given: dict[str, object] = {}
+    if config_file is not None:
+        given.update(_read_file(config_file))
+    sources = dict.fromkeys(given, str(config_file))
+    for option in OPTIONS.values():
+        if environment.get(option.env):
+            given[option.name], sources[option.name] = environment[option.env], option.env
+    for name, value in flags.items():
+        key = _require_known(name, "the command line")
+        if value is not None and value != ():
+            given[key], sources[key] = value, f"--{key}"
+    return _assemble({name: _value(option, given, sources) for name, option in OPTIONS.items()})
+
+
+def _value(option: Option, given: Mapping[str, object], sources: Mapping[str, str]) -> object:
+    if option.name not in given:
+        return option.default()
+    try:
+        return option.parse(given[option.name])
+    except ValueError as error:
+        shown = str(given[option.name])[:80]
+        raise ConfigError(f"{option.name}: {error}, not {shown!r} (from {sources[option.name]})") from None
+
+
+def _require_known(name: str, source: str) -> str:
+    key = str(name).replace("_", "-")
+    if key in OPTIONS:
+        return key
+    close = difflib.get_close_matches(key, OPTIONS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known settings: {', '.join(OPTIONS)}"
+    raise ConfigError(f"unknown setting {str(name)[:80]!r} in {source}; {hint}")
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    import yaml  # most nodes have no such file
+
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from None
+    if not isinstance(document, dict | None):
+        raise ConfigError(f"{path} must be a mapping of settings, such as `workers: 2`")
+    return {
+        _require_known(name, str(path)): value
+        for name, value in (document or {}).items()
+        if value is not None
+    }
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    """The problem and its place, without the source lines PyYAML quotes: they may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or 'unreadable characters'}{place}"
+
+
+def _assemble(values: Mapping[str, object]) -> NodeSettings:
+    value = cast("Mapping[str, Any]", values)
+    if value["data-dir"] is None:
+        raise ConfigError("data-dir is required: say where the node keeps its data, as in --data-dir ./data")
+    if (value["tls-cert"] is None) != (value["tls-key"] is None):
+        given, missing = ("tls-key", "tls-cert") if value["tls-cert"] is None else ("tls-cert", "tls-key")
+        raise ConfigError(f"{given} needs {missing}: give the certificate and its private key, or neither")
+    host, port = value["listen"]
+    data_dir: Path = value["data-dir"]
+    store = StoreSettings(
+        data_dir=data_dir,
+        disks=_require_distinct(value["disk"]) or (data_dir,),
+        index_dir=value["index-dir"] or data_dir / "index",
+        durability=value["durability"],
+        small_object_bytes=value["small-object"],
+        segment_bytes=value["segment-size"],
+        index_map_bytes=value["index-map"],
+        tombstone_seconds=_tombstone_ttl(value) if value["control"] is not None else 0.0,
+    )
+    http = HttpSettings(
+        host=host,
+        port=port,
+        domains=value["domain"],
+        tls_cert=value["tls-cert"],
+        tls_key=value["tls-key"],
+        body_timeout=value["body-timeout"],
+        idle_timeout=value["idle-timeout"],
+        head_timeout=value["head-timeout"],
+        max_connections=_connections(value),
+        drain_timeout=value["drain-timeout"],
+        sigv2=value["sigv2"],
+    )
+    return NodeSettings(
+        node_id=value["node-id"],
+        store=store,
+        http=http,
+        transform=TransformSettings(
+            value["transforms"],
+            value["frame-cache"],
+            process_bytes=value["transform-memory"],
+            local_frames=value["local-frames"],
+            user_ops=value["user-ops"],
+            user_op_seconds=value["user-op-seconds"],
+            user_op_memory=value["user-op-memory"],
+        ),
+        cluster=_cluster(value),
+        workers=value["workers"],
+        lost_disks=value["lost-disk"],
+        users_file=value["users"],
+        view_cache_bytes=value["view-cache"],
+        archive_ratio=value["archive-ratio"],
+        cache_bytes=value["cache"],
+        credentials_dir=value["origin-credentials"],
+        origin_patience=value["origin-patience"],
+        lifecycle_interval=value["lifecycle-interval"],
+        stale_upload_days=value["stale-uploads"],
+        keep_documents_days=value["keep-documents"],
+        remember_removals=value["remember-removals"],
+        scrub_interval=value["scrub-interval"],
+        scrub_rate=value["scrub-rate"],
+        audit_log=value["audit-log"],
+        audit_bytes=value["audit-size"],
+        audit_files=value["audit-files"],
+        region=value["region"],
+        hang_timeout=value["hang-timeout"],
+        log_format=value["log-format"],
+        log_level=value["log-level"],
+    )
+
+
+def _connections(value: Mapping[str, Any]) -> int:
+    """Open connections of one worker."""
+    wanted: int = value["max-connections"]
+    workers: int = value["workers"]
+    if wanted < workers:
+        raise ConfigError(
+            f"max-connections: {wanted} are too few for {workers} workers, each of which needs one: say at "
+            f"least {workers}, or fewer workers"
+        )
+    return wanted // workers
+
+
+def _tombstone_ttl(value: Mapping[str, Any]) -> float:
+    """How long removals are remembered: longer than a node may be away without being given up."""
+    seconds: float = value["remember-removals"]
+    least = max(_MIN_TOMBSTONE_TTL, 2 * value["down-after"])
+    if seconds < least:
+        raise ConfigError(
+            f"remember-removals: {seconds:g} seconds are too few: a node that is away for longer begins "
+            f"anew. Say at least {least:g} (twice down-after, and an hour)"
+        )
+    return seconds
+
+
+def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
+    control = value["control"]
+    if value["control-ca"] is not None:
+        if not isinstance(control, ControlAddress) or not control.tls:
+            raise ConfigError(
+                "control-ca: give it with --control etcds://…, whose certificates it vouches for"
+            )
+        control = replace(control, ca=value["control-ca"])
+    host = value["listen"][0]
+    if control is not None and not value["advertise"] and host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"advertise is required where the node listens on every address ({host}): say under which URL "
+            "others reach it, as in --advertise http://10.0.0.5:9000"
+        )
+    return ClusterSettings(
+        control,
+        value["zone"],
+        value["rack"],
+        value["role"],
+        value["weight"],
+        value["copies"],
+        value["advertise"],
+        value["lease"],
+        value["down-after"],
+        value["peer-ca"],
+        value["repair-interval"],
+    )
+
+
+def _require_distinct(disks: tuple[Path, ...]) -> tuple[Path, ...]:
+    if len(set(disks)) != len(disks):
+        raise ConfigError("disk: the same directory is given twice; each --disk needs its own")
+    return disks

@@ -1,0 +1,102 @@
+"""Cached topic: the documents of one control store topic, decoded and cached in this process.
+
+Law: a lookup is a dictionary read after one cheap revision check; writes go through to the store.
+Invariant: a lookup returns a state that the store had at or after the time of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import msgspec
+
+from meshd.control.control_api import ABSENT, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.control.control_api import ControlStore
+
+D = TypeVar("D", bound=msgspec.Struct)
+_PATIENCE: Final = 1.0
+"""Seconds that `seek` waits."""
+
+
+class CachedTopic(Generic[D]):
+    """The documents under `topic/`, by name, as values of `kind` (stored as JSON)."""
+
+    def __init__(self, control: ControlStore, topic: str, kind: type[D]) -> None:
+        self._control, self._topic = control, topic
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._seen = (-1, -1)
+        self._values: dict[str, D] = {}
+        self._versions: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Documents {self._topic} of {len(self._values)} at {self._seen}>"
+
+    def current(self) -> Mapping[str, D]:
+        """Every document now, by name."""
+        seen = self._control.restores, self._control.revision(self._topic)
+        if seen != self._seen:
+            self._reload({} if seen[0] != self._seen[0] else self._versions)
+            self._seen = seen
+        return self._values
+
+    def version(self, name: str) -> int:
+        """The version `current` knows of a document; 0 if there is none."""
+        self.current()
+        return self._versions.get(name, 0)
+
+    async def seek(self, name: str) -> D | None:
+        """A document that another process may have written just now: the engine is asked about one that is
+        not known here, and waited for, up to a second, until it is."""
+        if name not in self.current():
+            key = self._key(name)
+            if await self._control.get(key) is not None:
+                with suppress(TimeoutError):
+                    async with (
+                        asyncio.timeout(_PATIENCE),
+                        aclosing(self._control.watch(self._topic)) as changes,
+                    ):
+                        async for change in changes:
+                            if change.key == key:
+                                break
+        return self.current().get(name)
+
+    async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
+        """Write a document. Raises VersionConflictError."""
+        return await self._control.put(self._key(name), msgspec.json.encode(document), expect=expect)
+
+    async def write_many(self, wanted: Mapping[str, D | None]) -> None:
+        """Write (None: remove) these documents if they are what `current` said last; see
+        `ControlStore.write_many`. Raises VersionConflictError."""
+        writes = [
+            Write(
+                self._key(name),
+                None if document is None else msgspec.json.encode(document),
+                self._versions.get(name, ABSENT),
+            )
+            for name, document in wanted.items()
+        ]
+        if writes:
+            await self._control.write_many(writes)
+
+    async def delete(self, name: str, *, expect: int | None = None) -> bool:
+        """Remove a document; False if it was not there."""
+        return await self._control.delete(self._key(name), expect=expect)
+
+    def _key(self, name: str) -> str:
+        return f"{self._topic}/{name}"
+
+    def _reload(self, known: Mapping[str, int]) -> None:
+        """`known`: versions whose values are here already."""
+        cut = len(self._topic) + 1
+        entries = {key[cut:]: entry for key, entry in self._control.peek(self._topic).items()}
+        self._values = {
+            name: self._values[name] if known.get(name) == entry.version else self._decode(entry.value)
+            for name, entry in entries.items()
+        }
+        self._versions = {name: entry.version for name, entry in entries.items()}

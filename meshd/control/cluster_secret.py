@@ -1,0 +1,47 @@
+"""Cluster secret: the random secret from which keys for session tokens and peer signatures are derived.
+
+Law: the first process to start creates it; after that it is only read. It never leaves the daemon's
+processes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import TYPE_CHECKING
+
+from meshd.control.control_api import ABSENT, ControlError, VersionConflictError
+
+if TYPE_CHECKING:
+    from meshd.control.control_api import ControlStore
+
+_TOPIC, _KEY = "secrets", "secrets/node"
+_BYTES = 32
+
+
+class ClusterSecret:
+    """Keys derived from the secret, one for each purpose."""
+
+    def __init__(self, control: ControlStore) -> None:
+        self._control = control
+        self._value = b""
+
+    def __repr__(self) -> str:
+        return "<NodeSecret>"
+
+    async def ensure(self) -> None:
+        """Make the secret unless there is one already."""
+        if _KEY not in self._control.peek(_TOPIC):
+            try:
+                await self._control.put(_KEY, secrets.token_bytes(_BYTES), expect=ABSENT)
+            except VersionConflictError:
+                return  # another process or node was quicker: its secret counts
+
+    def derive(self, purpose: str) -> bytes:
+        """32 bytes, always the same for a purpose. Raises ControlError before `ensure`."""
+        if not self._value:
+            entry = self._control.peek(_TOPIC).get(_KEY)
+            if entry is None:
+                raise ControlError("this node has no secret yet; restart it")
+            self._value = entry.value
+        return hmac.digest(self._value, purpose.encode(), "sha256")

@@ -1,0 +1,125 @@
+"""Deleted documents: plans, snapshots and assets that were removed from every node, and why.
+
+Law: no node serves, accepts or restores a document listed here, even if it still has the bytes. A name
+is a content hash: recreating the same document first removes its name from this table. Entries live as
+long as a node may be away; a lookup is one dictionary read.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from meshd.control.cached_topic import CachedTopic
+from meshd.control.control_api import ABSENT, VersionConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from meshd.control.control_api import ControlStore
+
+TOPIC: Final = "removals"
+MAX_NAMES: Final = 2000
+"""Names in one entry: some 150 KB, which every engine takes."""
+
+
+class Deletion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Names that went together; `days`: for how long nobody had used them, or `by` whom they were removed."""
+
+    removed_ms: int
+    keys: tuple[str, ...]
+    why: Literal["unused", "asked"] = "unused"
+    days: int = 0
+    by: str = ""
+
+    def told(self) -> str:
+        """What became of them, as the end of a sentence."""
+        when = datetime.fromtimestamp(self.removed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        if self.why == "asked":
+            return f"was removed by {self.by} on {when}"
+        return f"was removed on {when}: nobody had used it for {self.days} days"
+
+
+class DeletedDocumentTable:
+    """One a process."""
+
+    def __init__(self, control: ControlStore) -> None:
+        self._documents = CachedTopic(control, TOPIC, Deletion)
+        self._seen: Mapping[str, Deletion] | None = None
+        self._places: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<RemovalTable of {len(self._places)} names>"
+
+    def _now(self) -> Mapping[str, Deletion]:
+        entries = self._documents.current()
+        if entries is not self._seen:
+            self._places = {key: name for name, removal in entries.items() for key in removal.keys}
+            self._seen = entries
+        return entries
+
+    def find(self, key: str) -> Deletion | None:
+        """How a document went; None when it did not."""
+        entries = self._now()
+        name = self._places.get(key)
+        return None if name is None else entries[name]
+
+    def gone(self, key: str) -> str:
+        """What became of a document, in words; "" when it was not removed."""
+        found = self.find(key)
+        return "" if found is None else found.told()
+
+    def names(self) -> Sequence[str]:
+        """Every name that stands here."""
+        self._now()
+        return tuple(self._places)
+
+    async def add(
+        self,
+        keys: Iterable[str],
+        removed_ms: int,
+        why: Literal["unused", "asked"],
+        days: int = 0,
+        by: str = "",
+    ) -> None:
+        """Durably: from now on they are gone everywhere. Raises ControlError."""
+        fresh = [key for key in keys if self.find(key) is None]
+        for start in range(0, len(fresh), MAX_NAMES):
+            name = f"{removed_ms:015d}-{secrets.token_hex(4)}"
+            some = tuple(fresh[start : start + MAX_NAMES])
+            await self._documents.put(name, Deletion(removed_ms, some, why, days, by), expect=ABSENT)
+
+    async def restore(self, key: str) -> bool:
+        """A document is being made again; whether it was gone. Raises ControlError."""
+        places = [name for name, removal in self._now().items() if key in removal.keys]
+        for name in places:
+            await self._without(name, key)
+        return bool(places)
+
+    async def _without(self, name: str, key: str) -> None:
+        while True:
+            version = self._documents.version(name)  # read first: an older one only conflicts
+            removal = self._documents.current().get(name)
+            if removal is None or key not in removal.keys:
+                return
+            left = tuple(other for other in removal.keys if other != key)
+            try:
+                if left:
+                    await self._documents.put(
+                        name, msgspec.structs.replace(removal, keys=left), expect=version
+                    )
+                else:
+                    await self._documents.delete(name, expect=version)
+            except VersionConflictError:
+                continue
+            return
+
+    async def forget(self, before_ms: int) -> int:
+        """Entries made before then are remembered no more; how many names went."""
+        old = {name: entry for name, entry in self._now().items() if entry.removed_ms < before_ms}
+        for name in old:
+            await self._documents.delete(name)
+        return sum(len(entry.keys) for entry in old.values())

@@ -1,0 +1,440 @@
+"""Control store on etcd: a local copy that a watch keeps current, writes and leases through the gateway.
+
+Law: versions are etcd revisions. `revision` and `cached_entries` read the copy and never wait; a write
+is in the copy when it returns. While etcd is unreachable the copy stays as it is and writes fail within
+seconds. Leases are etcd's own: the servers' clocks decide their expiry, never a holder's clock.
+Invariant: the copy is the prefix at one revision, and revisions only rise; a restore from a backup
+starts a new history, which the copy follows. A store without the cluster's id counts as unreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import threading
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from meshd.control.control_api import (
+    MESH_ID,
+    ControlError,
+    Lease,
+    LeaseLostError,
+    VersionConflictError,
+    Versioned,
+    check_key,
+)
+from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
+from meshd.control.watchers import Watchers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from meshd.control.control_api import Change, Write
+    from meshd.control.etcd.gateway import Gateway
+
+
+class LocalCopy(NamedTuple):
+    """All keys under the prefix at `revision`, in order; `topics`: the revision of each one's newest change.
+    `restores`: how many histories there were before this one.
+    """
+
+    entries: Mapping[str, Versioned]
+    topics: Mapping[str, int]
+    revision: int
+    restores: int = 0
+
+    def reread(self, entries: Mapping[str, Versioned], revision: int) -> LocalCopy:
+        """The copy after this one, where `entries` are all there are at `revision`."""
+        topics = dict(self.topics)
+        for key, entry in entries.items():
+            topic = topic_of(key)
+            topics[topic] = max(topics.get(topic, 0), entry.version)
+        for key in self.entries.keys() - entries.keys():  # went at some revision up to this one
+            topics[topic_of(key)] = revision
+        restores = self.restores
+        if not self._came_before(entries, revision):  # anything may be otherwise, and nothing shows what
+            restores, topics = restores + 1, dict.fromkeys(topics, revision)
+        return LocalCopy(dict(sorted(entries.items())), topics, revision, restores)
+
+    def _came_before(self, entries: Mapping[str, Versioned], revision: int) -> bool:
+        """Whether this was a state of the history that has `entries` at `revision`: what is no younger than
+        this copy is in it."""
+        return self.revision <= revision and all(
+            entry.version > self.revision or self.entries.get(key) == entry for key, entry in entries.items()
+        )
+
+
+def topic_of(key: str) -> str:
+    """What comes before the first slash."""
+    return key.partition("/")[0]
+
+
+class EtcdLeases:
+    """Blocking: for threads. Kept beside the topics, under `PREFIX@leases/`, and so in nobody's copy."""
+
+    def __init__(self, gateway: Gateway, prefix: bytes) -> None:
+        self._gateway, self._prefix = gateway, prefix[:-1] + b"@leases/"
+
+    def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        """See ControlStore.acquire. Seconds are rounded up to whole ones; etcd grants at least about two."""
+        granted = self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))}, repeatable=True)
+        lease_id = granted["ID"]
+        version = self._take(name, holder, lease_id)
+        if version is None:
+            self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
+            return None
+        return Lease(name, holder, ttl, 0, version)
+
+    def _take(self, name: str, holder: str, lease_id: str) -> int | None:
+        """Write the key if it is free, or the holder's own; its version, None if it is somebody else's."""
+        key = encoded(self._prefix + name.encode())
+        value = encoded(json.dumps({"holder": holder, "lease": lease_id}).encode())
+        put = {"request_put": {"key": key, "value": value, "lease": lease_id}}
+        while True:
+            kept = self._read(name)
+            if kept is not None and kept[1]["holder"] != holder:
+                return None
+            version = 0 if kept is None else kept[0]
+            compare = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": str(version)}
+            answer = self._gateway.call("kv/txn", {"compare": [compare], "success": [put]}, repeatable=False)
+            if answer.get("succeeded"):
+                if kept is not None:
+                    self._forget(kept[1]["lease"])
+                return number(answer["header"].get("revision"))
+
+    def renew(self, lease: Lease) -> Lease:
+        """See ControlStore.renew. It is prolonged, and an error all the same, while etcd takes no writes."""
+        kept = self._read(lease.name)
+        if kept is None or kept[0] != lease.version:
+            raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s")
+        answer = self._gateway.call("lease/keepalive", {"ID": kept[1]["lease"]}, repeatable=True)
+        if not number((answer.get("result") or {}).get("TTL")):
+            raise LeaseLostError(f"the lease {lease.name} ran out")
+        self._gateway.check_alarms()
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """See ControlStore.release."""
+        kept = self._read(lease.name)
+        if kept is not None and kept[0] == lease.version:
+            self._forget(kept[1]["lease"])
+
+    def held(self, prefix: str) -> dict[str, str]:
+        """See ControlStore.leases."""
+        self._gateway.check_alarms()
+        start = self._prefix + prefix.encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        body = {"key": encoded(start), "range_end": encoded(end)}
+        kvs = self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []
+        cut = len(self._prefix)
+        return {decoded(kv["key"])[cut:].decode(): json.loads(decoded(kv["value"]))["holder"] for kv in kvs}
+
+    def _forget(self, lease_id: str) -> None:
+        """End a lease; its key goes with it, unless another lease has it by now."""
+        try:
+            self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
+        except EtcdError as error:
+            if "not found" not in str(error):
+                raise
+
+    def _read(self, name: str) -> tuple[int, dict[str, Any]] | None:
+        """(version, document) of a lease's key."""
+        body = {"key": encoded(self._prefix + name.encode())}
+        for kv in self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []:
+            return number(kv["mod_revision"]), json.loads(decoded(kv.get("value")))
+        return None
+
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_IDLE: Final = 10.0  # seconds without a word after which a watch is begun anew
+_PAUSE: Final = 0.5
+_PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
+_TXN_WRITES: Final = 100  # etcd takes 128 in one transaction
+_FOREIGN: Final = (
+    "etcd was emptied, or is another mesh's: nothing is read from it or written to it; put this mesh's back "
+    "from its backup"
+)
+
+
+class EtcdControl:
+    """A ControlStore under `prefix` (ends in `/`) of an etcd cluster. Raises ControlError when it cannot be
+    read to begin with. Make it after forking; `close` ends its thread, and the gateway."""
+
+    def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
+        self._gateway, self._prefix = gateway, prefix.encode()
+        self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
+        self._closed = self._lost = self._torn = self._foreign = False
+        self._moved = threading.Condition()
+        self._watchers = Watchers()
+        self._leases = EtcdLeases(gateway, self._prefix)
+        try:
+            self._copy = self._load(LocalCopy({}, {}, 0))
+        except ControlError:
+            gateway.close()
+            raise
+        self._thread = threading.Thread(target=self._follow, name="etcd-watch", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<EtcdControl {self._gateway!r} at {self._copy.revision}{' closed' if self._closed else ''}>"
+
+    # --- the copy ---------------------------------------------------------------------------------------
+
+    def revision(self, topic: str) -> int:
+        return self._copy.topics.get(topic, 0)
+
+    @property
+    def restores(self) -> int:
+        return self._copy.restores
+
+    def still(self) -> AbstractContextManager[object]:
+        return nullcontext()  # `revision` is a look at a dictionary
+
+    def peek(self, topic: str) -> Mapping[str, Versioned]:
+        return _under(self._copy.entries, f"{topic}/")
+
+    def _load(self, before: LocalCopy) -> LocalCopy:
+        """Everything, read anew: at the start, and when the watch fell too far behind."""
+        answer = self._range(self._prefix, self._end)
+        return before.reread(dict(self._found(answer)), number(answer["header"].get("revision")))
+
+    def _follow(self) -> None:
+        """The thread: watch, and read anew what was missed."""
+        while not self._closed:
+            quiet = False
+            try:
+                quiet = self._watch()
+                self._lost = False
+            except EtcdError as error:
+                level = logging.DEBUG if self._lost or self._closed else logging.WARNING
+                _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
+                self._lost = True
+            except Exception:
+                _log.exception("the watch of the control store failed; it begins again")
+            if not self._closed and not quiet:
+                threading.Event().wait(_PAUSE)
+
+    def _watch(self) -> bool:
+        """Whether it ended for want of a word: then the next begins at once, for what is written meanwhile is
+        waited for by who wrote it."""
+        if self._torn:
+            self._read_anew()
+        self._torn = True
+        wanted = {
+            "key": encoded(self._prefix),
+            "range_end": encoded(self._end),
+            "start_revision": str(self._copy.revision + 1),
+        }
+        for message in self._gateway.stream("watch", {"create_request": wanted}, _IDLE):
+            if not message:  # nothing happened, and nothing was missed
+                self._torn = False
+                return True
+            if self._closed or message.get("canceled"):  # of what was missed some is forgotten
+                return False
+            self._apply(message)
+        return False
+
+    def _read_anew(self) -> None:
+        """After a watch that broke off. No less is there than was known, unless etcd was put back from a
+        backup meanwhile: then revisions count on from that, and a watch would wait for a late one."""
+        before = self._copy
+        copy = self._load(before)
+        self._check_mesh(copy.entries)
+        restored = copy.restores > before.restores
+        if restored:
+            told = {"revision": copy.revision, "before": before.revision}
+            _log.error("etcd was put back from a backup: what was changed since is lost", extra=told)
+        if restored or copy.revision >= self._copy.revision:
+            self._take(copy)
+
+    def _apply(self, message: Mapping[str, Any]) -> None:
+        events = message.get("events") or []
+        revision = max([number(event["kv"]["mod_revision"]) for event in events], default=0)
+        with self._moved:  # another thread may have read everything anew meanwhile
+            before = self._copy
+            if revision <= before.revision:
+                return
+            entries, topics = dict(before.entries), dict(before.topics)
+            for event in events:
+                key, at = self._name(event["kv"]), number(event["kv"]["mod_revision"])
+                topics[topic_of(key)] = at
+                if event.get("type") == "DELETE":
+                    entries.pop(key, None)
+                else:
+                    entries[key] = Versioned(decoded(event["kv"].get("value")), at)
+            self._check_mesh(entries)
+            if entries.keys() - before.entries.keys():
+                entries = dict(sorted(entries.items()))
+            self._take(before._replace(entries=entries, topics=topics, revision=revision))
+
+    def _check_mesh(self, entries: Mapping[str, Versioned]) -> None:
+        """Raises EtcdError where the mesh of the copy is not in these."""
+        mine, theirs = self._copy.entries.get(MESH_ID), entries.get(MESH_ID)
+        self._foreign = mine is not None and (theirs is None or theirs.value != mine.value)
+        if self._foreign:
+            raise EtcdError(_FOREIGN)
+
+    def _take(self, copy: LocalCopy) -> None:
+        with self._moved:
+            self._copy = copy
+            self._moved.notify_all()
+        self._watchers.wake()
+
+    def _arrived(self, revision: int) -> None:
+        """Wait until the copy has what was written at `revision`."""
+        with self._moved:
+            if self._moved.wait_for(lambda: self._copy.revision >= revision or self._closed, _PATIENCE):
+                return
+        self._take_newer()
+
+    def _take_newer(self) -> None:
+        copy = self._load(self._copy)
+        with self._moved:
+            if copy.revision > self._copy.revision:
+                self._take(copy)
+
+    # --- reading and writing ------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Versioned | None:
+        answer = await self._off(lambda: self._range(self._key(key)))
+        return next((entry for _, entry in self._found(answer)), None)
+
+    async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
+        start = self._prefix + prefix.encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        return dict(self._found(await self._off(lambda: self._range(start, end))))
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
+        name = self._key(key)
+        put = {"request_put": {"key": encoded(name), "value": encoded(bytes(value))}}
+        version = await self._off(lambda: self._change([put], {key: expect}))
+        assert version is not None, "a put always changes something"
+        return version
+
+    async def delete(self, key: str, *, expect: int | None = None) -> bool:
+        name = self._key(key)
+        gone = {"request_delete_range": {"key": encoded(name), "prev_kv": True}}
+        return await self._off(lambda: self._change([gone], {key: expect})) is not None
+
+    async def write_many(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            check_key(write.key)
+        for start in range(0, len(writes), _TXN_WRITES):
+            part = writes[start : start + _TXN_WRITES]
+            requests = [
+                {"request_delete_range": {"key": encoded(self._key(write.key))}}
+                if write.value is None
+                else {
+                    "request_put": {
+                        "key": encoded(self._key(write.key)),
+                        "value": encoded(bytes(write.value)),
+                    }
+                }
+                for write in part
+            ]
+            await self._off(partial(self._change, requests, {write.key: write.expect for write in part}))
+
+    def _change(self, requests: list[Any], expects: Mapping[str, int | None]) -> int | None:
+        """The revision at which something changed, seen by the copy, too; None if nothing did."""
+        answer = self._txn(requests, expects)
+        responses = answer.get("responses") or []
+        if not any(
+            "response_put" in r or number(r["response_delete_range"].get("deleted")) for r in responses
+        ):
+            return None
+        revision = number(answer["header"].get("revision"))
+        self._arrived(revision)
+        return revision
+
+    def _txn(self, requests: list[Any], expects: Mapping[str, int | None]) -> dict[str, Any]:
+        """Do all if every key is at the version expected of it. Raises VersionConflictError."""
+        conditions = {key: expect for key, expect in expects.items() if expect is not None}
+        compare = [
+            {
+                "target": "MOD",
+                "result": "EQUAL",
+                "key": encoded(self._key(key)),
+                "mod_revision": str(expect),
+            }
+            for key, expect in conditions.items()
+        ]
+        look = [{"request_range": {"key": encoded(self._key(key))}} for key in conditions]
+        body = {"compare": compare, "success": requests, "failure": look}
+        answer = self._gateway.call("kv/txn", body, repeatable=not conditions)
+        if not answer.get("succeeded"):
+            self._refuse(conditions, answer)
+        return answer
+
+    def _refuse(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
+        self._catch_up(conditions, answer)
+        for (key, expect), response in zip(conditions.items(), answer.get("responses") or [], strict=False):
+            found = next((entry.version for _, entry in self._found(response["response_range"])), 0)
+            if found != expect:
+                raise VersionConflictError(key, expect, found)
+        raise EtcdError("a conditional write was refused, and nothing says why")
+
+    def _catch_up(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
+        """Wait until the copy has seen what a conflict shows: whoever tries again looks there."""
+        there: dict[str, int] = {}
+        for response in answer.get("responses") or []:
+            there |= {key: entry.version for key, entry in self._found(response["response_range"])}
+        self._arrived(max(there.values(), default=0))
+        if any(key in self._copy.entries for key in conditions if key not in there):
+            self._take_newer()
+
+    def _range(self, start: bytes, end: bytes = b"") -> dict[str, Any]:
+        body = {"key": encoded(start)} | ({"range_end": encoded(end)} if end else {})
+        return self._gateway.call("kv/range", body, repeatable=True)
+
+    def _found(self, answer: Mapping[str, Any]) -> list[tuple[str, Versioned]]:
+        return [
+            (self._name(kv), Versioned(decoded(kv.get("value")), number(kv["mod_revision"])))
+            for kv in answer.get("kvs") or []
+        ]
+
+    def _name(self, kv: Mapping[str, Any]) -> str:
+        return decoded(kv["key"])[len(self._prefix) :].decode()
+
+    def _key(self, key: str) -> bytes:
+        return self._prefix + check_key(key).encode()
+
+    async def _off(self, call: Callable[[], T]) -> T:
+        if self._closed:
+            raise ControlError("the control store is closed")
+        if self._foreign:
+            raise EtcdError(_FOREIGN)
+        return await asyncio.to_thread(call)
+
+    # --- watches and leases -------------------------------------------------------------------------------
+
+    def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        return self._watchers.changes(lambda: self.peek(topic))
+
+    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._off(lambda: self._leases.acquire(name, holder, ttl))
+
+    async def renew(self, lease: Lease) -> Lease:
+        return await self._off(lambda: self._leases.renew(lease))
+
+    async def release(self, lease: Lease) -> None:
+        await self._off(lambda: self._leases.release(lease))
+
+    async def leases(self, prefix: str) -> Mapping[str, str]:
+        return await self._off(lambda: self._leases.held(prefix))
+
+    def close(self) -> None:
+        self._closed = True
+        self._gateway.close()
+        with self._moved:
+            self._moved.notify_all()
+        self._watchers.close()
+
+
+def _under(entries: Mapping[str, Versioned], prefix: str) -> dict[str, Versioned]:
+    return {key: entry for key, entry in entries.items() if key.startswith(prefix)}

@@ -1,0 +1,80 @@
+"""User module table: the pushed builds of each module, with time and author.
+
+Law: a build is content, stored among the node's assets; this table only names builds. Every write is
+conditional, so that of two simultaneous pushes both count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.control.cached_topic import CachedTopic
+from meshd.control.control_api import ABSENT, VersionConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshd.control.control_api import ControlStore
+
+TOPIC: Final = "modules"
+
+
+class Build(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One content of a module: `version` is `sha256:HEX`, `source` the hash of the file alone. A `draft` is
+    never taken by name, only by its version."""
+
+    version: str
+    source: str
+    pushed_ms: int
+    pushed_by: str
+    ops: tuple[str, ...]
+    draft: bool = False
+
+
+class PushedModule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`builds`: the latest last."""
+
+    name: str
+    builds: tuple[Build, ...] = ()
+
+    @property
+    def latest(self) -> Build | None:
+        """What a plan takes that names no version."""
+        return next((build for build in reversed(self.builds) if not build.draft), None)
+
+
+class ModuleTable:
+    """Modules by name. Reads are dictionary reads."""
+
+    def __init__(self, control: ControlStore) -> None:
+        self._documents = CachedTopic(control, TOPIC, PushedModule)
+
+    def __repr__(self) -> str:
+        return f"<ModuleTable {self._documents!r}>"
+
+    def get(self, name: str) -> PushedModule | None:
+        return self._documents.current().get(name)
+
+    def list_all(self) -> Mapping[str, PushedModule]:
+        """Every module by name."""
+        return self._documents.current()
+
+    async def change(self, name: str, decide: Callable[[PushedModule], PushedModule]) -> PushedModule:
+        """Make of a module (an empty one if there is none) what `decide` says, durably and atomically;
+        without builds it is gone. `decide` may be called again, and may raise."""
+        while True:
+            version = self._documents.version(name)  # read first: an older one only conflicts
+            present = self.get(name) or PushedModule(name)
+            wanted = decide(present)
+            if wanted == present:
+                return present
+            try:
+                if wanted.builds:
+                    await self._documents.put(name, wanted, expect=version or ABSENT)
+                else:
+                    await self._documents.delete(name, expect=version)
+            except VersionConflictError:
+                continue
+            return wanted

@@ -1,0 +1,107 @@
+"""BatchError: the error type of the native API, with code, message, help and detail.
+
+Law: the code classifies the error, the message states what is wrong, `help` states what to do. An error
+never carries an HTTP status or a traceback. It survives serialization between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Code = Literal[
+    "BadRequest",
+    "InvalidPlan",
+    "UnknownOp",
+    "AccessDenied",
+    "NoSuchBucket",
+    "NoSuchSnapshot",
+    "NoSuchPlan",
+    "NoSuchKey",
+    "NoSuchView",
+    "NoSuchAsset",
+    "Gone",
+    "InUse",
+    "ViewExists",
+    "BucketExists",
+    "NoSuchJob",
+    "SnapshotChanged",
+    "UnknownOpBuild",
+    "BadSample",
+    "NotOwner",
+    "Busy",
+    "OpFailed",
+    "CorruptData",
+    "TooLarge",
+    "MethodNotAllowed",
+    "NotImplemented",
+    "InternalError",
+]
+
+
+class BatchError(Exception):
+    """`detail`: plain JSON values for programs. `retry_after`: seconds, when asking again is the cure."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        help: str = "",
+        detail: dict[str, Any] | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message, self.help = message, help
+        self.detail = detail or {}
+        self.retry_after = retry_after
+
+    def __repr__(self) -> str:
+        return f"BatchError({self.code}: {self.message})"
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain JSON values; `from_document` gives the error back."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "help": self.help,
+            "detail": self.detail,
+            "retry_after": self.retry_after,
+        }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> BatchError:
+        return cls(
+            document["code"],
+            document["message"],
+            help=document["help"],
+            detail=document["detail"],
+            retry_after=document["retry_after"],
+        )
+
+
+def damaged(name: str, message: str, detail: dict[str, Any]) -> BatchError:
+    """Stored bytes that are not those that were written: nothing may stand in for them."""
+    return BatchError(
+        "CorruptData",
+        f"{name} is damaged on the disk: {message}",
+        help="put the same bytes again under this key (plans go on: the ETag stays), or remove it and make a "
+        "new snapshot; meshd fsck lists what else is damaged",
+        detail=detail,
+    )
+
+
+def busy(message: str) -> BatchError:
+    """Ask again in a second."""
+    return BatchError("Busy", message, help="ask again after the time in Retry-After", retry_after=1)
+
+
+def in_progress(message: str, progress: float) -> BatchError:
+    """Not done yet, and under way: `progress` is of 0…1. Whoever asks again finds it further."""
+    return BatchError(
+        "Busy",
+        message,
+        help="ask again: the work goes on",
+        detail={"progress": round(progress, 4)},
+        retry_after=1,
+    )

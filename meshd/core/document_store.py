@@ -1,0 +1,285 @@
+"""Snapshots, plans, indexes and assets: immutable documents in the reserved bucket, named by their hash.
+
+Law: a document never changes once it is written, so caches of it never go stale. Every storage node
+keeps the shared documents (`SHARED_PREFIXES`) and fetches a missing one from its peers; all other
+documents are local. A plan that names an asset this node lacks is refused. Safe to use from every
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from meshd.control.control_api import ControlError
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.plan_record import Plan
+from meshd.core.remote_source import SINGLE_NODE
+from meshd.errors import missing_asset_message
+from meshd.store.records import Meta
+from meshd.util.async_tasks import SingleFlight
+from meshwire.dataset.build_snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from meshd.core.remote_source import RemoteSource
+    from meshd.core.renderer_protocol import AssetPlace
+    from meshd.store.api import ObjectStore
+
+
+RESERVED_BUCKET = "-mesh-"
+INCARNATIONS_PREFIX: Final = "births/"
+"""Buckets with which a snapshot was registered: see `meshd.datasets.bucket_incarnations`."""
+SHARED_PREFIXES: Final = ("snapshots/", "plans/", "assets/", "packs/", INCARNATIONS_PREFIX)
+"""What begins like this is named by its content, and means the same on every node."""
+INDEX_PREFIXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/")
+"""Where the samples of files lie: this node's own, made again when they are asked for."""
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """The last `limit` values by name, each loaded once at a time."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: OrderedDict[str, T] = OrderedDict()
+        self._loading: SingleFlight[str, T] = SingleFlight()
+
+    async def get(self, name: str, load: Callable[[], Awaitable[T]]) -> T:
+        if name in self._values:
+            self._values.move_to_end(name)
+            return self._values[name]
+        value, _ = await self._loading.run(name, load)
+        return self.put(name, value)
+
+    def put(self, name: str, value: T) -> T:
+        self._values[name] = value
+        self._values.move_to_end(name)
+        if len(self._values) > self._limit:
+            self._values.popitem(last=False)
+        return value
+
+
+class LastUsedRecorder(Protocol):
+    """Who remembers when a document was used last."""
+
+    def note(self, key: str) -> None:
+        """It is used now. Microseconds."""
+        ...
+
+
+class DeletedDocuments(Protocol):
+    """Who knows which documents are no more, on any node."""
+
+    def gone(self, key: str) -> str:
+        """What became of it, as the end of a sentence; "" when it was not removed. A microsecond."""
+        ...
+
+    async def restore(self, key: str) -> bool:
+        """It is being made again; whether it was gone. Raises ControlError."""
+        ...
+
+
+class _None:
+    def gone(self, key: str) -> str:
+        return ""
+
+    async def restore(self, key: str) -> bool:
+        return False
+
+
+_NO_REMOVALS: Final[DeletedDocuments] = _None()
+_AGAIN: Final = {
+    "snapshots": "make it again: the same objects and fields give the same snapshot (POST /-/snapshots, or "
+    "mesh.open as before)",
+    "plans": "make it again: the same snapshot and spec give the same plan, and its addresses are good again "
+    "(POST /-/plans, or a Loader as before)",
+}
+
+
+class DocumentStore:
+    """The node's documents. One a process. What is used is told to `uses`, so that it is not collected; what
+    `removals` names is nowhere, until it is made again."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        elsewhere: RemoteSource = SINGLE_NODE,
+        uses: LastUsedRecorder | None = None,
+        removals: DeletedDocuments = _NO_REMOVALS,
+    ) -> None:
+        self._store, self._elsewhere, self._uses = store, elsewhere, uses
+        self._removals = removals
+        self._snapshots: _Kept[Snapshot] = _Kept(8)
+        self._plans: _Kept[Plan] = _Kept(256)
+
+    def __repr__(self) -> str:
+        return f"<Catalog over {self._store!r}>"
+
+    async def snapshot(self, digest: str) -> Snapshot:
+        """Raises BatchError NoSuchSnapshot, Gone."""
+        self._require(f"snapshots/{digest}")
+        self._note(f"snapshots/{digest}")
+        return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
+
+    async def _load_snapshot(self, digest: str) -> Snapshot:
+        return await asyncio.to_thread(Snapshot.from_bytes, await self.snapshot_bytes(digest))
+
+    async def snapshot_bytes(self, digest: str) -> bytes:
+        """The document. Raises BatchError NoSuchSnapshot, Gone."""
+        self._require(f"snapshots/{digest}")
+        document = await self.find(f"snapshots/{digest}")
+        if document is None:
+            raise unknown_document(f"snapshots/{digest}")
+        return document
+
+    async def plan(self, digest: str) -> Plan:
+        """Raises BatchError NoSuchPlan, Gone."""
+        self._require(f"plans/{digest}")
+        self._note(f"plans/{digest}")
+        return await self._plans.get(digest, lambda: self._load_plan(digest))
+
+    async def _load_plan(self, digest: str) -> Plan:
+        document = await self.find(f"plans/{digest}")
+        if document is None:
+            raise unknown_document(f"plans/{digest}")
+        return Plan.from_bytes(digest, document)
+
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep it durably. Idempotent."""
+        document = await asyncio.to_thread(snapshot.to_bytes)
+        await self.share(f"snapshots/{snapshot.hash}", document)
+        self._snapshots.put(snapshot.hash, snapshot)
+
+    async def add_plan(self, plan: Plan) -> None:
+        """Keep it durably. Idempotent."""
+        await self.share(f"plans/{plan.hash}", plan.to_bytes())
+        self._plans.put(plan.hash, plan)
+
+    def _require(self, key: str) -> None:
+        """Raises BatchError Gone."""
+        became = self._removals.gone(key)
+        if became:
+            kind, _, digest = key.partition("/")
+            raise BatchError(
+                "Gone",
+                f"the {kind.removesuffix('s')} {digest} {became}",
+                help=_AGAIN[kind],
+                detail={kind.removesuffix("s"): digest},
+            )
+
+    async def look(self, key: str) -> None:
+        """Have a plan or snapshot here, without using it. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone,
+        Busy."""
+        self._require(key)
+        await self.ensure([key])
+        if self._store.get(RESERVED_BUCKET, key) is None:
+            raise unknown_document(key)
+
+    def is_gone(self, key: str) -> bool:
+        """Whether a document was removed everywhere, and not made again."""
+        return key.startswith(SHARED_PREFIXES) and bool(self._removals.gone(key))
+
+    def has(self, key: str) -> bool:
+        """Whether a document is here; to ask is to use it."""
+        self._note(key)
+        return not self.is_gone(key) and self._store.get(RESERVED_BUCKET, key) is not None
+
+    def _note(self, key: str) -> None:
+        if self._uses is not None and key.startswith((*SHARED_PREFIXES, *INDEX_PREFIXES)):
+            self._uses.note(key)
+
+    def read(self, key: str) -> bytes | None:
+        """A document of the reserved bucket, or None. Reading an index is using it."""
+        if key.startswith(INDEX_PREFIXES):
+            self._note(key)
+        if self.is_gone(key):
+            return None
+        record = self._store.get(RESERVED_BUCKET, key)
+        return None if record is None else self._store.read(record, 0, record.size)
+
+    async def find(self, key: str) -> bytes | None:
+        """A document that nodes share, from another node where this one lacks it, and kept here then."""
+        document = self.read(key)
+        if document is None and not self._elsewhere.alone and not self.is_gone(key):
+            document = await self._elsewhere.document(key)
+            if document is not None:
+                await self.write(key, document, once=True)
+        return document
+
+    async def share(self, key: str, document: bytes) -> None:
+        """Write a document that nodes share, durably, here and on the other storing nodes. Idempotent; what
+        was removed is there again. Raises BatchError Busy."""
+        again = self.is_gone(key) and await self._restored(key)
+        if not self._elsewhere.alone:
+            await self._elsewhere.spread(key, document, again=again)
+        await self.write(key, document, once=not again)
+
+    async def _restored(self, key: str) -> bool:
+        try:
+            return await self._removals.restore(key)
+        except ControlError as error:
+            raise busy(f"{key} was removed, and that cannot be taken back now: {error}") from error
+
+    async def ensure(self, keys: Iterable[str]) -> None:
+        """Have those of these documents here that any node has."""
+        for key in keys:
+            if not self._elsewhere.alone and self._store.get(RESERVED_BUCKET, key) is None:
+                await self.find(key)  # nothing, if it was removed
+
+    async def write(self, key: str, document: bytes, *, once: bool = False) -> None:
+        """Write a document durably; `once`: only if there is none (its name says what is in it)."""
+        self._note(key)
+        if once and self._store.get(RESERVED_BUCKET, key) is not None:
+            return
+        writer = self._store.writer(RESERVED_BUCKET, key, size=len(document))
+        try:
+            await writer.write(document)
+            await writer.commit(Meta(etag=hashlib.md5(document, usedforsecurity=False).hexdigest()))
+        except BaseException:
+            await writer.abort()
+            raise
+
+
+def unknown_document(key: str) -> BatchError:
+    """Of a plan or snapshot that is not here, or not of the buckets that have their names now."""
+    kind, _, digest = key.partition("/")
+    return BatchError(
+        "NoSuchPlan" if kind == "plans" else "NoSuchSnapshot",
+        f"this node has no {kind.removesuffix('s')} {digest[:64]}",
+        help="it was never made here, or that it was removed is forgotten, or its bucket was deleted and the "
+        f"one that has the name now has other objects; {_AGAIN[kind]}",
+    )
+
+
+ASSETS_PREFIX = "assets/"
+
+
+def asset_key(digest: str) -> str:
+    """Where the reserved bucket keeps it."""
+    return f"{ASSETS_PREFIX}{digest}"
+
+
+def no_such_asset(digest: str) -> BatchError:
+    """What is answered when a plan or view names it."""
+    return BatchError(
+        "NoSuchAsset",
+        missing_asset_message(digest),
+        help="make the plan or view anew with the object's address (s3://BUCKET/KEY) in its place",
+        detail={"asset": f"sha256:{digest}"},
+    )
+
+
+def asset_places(store: ObjectStore, digests: Sequence[str]) -> tuple[AssetPlace, ...]:
+    """The files that hold each asset now. Raises BatchError NoSuchAsset."""
+    return tuple(_place(store, digest) for digest in digests)
+
+
+def _place(store: ObjectStore, digest: str) -> AssetPlace:
+    record = store.get(RESERVED_BUCKET, asset_key(digest))
+    if record is None:
+        raise no_such_asset(digest)
+    return digest, tuple((place.path, place.offset, place.length) for place in store.locate(record))

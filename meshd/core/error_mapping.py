@@ -1,0 +1,118 @@
+"""Error mapping: store and control-store errors as S3 errors, and the retry of lookups after a write-back.
+
+Every store error that reaches a client passes through `store_errors`; the cause stays chained for the
+log. An object that was written back to its origin between lookup and read is looked up again from the
+start, because nothing has been sent yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from meshd.store import errors
+from meshwire.errors import S3Error, precondition_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.control.control_api import ControlError
+
+
+_T = TypeVar("_T")
+_TRIES: Final = 5
+_NOT_CACHED: Final = (
+    "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
+    "`mesh prefetch` them."
+)
+
+
+class NotCachedHereError(S3Error):
+    """The store was asked for what lies at an origin."""
+
+    def __init__(self) -> None:
+        super().__init__("ServiceUnavailable", _NOT_CACHED)
+
+
+async def retry_if_written_back(attempt: Callable[[], Awaitable[_T]]) -> _T:
+    """What `attempt` gives, which looks for an object and reads it; made again when that was brought to its
+    origin in between, as often as writers may have that happen. Raises what `attempt` raises."""
+    for _ in range(_TRIES - 1):
+        with suppress(NotCachedHereError):
+            return await attempt()
+    return await attempt()
+
+
+log = logging.getLogger("meshd.service.translation")
+
+_CODES: dict[type[errors.StoreError], str] = {
+    errors.ConditionMissingError: "NoSuchKey",
+    errors.DiskFullError: "InsufficientStorage",
+    errors.DiskFailedError: "InternalError",
+    errors.ExhaustedError: "SlowDown",
+    errors.NoSuchUploadError: "NoSuchUpload",
+    errors.NoSuchVersionError: "NoSuchKey",
+    errors.InvalidPartError: "InvalidPart",
+    errors.SizeMismatchError: "IncompleteBody",
+    errors.MetadataTooLargeError: "MetadataTooLarge",
+    errors.ExtentGoneError: "NoSuchKey",
+    errors.StoreClosedError: "ServiceUnavailable",
+    errors.NotReplicatedError: "SlowDown",
+    errors.StaleEpochError: "SlowDown",
+    errors.CorruptExtentError: "InternalError",
+}
+
+_NOT_REPLICATED = (
+    "Not every node that must have this write could take it, or another one decides about its name now. "
+    "It may or may not have taken place: try again."
+)
+_NO_CONTROL = (
+    "Buckets, settings, users, keys and jobs cannot be changed now: the control store cannot be reached, "
+    "or takes no changes. It may or may not have taken place: try again."
+)
+
+
+def to_s3_error(error: errors.StoreError) -> S3Error:
+    """S3's word for an error of the store; what an operator must look at is logged under its own line."""
+    if isinstance(error, errors.CorruptExtentError):
+        log.error("corrupt extent, not served: %s %s", error.name, error)
+    elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
+        log.error("disk trouble: %s", error)
+    elif isinstance(error, errors.ExhaustedError):
+        log.error("not done for want of descriptors or memory: %s", error)
+    if isinstance(error, errors.ConditionFailedError):
+        return precondition_failed(error.condition)
+    if isinstance(error, errors.NotCachedError):
+        return NotCachedHereError()
+    if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
+        log.warning("not acknowledged: %s", error)
+        return S3Error("SlowDown", _NOT_REPLICATED)
+    if isinstance(error, errors.CorruptExtentError) and error.name:
+        return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
+    return S3Error(_CODES.get(type(error), "InternalError"))
+
+
+def control_error_to_s3(error: ControlError) -> S3Error:
+    """S3's word for a change that the control store did not take, or not in time; why is logged."""
+    log.warning("the control store did not do what was asked: %s", error)
+    return S3Error("ServiceUnavailable", _NO_CONTROL)
+
+
+class _StoreErrors:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, errors.StoreError):
+            raise to_s3_error(error) from error
+
+
+_store_errors = _StoreErrors()
+
+
+def store_errors() -> _StoreErrors:
+    """Within it, an error of the store leaves as an `S3Error`."""
+    return _store_errors

@@ -1,0 +1,455 @@
+"""Archives: the index, the decompressed copy, member lookup and one streaming pass.
+
+Law: index and copy are named by the ETag and size of the source, so they hold for that content alone. A
+damaged or hostile archive is refused by name, and the refusal is stored. Invariant: while an archive
+with compressed members is read, its copy exists; the copy may be evicted at any time and is recreated on
+demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
+from meshd.core.peer_messages import RemoteRecord
+from meshd.datasets.archives.decompression import decompress
+from meshd.datasets.archives.reader import (
+    SCATTERED,
+    UNLIMITED,
+    BufferedSpanReader,
+    DecompressedSizeError,
+    ForwardReader,
+    limit_bytes,
+    member_pieces,
+    plausible_members,
+    read_spans,
+    span_pieces,
+    stream_files,
+    zip_files,
+)
+from meshd.store.errors import ConditionFailedError
+from meshd.store.integrity.verification import damage_context, verify_extents
+from meshd.store.records import Meta
+from meshd.telemetry import metrics
+from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
+from meshd.util import failpoints
+from meshd.util.async_tasks import SingleFlight
+from meshwire.dataset.archive_index import ArchiveIndex, index_tar
+from meshwire.dataset.archive_keys import ArchiveError, archive_kind, copy_kind
+from meshwire.formats.tar import TarError, scan_tar
+from meshwire.formats.zip_archive import STORED
+from meshwire.frame.columns import ColumnError
+from meshwire.http_values.conditional_requests import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+
+    from meshd.datasets.archives.reader import StreamedFile
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshwire.dataset.archive_keys import ArchiveKind, CopyKind
+    from meshwire.formats.zip_archive import ZipMember
+
+INDEXES_PREFIX: Final = "archives/"
+REFUSALS_PREFIX: Final = "archives/bad/"
+NOTES_PREFIX: Final = "archives/notes/"
+COPIES_PREFIX: Final = "views/archives/"
+"""Among the results of views, whose room and eviction they share."""
+RATIO: Final = 50
+"""Inflated, an archive has at most so many times its size, unless `--archive-ratio` says otherwise."""
+_SMALL: Final = 64 << 20
+"""Inflated, an archive may have so many bytes, however small it is."""
+_ROWS_RATIO: Final = 200
+"""A file of Parquet, in rows, may have so many times its size: its values are encoded, and often the same."""
+_READ: Final = "read as an archive"
+_HOW: Final = {"gz": "unpacked", "zst": "unpacked", "parquet": "read as Parquet"}
+_KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
+_AT_ONCE: Final = 2  # archives inflated or indexed at a time by one process
+_QUEUED: Final = 64  # that wait for it; what is asked beyond is told to come again
+
+
+class MemberLocation(NamedTuple):
+    """`size` bytes at `offset` of an object."""
+
+    record: Record
+    offset: int
+    size: int
+
+
+class ArchiveService:
+    """One a process. `room`: bytes that results of views may take; a copy takes half of that at most.
+    `ratio`: bytes for each byte of an archive that it may have inflated.
+    `used` is told the name of a copy that is read. Of an archive that other nodes hold (`FarRecord`) they
+    make the index, and the copy."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        used: Callable[[str], None],
+        objects: RemoteObjects,
+        room: int = 10 << 30,
+        ratio: int = RATIO,
+    ) -> None:
+        self._store, self._used, self._most, self._ratio = store, used, room // 2, ratio
+        self._objects = objects
+        self._catalog = DocumentStore(store)
+        self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
+        self._copying: SingleFlight[str, Record] = SingleFlight()
+        self._turns, self._waiting = asyncio.Semaphore(_AT_ONCE), 0
+        self._kept: OrderedDict[str, ArchiveIndex] = OrderedDict()
+        self._held = 0
+
+    def __repr__(self) -> str:
+        return f"<Archives, {self._held} files of {len(self._kept)} at hand, {len(self._indexing)} under way>"
+
+    async def index(self, bucket: str, key: str, record: Record, *, spare: int | None = None) -> ArchiveIndex:
+        """The index of an archive, made when it is first asked for, and with it the copy, if one is needed
+        and takes at most `spare` bytes (None: whatever a copy may take).
+
+        Raises BatchError BadSample: no archive by its name, damaged, hostile, or not of a make that is read.
+        """
+        kind = _kind(bucket, key)
+        name = _name(kind, record)
+        found = self._kept.get(name)
+        if found is not None:
+            self._kept.move_to_end(name)
+            return found
+        url = _url(bucket, key)
+        found = await self._stored(name, url, record)
+        if isinstance(record, RemoteRecord):
+            if found is None:
+                await self._objects.bring(bucket, key, record)
+            here = self._objects.here(bucket, key, record.etag)
+            if here is None and found is None:
+                found, _ = await self._indexing.run(name, lambda: self._asked(name, bucket, key, record))
+            record = record if here is None else here
+        if found is None:
+            most = self._most if spare is None else min(self._most, spare)
+            found, _ = await self._indexing.run(name, lambda: self._make(kind, name, url, record, most))
+        self._keep(name, found)
+        return found
+
+    async def plain(self, bucket: str, key: str, record: Record) -> Record:
+        """The object whose bytes the index's offsets are of: the archive, or its inflated copy, made if need
+        be. Raises BatchError BadSample, TooLarge."""
+        copied = copy_kind(key)
+        if copied is not None:
+            return await self._unpacked(copied, bucket, key, record)
+        index = await self.index(bucket, key, record)
+        if not index.inflated:
+            return record
+        if isinstance(record, RemoteRecord):
+            await self._objects.bring(bucket, key, record)
+            here = self._objects.here(bucket, key, record.etag)
+            if here is None:
+                return msgspec.structs.replace(record, size=index.size)
+            record = here
+        found = self._kept_copy(index.kind, record)
+        if found is not None and found.size == index.size:
+            return found
+        return await self._copy(index.kind, _url(bucket, key), record)
+
+    async def _unpacked(self, kind: CopyKind, bucket: str, key: str, record: Record) -> Record:
+        """The copy of a packed file, or one of Parquet; of one that other nodes hold, what is known of it."""
+        if isinstance(record, RemoteRecord):
+            await self._objects.bring(bucket, key, record)
+            here = self._objects.here(bucket, key, record.etag)
+            if here is None:
+                return record
+            record = here
+        return self._kept_copy(kind, record) or await self._copy(kind, _url(bucket, key), record)
+
+    def _kept_copy(self, kind: CopyKind, record: Record) -> Record | None:
+        place = copy_key(kind, record)
+        self._used(place)
+        return self._store.get(RESERVED_BUCKET, place)
+
+    async def member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
+        """Where the bytes of a member lie; None when the archive has no such file. Raises like `plain`."""
+        place = (await self.index(bucket, key, record)).find(name)
+        return None if place is None else MemberLocation(await self.plain(bucket, key, record), *place)
+
+    def stream(self, bucket: str, key: str, record: Record) -> AsyncGenerator[StreamedFile, None]:
+        """Every file of an archive in stored order, in one pass and without a copy; memory is bounded.
+
+        `async for name, size, pieces in …`; what is not read of `pieces` is passed over. Raises BatchError
+        BadSample, where the archive turns out to be damaged; StoreError.
+        """
+        kind = _kind(bucket, key)
+        return stream_files(self._store, kind, record, _url(bucket, key), self._believed(record))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the few that inflate or index at a time. Raises BatchError Busy when too many wait."""
+        if self._waiting >= _QUEUED:
+            raise busy(f"{self._waiting} archives wait to be indexed or inflated")
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    # --- making -----------------------------------------------------------------------------------------
+
+    async def _stored(self, name: str, url: str, record: Record) -> ArchiveIndex | None:
+        document = self._catalog.read(INDEXES_PREFIX + name)
+        if document is not None:
+            with suppress(ColumnError):  # written by another version: made anew
+                return await asyncio.to_thread(_read, document)
+        kept = self._catalog.read(REFUSALS_PREFIX + name)
+        if kept is not None:
+            refusal = json.loads(kept)
+            most = refusal["most"]
+            if most is None or most >= self._believed(record):  # else more is believed now
+                raise unreadable_archive(url, str(refusal["error"]))
+        return None
+
+    def _keep(self, name: str, index: ArchiveIndex) -> None:
+        self._held += len(index) - len(self._kept.pop(name, ()))
+        self._kept[name] = index
+        while self._held > _KEPT_FILES and len(self._kept) > 1:
+            self._held -= len(self._kept.popitem(last=False)[1])
+
+    async def _asked(self, name: str, bucket: str, key: str, record: Record) -> ArchiveIndex:
+        """The index that a node which holds the archive makes, kept here, too."""
+        document = await self._objects.archive_index(bucket, key, record)
+        index = await asyncio.to_thread(_read, document)
+        await self._catalog.write(INDEXES_PREFIX + name, document)
+        return index
+
+    async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
+        try:
+            async with self._turn():
+                with damage_context(url):
+                    index = await self._indexed(kind, record, most)
+        except (ArchiveError, TarError, ColumnError) as error:
+            await self._prove(url, record)  # what is damaged here is no refusal of what was stored
+            metrics.archives.labels(kind, "refused").inc()
+            message = str(error)[:300]
+            limit = error.most if isinstance(error, DecompressedSizeError) else None
+            document = json.dumps({"error": message, "url": url, "most": limit}).encode()
+            await self._catalog.write(REFUSALS_PREFIX + name, document)
+            raise unreadable_archive(url, message) from error
+        failpoints.hit("archives.index.made")
+        metrics.archives.labels(kind, "indexed").inc()
+        await self._catalog.write(INDEXES_PREFIX + name, await asyncio.to_thread(index.to_bytes))
+        await asyncio.to_thread(index.prepare)
+        return index
+
+    async def _indexed(self, kind: ArchiveKind, record: Record, most: int) -> ArchiveIndex:
+        if kind == "tar":
+            return await self._scanned(kind, record, record.size)
+        if kind == "zip":
+            return await self._zip(record, most)
+        # Inflated it is seldom smaller: one pass, then, instead of a copy that breaks off.
+        copy = await self._written(kind, record, most) if record.size <= most else None
+        if copy is not None:
+            return await self._scanned(kind, copy, record.size)
+        with self._store.reading(record, 0, record.size) as spans:
+            return await asyncio.to_thread(_run_through, kind, spans, record.size, self._believed(record))
+
+    async def _scanned(self, kind: ArchiveKind, record: Record, packed: int) -> ArchiveIndex:
+        with self._store.reading(record, 0, record.size) as spans:
+            return await asyncio.to_thread(_scan, kind, spans, record.size, packed)
+
+    async def _zip(self, record: Record, most: int) -> ArchiveIndex:
+        with self._store.reading(record, 0, record.size) as spans:
+            members = await asyncio.to_thread(zip_files, spans, record.size, self._believed(record))
+            index = await asyncio.to_thread(_zip_index, members, record.size)
+            # The members' checksums are looked at now, not when one is first read.
+            if index.inflated and index.size > most:
+                await asyncio.to_thread(_inflate_all, spans, members)
+            elif index.inflated:
+                await self._written("zip", record, most)
+        return index
+
+    async def _copy(self, kind: CopyKind, url: str, record: Record) -> Record:
+        """The copy of an archive that was found to be in order. Raises BatchError BadSample, TooLarge."""
+        copy, _ = await self._copying.run(copy_key(kind, record), lambda: self._copied(kind, url, record))
+        return copy
+
+    async def _copied(self, kind: CopyKind, url: str, record: Record) -> Record:
+        try:
+            async with self._turn():
+                with damage_context(url):
+                    made = await self._written(kind, record, self._most)
+        except ArchiveError as error:
+            await self._prove(url, record)
+            raise unreadable_archive(url, str(error), _HOW.get(kind, _READ)) from error
+        except ParquetUnsupportedError as error:
+            help_ = "install shardmesh[parquet] on every node that stores, or write the rows as MDS or JSONL"
+            raise BatchError("NotImplemented", f"{url}: no Parquet is read: {error}", help=help_) from error
+        if made is None:
+            raise BatchError(
+                "TooLarge",
+                f"{url} has more than {self._most} bytes inflated, too many for a copy to read members from",
+                help="raise --view-cache, or take it apart with a job that extracts or reshards it",
+            )
+        return made
+
+    async def _written(self, kind: CopyKind, record: Record, left: int) -> Record | None:
+        """A copy, made and kept; None if it would be larger than `left` bytes. Raises ArchiveError."""
+        key = copy_key(kind, record)
+        writer = self._store.writer(RESERVED_BUCKET, key, size=None)
+        try:
+            with self._store.reading(record, 0, record.size) as spans:
+                if kind in SCATTERED:
+                    await verify_extents(spans, "")
+                rows = max(self._most, _ROWS_RATIO * record.size)
+                most = rows if kind == "parquet" else self._believed(record)
+                source = _plain_bytes(kind, spans, record.size, most)
+                while piece := await asyncio.to_thread(next, source, b""):
+                    left -= len(piece)
+                    if left < 0:
+                        return None
+                    await writer.write(piece)
+            failpoints.hit("archives.copy.written")
+            metrics.archives.labels(kind, "inflated").inc()
+            meta = Meta(f"{record.etag}-{record.size:x}")
+            with suppress(ConditionFailedError):  # another process was quicker
+                return await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+            return self._store.get(RESERVED_BUCKET, key)
+        finally:
+            await writer.abort()
+
+    async def _prove(self, url: str, record: Record) -> None:
+        """Raises CorruptExtentError when it is the disk that spoiled an archive."""
+        with self._store.reading(record, 0, record.size) as spans:
+            await verify_extents(spans, url)
+
+    def _believed(self, record: Record) -> int:
+        return max(_SMALL, self._ratio * record.size)
+
+
+def copy_key(kind: CopyKind, record: Record) -> str:
+    """The name of an archive's inflated copy in the reserved bucket."""
+    return f"{COPIES_PREFIX}{_name(kind, record)}"
+
+
+def index_names(key: str, record: Record) -> tuple[str, ...]:
+    """Under which names in the reserved bucket something is kept of an object; none if it is neither
+    an archive nor read through a copy."""
+    kind, copied = archive_kind(key), copy_kind(key)
+    if copied is not None:
+        return (copy_key(copied, record),)
+    return (
+        ()
+        if kind is None
+        else tuple(each + _name(kind, record) for each in (INDEXES_PREFIX, REFUSALS_PREFIX, COPIES_PREFIX))
+    )
+
+
+def unreadable_archive(url: str, message: str, how: str = _READ) -> BatchError:
+    """An archive, or packed file, that cannot be read."""
+    return BatchError(
+        "BadSample",
+        f"{url} cannot be {how}: {message}",
+        help="store it again, whole; its index follows by itself",
+        detail={"url": url},
+    )
+
+
+def _kind(bucket: str, key: str) -> ArchiveKind:
+    kind = archive_kind(key)
+    if kind is None:
+        raise unreadable_archive(
+            _url(bucket, key), "its key ends like none (.tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip)"
+        )
+    return kind
+
+
+def _url(bucket: str, key: str) -> str:
+    return f"s3://{bucket}/{key}"
+
+
+def _name(kind: CopyKind, record: Record) -> str:
+    return f"{record.etag}-{record.size:x}.{kind}"
+
+
+def _read(document: bytes) -> ArchiveIndex:
+    """An index, ready to be searched (blocking). Raises ColumnError."""
+    index = ArchiveIndex.from_bytes(document)
+    index.prepare()
+    return index
+
+
+def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int, packed: int) -> ArchiveIndex:
+    """Index a tar by its headers alone (blocking). Raises TarError."""
+    members = plausible_members(scan_tar(BufferedSpanReader(list(spans)).read, 0, size), packed)
+    return ArchiveIndex(kind, index_tar(members), size, inflated=kind != "tar")
+
+
+def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> ArchiveIndex:
+    """Index a compressed tar without keeping a copy (blocking). Raises ArchiveError, TarError."""
+    source = ForwardReader(limit_bytes(decompress(kind, span_pieces(list(spans), 0, size)), most))
+    files = index_tar(plausible_members(scan_tar(source.read, 0, UNLIMITED), size))
+    source.drain()
+    return ArchiveIndex(kind, files, source.seen, inflated=True)
+
+
+def _plain_bytes(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
+    spans = list(spans)
+    if kind == "parquet":
+        yield from limit_bytes(_rows(spans, size), most)
+        return
+    if kind != "zip":
+        yield from limit_bytes(decompress(kind, span_pieces(spans, 0, size)), most)
+        return
+    members = zip_files(spans, size, most)
+    for member in members:
+        yield from member_pieces(spans, member)
+    if _copy_size(members) == size:
+        yield b"\0"
+
+
+def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
+    """Of a file of Parquet. Raises ArchiveError, UnreadableError."""
+    try:
+        yield from parquet_rows(partial(read_spans, spans), size)
+    except ParquetError as error:
+        raise ArchiveError(str(error)) from error
+
+
+def _inflate_all(spans: Sequence[Span], members: Iterable[ZipMember]) -> None:
+    """For what it raises: ArchiveError where a member is damaged (blocking)."""
+    for member in members:
+        for _ in member_pieces(spans, member):
+            pass
+
+
+def _copy_size(members: Iterable[ZipMember]) -> int:
+    return sum(member.size for member in members)
+
+
+class _Copied(NamedTuple):
+    """A member as the index is made of it."""
+
+    name: str
+    size: int
+    data_offset: int
+    type: str = "0"
+
+
+def _zip_index(members: list[ZipMember], size: int) -> ArchiveIndex:
+    """Of a zip whose files are all stored, their places in it; else those in its copy."""
+    if all(member.method == STORED for member in members):
+        return ArchiveIndex("zip", index_tar(members), size, inflated=False)
+    at, found = 0, []
+    for member in members:
+        found.append(_Copied(member.name, member.size, at))
+        at += member.size
+    # One byte more where the copy were as large as the archive: a snapshot tells the two by their size.
+    return ArchiveIndex("zip", index_tar(found), at + (at == size), inflated=True)

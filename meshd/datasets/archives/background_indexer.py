@@ -1,0 +1,174 @@
+"""Indexes archives in the background: a write queues a note, and the coordinator works the notes off.
+
+Law: a note is durable and names only where to look; it is removed once the present object has an index
+or a refusal. A restarted node resumes with the remaining notes. A lost note only costs the first reader
+some time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
+from meshd.datasets.archives.archive_service import COPIES_PREFIX, INDEXES_PREFIX, NOTES_PREFIX, index_names
+from meshd.store.errors import ConditionFailedError, ConditionMissingError, ExtentGoneError, StoreError
+from meshd.util import failpoints
+from meshwire.dataset.archive_keys import archive_kind
+from meshwire.http_values.conditional_requests import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.util.clock import Clock
+
+_log = logging.getLogger("meshd.archives")
+_PAGE: Final = 1000
+_YOUNG: Final = 3_600_000  # ms; what was indexed a moment ago may be of an object that is only now looked up
+
+
+class IndexNote(msgspec.Struct, frozen=True):
+    """There is an archive under this key. Its ETag makes the note another one when another archive comes."""
+
+    bucket: str
+    key: str
+    etag: str
+
+
+class IndexQueue:
+    """The writing side: one a worker."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._catalog = DocumentStore(store)
+
+    def __repr__(self) -> str:
+        return "<Ingest>"
+
+    async def note(self, bucket: str, key: str, record: Record) -> None:
+        """An object was stored. Never fails: what is not noted is indexed when it is asked for."""
+        if archive_kind(key) is None:
+            return
+        name = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=16).hexdigest()
+        try:
+            await self._catalog.write(
+                NOTES_PREFIX + name, msgspec.json.encode(IndexNote(bucket, key, record.etag))
+            )
+        except StoreError as error:
+            _log.warning("an archive is not indexed in advance", extra={"key": key, "why": str(error)})
+
+
+class BackgroundIndexer:
+    """The working side: one a node (the steward's). `buckets`: the names of all there are; `room`: bytes of
+    copies that can be made without another result having to go, None as long as that is not known."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        archives: ArchiveService,
+        buckets: Callable[[], Iterable[str]],
+        room: Callable[[], int | None],
+        clock: Clock,
+    ) -> None:
+        self._store, self._archives, self._buckets, self._clock = store, archives, buckets, clock
+        self._room, self._measured, self._spent = room, -1, 0
+        self._seen = -1  # the store's revision when there were no notes left
+
+    def __repr__(self) -> str:
+        return f"<Indexer, idle since revision {self._seen}>"
+
+    async def work(self) -> int:
+        """Index what is noted, one after the other; how many."""
+        revision = self._store.revision()
+        if revision == self._seen or self._room() is None:
+            return 0
+        done = found = 0
+        after, more = "", True
+        while more:
+            page = self._store.list(RESERVED_BUCKET, prefix=NOTES_PREFIX, after=after, limit=_PAGE)
+            found += len(page.entries)
+            for key, record in page.entries:
+                done += await self._settled(key, record)
+            after, more = page.next_after, page.truncated
+        if not found:
+            self._seen = revision
+        return done
+
+    async def _settled(self, key: str, note: Record) -> bool:
+        """Whether a note was worked off."""
+        try:
+            where = msgspec.json.decode(self._store.read(note, 0, note.size), type=IndexNote)
+            record = self._store.get(where.bucket, where.key)
+            if record is not None:
+                began = self._clock.monotonic()
+                await self._index(where, record)
+                await asyncio.sleep(self._clock.monotonic() - began)  # clients keep half of the disk
+            failpoints.hit("archives.note.settled")
+            # A note that was left again meanwhile stays: another archive may be there now.
+            unchanged = Conditions(if_match=(note.etag,))
+            await self._store.delete(RESERVED_BUCKET, key, conditions=unchanged)
+        except (ConditionFailedError, ConditionMissingError, ExtentGoneError):
+            return True
+        except (StoreError, BatchError) as error:
+            _log.warning("an archive cannot be indexed now", extra={"note": key, "why": str(error)})
+            return False
+        return True
+
+    async def _index(self, where: IndexNote, record: Record) -> None:
+        try:
+            index = await self._archives.index(where.bucket, where.key, record, spare=self._spare())
+        except BatchError as error:
+            if error.code == "Busy":
+                raise
+            _log.warning("an archive is refused: %s", error.message)
+            return
+        self._spent += index.size if index.inflated else 0
+
+    def _spare(self) -> int:
+        """The room that is left, less what was taken since it was last measured."""
+        room = self._room() or 0
+        if room != self._measured:
+            self._measured, self._spent = room, 0
+        return max(0, room - self._spent)
+
+    # --- indexes of what is gone ------------------------------------------------------------------------
+
+    async def tidy(self) -> int:
+        """Remove indexes, refusals and copies of what no object or version has any more; how many."""
+        orphans = await asyncio.to_thread(self._orphans)
+        for start in range(0, len(orphans), _PAGE):
+            await self._store.delete_many(RESERVED_BUCKET, orphans[start : start + _PAGE])
+            await asyncio.sleep(0)
+        return len(orphans)
+
+    def _versions(self, bucket: str) -> Iterator[tuple[str, Record]]:
+        key, version, more = "", "", True
+        while more:
+            page = self._store.list_versions(bucket, key_marker=key, version_marker=version, limit=_PAGE)
+            yield from page.entries
+            key, version, more = page.next_key, page.next_version, page.truncated
+
+    def _orphans(self) -> list[str]:
+        """What is there and no object would have: memory for the former alone."""
+        found = set(self._kept_names(self._clock.now_ms() - _YOUNG))
+        for bucket in self._buckets() if found else ():
+            for key, record in self._versions(bucket):
+                found.difference_update(index_names(key, record))
+        return sorted(found)
+
+    def _kept_names(self, before: int) -> Iterator[str]:
+        """Indexes, refusals and copies made before that time."""
+        for prefix in (INDEXES_PREFIX, COPIES_PREFIX):
+            after, more = "", True
+            while more:
+                page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
+                old = (key for key, record in page.entries if record.modified < before)
+                yield from (key for key in old if not key.startswith(NOTES_PREFIX))
+                after, more = page.next_after, page.truncated

@@ -1,0 +1,144 @@
+"""Binds snapshots to bucket incarnations, because the name of a deleted bucket can be reused.
+
+Law: a snapshot is valid only for the buckets (name and `created_ms`) it was registered with. A document
+next to it records them on every node. Without that document all its objects must exist in the present
+bucket. Invariant: no clocks are compared, and no address depends on an incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError, in_progress
+from meshd.core.document_store import INCARNATIONS_PREFIX, unknown_document
+from meshd.util.async_tasks import LongRunningCalls, StillRunningError
+from meshwire.strict_json import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from meshd.auth.authorizer import Caller
+    from meshd.control.buckets import BucketTable
+    from meshd.core.document_store import DocumentStore
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.records import Record
+    from meshd.util.async_tasks import CallProgress
+    from meshwire.dataset.build_snapshot import Snapshot
+
+BucketIncarnations = tuple[tuple[str, int], ...]
+"""Buckets by name with their `created_ms`, in order; 0: there is no such bucket."""
+
+_REMEMBERED: Final = 10_000
+_PAGE: Final = 1000
+_ORIGIN_OBJECTS: Final = 64
+"""Objects of a bucket with an origin that are looked up: each costs a request there."""
+
+
+class SnapshotIncarnations:
+    """One a worker."""
+
+    def __init__(self, buckets: BucketTable, catalog: DocumentStore, objects: RemoteObjects) -> None:
+        self._buckets, self._catalog, self._objects = buckets, catalog, objects
+        self._known: OrderedDict[str, BucketIncarnations] = OrderedDict()
+        self._checks: LongRunningCalls[bool] = LongRunningCalls("births")
+
+    def __repr__(self) -> str:
+        return f"<SnapshotBirths, {len(self._known)} snapshots known>"
+
+    def present(self, buckets: Iterable[str]) -> BucketIncarnations:
+        """The births of these buckets now. Microseconds."""
+        return tuple((name, self._buckets.born(name)) for name in sorted(set(buckets)))
+
+    def moment(self) -> Callable[[Iterable[str]], BucketIncarnations]:
+        """The births of this moment, of whichever buckets turn out to count."""
+        born = {bucket.name: bucket.created_ms for bucket in self._buckets.list_all()}
+        return lambda names: tuple((name, born.get(name, 0)) for name in sorted(set(names)))
+
+    async def record(self, digest: str, births: BucketIncarnations) -> None:
+        """Write durably that a snapshot was made of buckets of these births."""
+        if self._known.get(digest) == births:
+            return
+        key, document = _document(digest, births)
+        try:
+            await self._catalog.share(key, document)
+        except BatchError:  # too few nodes take it now; where it lacks, the objects decide
+            await self._catalog.write(key, document, once=True)
+        self._remember(digest, births)
+
+    async def recorded(self, digest: str, buckets: Iterable[str]) -> bool:
+        """Whether a snapshot is written down for the present buckets. Raises BatchError Busy."""
+        births = self.present(buckets)
+        if self._known.get(digest) == births:
+            return True
+        if await self._catalog.find(_document(digest, births)[0]) is None:
+            return False
+        self._remember(digest, births)
+        return True
+
+    async def holds(self, digest: str, buckets: Sequence[str]) -> bool:
+        """Whether a snapshot may be used by who may read these buckets. Raises BatchError Busy."""
+        births = self.present(buckets)
+        if self._known.get(digest) == births:
+            return True
+        if any(not born for _, born in births):
+            return False
+        return await self.recorded(digest, buckets) or await self._adopted(digest, births)
+
+    async def require(self, caller: Caller, digest: str, buckets: Sequence[str], key: str) -> None:
+        """Raises BatchError NoSuchSnapshot, NoSuchPlan (by the document's `key`) unless it holds, or root
+        asks."""
+        if not caller.identity.root and not await self.holds(digest, buckets):
+            raise unknown_document(key)
+
+    async def _adopted(self, digest: str, births: BucketIncarnations) -> bool:
+        """Whether every object is in the present bucket; that is written down."""
+        key = _document(digest, births)[0]
+        try:
+            found = await self._checks.run(key, lambda progress: self._check(digest, births, progress))
+        except StillRunningError as error:
+            message = f"the objects of the snapshot {digest} are compared with the bucket: {error}"
+            raise in_progress(message, error.progress) from None
+        self._checks.forget(key)
+        return found
+
+    async def _check(self, digest: str, births: BucketIncarnations, progress: CallProgress) -> bool:
+        snapshot = await self._catalog.snapshot(digest)
+        objects, numbers = snapshot.objects, self._compared(snapshot)
+        for start in range(0, len(numbers), _PAGE):
+            some = numbers[start : start + _PAGE]
+            names = [(objects.bucket_of(number), objects.keys[number]) for number in some]
+            for number, record in zip(some, await self._records(names), strict=True):
+                if record is None or record.etag != objects.etags[number]:
+                    return False
+            progress.done = start / len(numbers)
+        await self.record(digest, births)
+        return True
+
+    async def _records(self, names: Sequence[tuple[str, str]]) -> list[Record | None]:
+        if self._objects.alone:
+            return await asyncio.to_thread(self._objects.own, names)
+        return await self._objects.many(names)
+
+    def _compared(self, snapshot: Snapshot) -> Sequence[int]:
+        """The objects whose presence decides: all, but of buckets with an origin an even sample."""
+        objects, numbers = snapshot.objects, range(len(snapshot.objects))
+        far = [number for number in numbers if self._objects.backs(objects.bucket_of(number))]
+        if not far:
+            return numbers
+        left_out = set(far) - set(far[:: max(1, len(far) // _ORIGIN_OBJECTS)])
+        return [number for number in numbers if number not in left_out]
+
+    def _remember(self, digest: str, births: BucketIncarnations) -> None:
+        self._known[digest] = births
+        self._known.move_to_end(digest)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def _document(digest: str, births: BucketIncarnations) -> tuple[str, bytes]:
+    """The key and content of the document that says so."""
+    document = canonical_json({"snapshot": digest, "buckets": dict(births)})
+    return f"{INCARNATIONS_PREFIX}{hashlib.sha256(document).hexdigest()}", document

@@ -1,0 +1,271 @@
+"""Snapshots derived from snapshots: select, rename, relabel, filter, join and concat.
+
+Law: deriving requires read access to everything the base snapshot names. An expression is evaluated once
+over the pinned content; the selected samples are part of the hash of the new snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshd.core.api_errors import in_progress
+from meshd.core.sample_locations import PinnedObjects
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import LongRunningCalls, StillRunningError
+from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError, LabelColumn, SnapshotBuild
+from meshwire.dataset.derive import (
+    join_snapshots,
+    keep_samples,
+    parse_names,
+    parse_relabels,
+    parse_renames,
+    relabel_classes,
+    relative_names,
+    rename_fields,
+    select_fields,
+)
+from meshwire.dataset.expressions import format_value, parse_expression
+from meshwire.plan.loader_state import checked_hash
+from meshwire.plan.mix_snapshot import concat_snapshots, parse_hashes
+from meshwire.strict_json import PlanError, checked_object, required_field, shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from meshd.auth.authorizer import Caller
+    from meshd.auth.dataset_access import DatasetAccess
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.bucket_incarnations import SnapshotIncarnations
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.util.async_tasks import CallProgress
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.dataset.expression_evaluation import Value
+    from meshwire.dataset.expressions import Expression
+
+DERIVATIONS = ("select", "rename", "relabel", "filter", "join", "concat")
+OWN_NAMES = ("key", "name", "stem", "size", "index")
+MAX_VALUE_BYTES = 1 << 20
+"""Of a field's content that an expression sees; of more it sees none."""
+_AT_A_TIME = 1024
+_FAR_AT_A_TIME = 256  # where content comes from other nodes
+_SIZE = "_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """`way` with its value; `on`: of a join, the expressions of the two sides (empty: by name)."""
+
+    base: str
+    way: str
+    value: Any
+    on: tuple[str, ...] = ()
+
+
+def parse_derivation(document: Mapping[str, Any]) -> Derivation:
+    """Of {"from", one of WAYS, "on"?}. Raises PlanError."""
+    value = checked_object(dict(document), "", ("from", "on", *DERIVATIONS))
+    ways = [way for way in DERIVATIONS if way in value]
+    if len(ways) != 1:
+        raise PlanError(
+            "", f"give one of {', '.join(DERIVATIONS)} with `from`; do several one after the other"
+        )
+    on = value.get("on", [])
+    sides = [on, on] if isinstance(on, str) else on
+    if not isinstance(sides, list) or len(sides) not in (0, 2) or (sides and ways != ["join"]):
+        raise PlanError("on", "of a join: an expression, or a list of two, of the left and the right side")
+    base = checked_hash(required_field(value, "from", ""), "from")
+    return Derivation(base, ways[0], value[ways[0]], tuple(str(side) for side in sides))
+
+
+class DerivedSnapshots:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        readers: DatasetAccess,
+        archives: ArchiveService,
+        objects: RemoteObjects,
+        births: SnapshotIncarnations,
+    ) -> None:
+        self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
+        self._objects, self._births = objects, births
+        self._long: LongRunningCalls[SnapshotBuild] = LongRunningCalls("structures")
+
+    def __repr__(self) -> str:
+        return f"<Structures, {self._long!r}>"
+
+    async def derive(self, caller: Caller, asked: Derivation) -> SnapshotBuild:
+        """The derived snapshot. Raises PlanError, EmptySnapshotError; BatchError NoSuchSnapshot,
+        AccessDenied, SnapshotChanged, Busy (not done yet: ask again)."""
+        base = await self._snapshot(caller, asked.base)
+        if asked.way == "select":
+            names = parse_names(asked.value, "select")
+            return SnapshotBuild(await asyncio.to_thread(select_fields, base, names), 0, ())
+        if asked.way == "rename":
+            renames = parse_renames(asked.value, "rename")
+            return SnapshotBuild(await asyncio.to_thread(rename_fields, base, renames), 0, ())
+        if asked.way == "relabel":
+            return await asyncio.to_thread(relabel_classes, base, parse_relabels(asked.value, "relabel"))
+        if asked.way == "join":
+            return await self._join(caller, base, asked)
+        if asked.way == "concat":
+            return await self._concatenate(caller, base, asked.value)
+        chosen = parse_expression(asked.value, "filter", known_names(base))
+        return await self._patiently(
+            f"filter {base.hash} {chosen.text}", lambda p: self._filter(base, chosen, p)
+        )
+
+    async def _snapshot(self, caller: Caller, digest: str) -> Snapshot:
+        snapshot = await self._catalog.snapshot(digest)
+        await self._readers.require(caller, snapshot)
+        await self._births.require(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
+        return snapshot
+
+    async def _patiently(self, key: str, work: Callable[[CallProgress], Any]) -> SnapshotBuild:
+        try:
+            return await self._long.run(hashlib.sha256(key.encode()).hexdigest(), work)
+        except StillRunningError as error:
+            raise in_progress(f"not done yet: {error}", error.progress) from None
+
+    async def _filter(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> SnapshotBuild:
+        values = await self._evaluated(base, chosen, progress)
+        kept = np.flatnonzero(np.fromiter((bool(value) for value in values), np.bool_, base.samples))
+        if not kept.size:
+            told = await self._told(base, chosen, progress)
+            raise EmptySnapshotError("filter", f"none of the {base.samples} samples is left{told}")
+        snapshot = await asyncio.to_thread(keep_samples, base, kept)
+        return SnapshotBuild(snapshot, base.samples - snapshot.samples, ())
+
+    async def _told(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> str:
+        """What the names of an expression that holds nowhere are of the first sample, as it is written: a
+        label is compared with its class's name, the content of a file with a text."""
+        first = await asyncio.to_thread(keep_samples, base, np.zeros(1, np.int64))
+        told = []
+        for name in sorted(chosen.names):
+            value = (await self._evaluated(first, parse_expression(f"`{name}`"), progress))[0]
+            if value is not None:
+                told.append(
+                    f"{name} == {shown_value(value) if isinstance(value, str) else format_value(value)}"
+                )
+        return f"; of the first, {' and '.join(told)}" if told else ""
+
+    async def _join(self, caller: Caller, left: Snapshot, asked: Derivation) -> SnapshotBuild:
+        right = await self._snapshot(caller, checked_hash(asked.value, "join"))
+        if not asked.on:
+            names = (
+                await asyncio.to_thread(relative_names, left),
+                await asyncio.to_thread(relative_names, right),
+            )
+            return await asyncio.to_thread(join_snapshots, left, right, *names)
+        on = [
+            parse_expression(text, "on", known_names(side))
+            for text, side in zip(asked.on, (left, right), strict=True)
+        ]
+        return await self._patiently(
+            f"join {left.hash} {right.hash} {asked.on}", partial(self._join_by, (left, right), on)
+        )
+
+    async def _concatenate(self, caller: Caller, first: Snapshot, value: Any) -> SnapshotBuild:
+        hashes = parse_hashes(value, "concat")
+        parts = [first, *[await self._snapshot(caller, digest) for digest in hashes]]
+
+        async def work(_: CallProgress) -> SnapshotBuild:
+            return SnapshotBuild(await asyncio.to_thread(concat_snapshots, parts), 0, ())
+
+        return await self._patiently(f"concat {first.hash} {hashes}", work)
+
+    async def _join_by(
+        self, sides: tuple[Snapshot, Snapshot], on: Sequence[Expression], progress: CallProgress
+    ) -> SnapshotBuild:
+        keys = []
+        for side, expression in zip(sides, on, strict=True):
+            values = await self._evaluated(side, expression, progress)
+            keys.append([None if value is None else format_value(value) for value in values])
+        return await asyncio.to_thread(join_snapshots, *sides, *keys)
+
+    async def _evaluated(
+        self, snapshot: Snapshot, expression: Expression, progress: CallProgress
+    ) -> list[Value]:
+        """Of every sample, in order."""
+        pinned = PinnedObjects(self._store, snapshot, self._archives, self._objects)
+        scope = _Scope(snapshot, pinned, expression.names)
+        found: list[Value] = []
+        turn = _AT_A_TIME if self._objects.alone or not scope.contents else _FAR_AT_A_TIME
+        try:
+            for start in range(0, snapshot.samples, turn):
+                some = range(start, min(start + turn, snapshot.samples))
+                if scope.contents:
+                    await pinned.prepare(list(some), expression.names, MAX_VALUE_BYTES)
+                found += await asyncio.to_thread(_evaluate, expression, scope, some)
+                pinned.close()
+                metrics.samples_evaluated.inc(len(some))
+                progress.done = len(found) / snapshot.samples
+        finally:
+            pinned.close()
+        return found
+
+
+def known_names(snapshot: Snapshot) -> list[str]:
+    """What an expression over a snapshot's samples may name."""
+    sizes = [f"{name}{_SIZE}" for name in _bytes_fields(snapshot)]
+    return [*OWN_NAMES, *snapshot.fields, *(name for name in sizes if name not in snapshot.fields)]
+
+
+def _bytes_fields(snapshot: Snapshot) -> list[str]:
+    return [name for name, column in snapshot.fields.items() if isinstance(column, BytesColumn)]
+
+
+def _evaluate(expression: Expression, scope: _Scope, samples: range) -> list[Value]:
+    return [expression.evaluate(scope.values(sample)) for sample in samples]
+
+
+class _Scope:
+    """The values an expression names, of one sample after the other. `contents`: whether objects are read."""
+
+    def __init__(self, snapshot: Snapshot, pinned: PinnedObjects, names: frozenset[str]) -> None:
+        self._snapshot, self._pinned = snapshot, pinned
+        self._makers = {name: self._maker(name) for name in names}
+        self.contents = any(name in _bytes_fields(snapshot) for name in names)
+
+    def values(self, sample: int) -> Mapping[str, object]:
+        return {name: make(sample) for name, make in self._makers.items()}
+
+    def _maker(self, name: str) -> Callable[[int], object]:
+        column = self._snapshot.fields.get(name)
+        if isinstance(column, LabelColumn):
+            return lambda sample: column.classes[int(column.values[sample])]
+        if column is not None:
+            return lambda sample: self._content(column, sample)
+        if name.endswith(_SIZE) and name.removesuffix(_SIZE) in self._snapshot.fields:
+            return self._size([name.removesuffix(_SIZE)])
+        if name == "size":
+            return self._size(_bytes_fields(self._snapshot))
+        if name == "name":
+            return relative_names(self._snapshot).__getitem__
+        if name == "stem":
+            return lambda sample: self._snapshot.sample_name(sample).rpartition("/")[2]
+        return float if name == "index" else self._snapshot.sample_name
+
+    def _size(self, fields: Sequence[str]) -> Callable[[int], object]:
+        total = np.zeros(self._snapshot.samples, np.int64)
+        for name in fields:
+            column = self._snapshot.fields[name]
+            assert isinstance(column, BytesColumn)
+            total = total + column.length
+        return lambda sample: float(total[sample])
+
+    def _content(self, column: BytesColumn, sample: int) -> bytes | None:
+        length = int(column.length[sample])
+        if length > MAX_VALUE_BYTES:
+            return None
+        return self._pinned.read(int(column.object[sample]), int(column.offset[sample]), length)

@@ -1,0 +1,219 @@
+"""Snapshots of MDS datasets: the shards listed in `index.json`, with the columns of each sample.
+
+Law: the listed shards are the shards that are read; a shard that contradicts the index is refused by
+name. Sample positions are stored by the ETag of the shard and its index entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.core.api_errors import BatchError
+from meshd.core.peer_messages import RemoteRecord
+from meshd.core.remote_source import ObjectRange
+from meshwire.dataset.archive_keys import compression_kind
+from meshwire.dataset.build_snapshot import EmptySnapshotError
+from meshwire.formats.mds import (
+    MAX_INDEX,
+    MDS_INDEX,
+    UNSAFE_ENCODING,
+    MdsError,
+    index_samples,
+    parse_mds,
+    sample_bounds,
+)
+from meshwire.formats.record_index import RecordIndex
+from meshwire.frame.columns import ColumnError
+from meshwire.strict_json import PlanError, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.core.document_store import DocumentStore
+    from meshd.core.sample_locations import DecompressedArchives
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.util.async_tasks import CallProgress
+    from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.formats.mds import MdsShard
+    from meshwire.formats.record_index import IndexedFile
+    from meshwire.frame.columns import Integers
+
+_WINDOW = 32 << 20
+
+
+class MdsSources:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        archives: DecompressedArchives,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
+    ) -> None:
+        self._capacity = capacity
+        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
+
+    def __repr__(self) -> str:
+        return "<MdsSources>"
+
+    async def files(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        progress: CallProgress,
+    ) -> list[IndexedFile]:
+        """The shards and where their columns lie. Raises PlanError, EmptySnapshotError; BatchError
+        BadSample, TooLarge."""
+        records = dict(listing)
+        shards = await self._shards(records, source)
+        wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
+        for name, spec in fields.items():
+            if spec.column is not None:
+                _check_column(name, spec.column, shards[0])
+        self._capacity.require(sum(shard.samples for shard in shards), len(fields), source)
+        files = []
+        for number, shard in enumerate(shards):
+            held = _stored(records, source, shard)
+            files.append((held.key, held.record.etag, shard.bytes, await self._index(held, wanted)))
+            progress.done = (number + 1) / len(shards)
+        return files
+
+    async def _shards(self, records: Mapping[str, Record], source: Source) -> tuple[MdsShard, ...]:
+        key = source.prefix + MDS_INDEX
+        record = records.get(key)
+        if record is None:
+            folders = sorted(
+                {found.removesuffix(MDS_INDEX) for found in records if found.endswith(f"/{MDS_INDEX}")}
+            )
+            told = ", ".join(f"s3://{source.bucket}/{folder}" for folder in folders[:5])
+            raise EmptySnapshotError(
+                "source",
+                f"there is no {MDS_INDEX} in {source}" + (f"; there is one in {told}" if told else ""),
+            )
+        if record.size > MAX_INDEX:
+            raise PlanError("source", f"{key} has {record.size} bytes: too many for an index")
+        document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
+        found = await asyncio.to_thread(parse_mds, document, key)
+        if not any(shard.samples for shard in found):
+            raise EmptySnapshotError("source", f"the {MDS_INDEX} in {source} names no samples")
+        return found
+
+    async def _index(self, held: _Held, wanted: Sequence[str]) -> RecordIndex:
+        shard = held.shard
+        digest = hashlib.sha256(repr((shard, wanted)).encode()).hexdigest()[:32]
+        name = f"mds/{held.record.etag}-{held.record.size}-{digest}"
+        document = self._catalog.read(name)
+        if document is not None:
+            try:
+                return RecordIndex.from_bytes(document)
+            except ColumnError:  # written by another version: made anew below
+                pass
+        try:
+            bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
+        except MdsError as error:
+            raise _refused(held.url, str(error)) from error
+        heads = await self._heads(held, bounds)
+        index = await asyncio.to_thread(index_samples, shard, bounds, heads, wanted)
+        await self._catalog.write(name, index.to_bytes())
+        return index
+
+    async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
+        """What each sample begins with; zeros of those that are too short."""
+        width, size = held.shard.width, held.shard.bytes
+        heads = np.zeros((held.shard.samples, width), np.uint8)
+        if not width:
+            return heads
+        columns = np.arange(width)
+        for begin, end in _runs(bounds):
+            first = int(bounds[begin])
+            length = min(int(bounds[end - 1]) + width, size) - first
+            data = np.frombuffer(await self._read(held, first, length), np.uint8)
+            places = bounds[begin:end] - first
+            whole = np.flatnonzero(np.diff(bounds[begin : end + 1]) >= width)
+            heads[begin + whole] = data[places[whole][:, None] + columns]
+        return heads
+
+    async def _read(self, held: _Held, offset: int, length: int) -> bytes:
+        """Bytes of a shard as it is unpacked. Raises BatchError."""
+        bucket, key, record = held.bucket, held.key, held.record
+        if compression_kind(key) is None:
+            return await self._objects.read(bucket, key, record.etag, offset, length)
+        plain = await self._archives.plain(bucket, key, record)
+        if isinstance(plain, RemoteRecord):
+            part = ObjectRange(bucket, key, record.etag, held.shard.bytes, offset, length)
+            return (await self._objects.read_many([part]))[0]
+        if plain.size != held.shard.bytes:
+            raise _refused(held.url, f"unpacked it has {plain.size} bytes, the index says {held.shard.bytes}")
+        return await asyncio.to_thread(self._store.read, plain, offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A shard and the object that holds it: as it is, or packed."""
+
+    bucket: str
+    key: str
+    record: Record
+    shard: MdsShard
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+def _runs(bounds: Integers) -> Iterator[tuple[int, int]]:
+    """Runs of samples that begin within a window."""
+    begin, count = 0, bounds.size - 1
+    while begin < count:
+        end = int(np.searchsorted(bounds[:-1], bounds[begin] + _WINDOW, side="right"))
+        yield begin, max(end, begin + 1)
+        begin = max(end, begin + 1)
+
+
+def _check_column(name: str, column: str, shard: MdsShard) -> None:
+    path = f"fields.{name}"
+    if column not in shard.names:
+        raise PlanError(path, f"there is no column {column!r}{suggestion(column, shard.names)}")
+    if shard.encodings[shard.names.index(column)] == UNSAFE_ENCODING:
+        raise PlanError(path, f"{column!r} is Python objects (pkl), which are never read; write it as json")
+
+
+def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _Held:
+    """The shard, or else its packed form. Raises BatchError."""
+    names = [(shard.basename, shard.bytes), (shard.packed, shard.packed_bytes)]
+    for name, size in names:
+        record = records.get(source.prefix + name) if name else None
+        if record is None:
+            continue
+        held = _Held(source.bucket, source.prefix + name, record, shard)
+        if record.size != size:
+            raise _refused(held.url, f"it has {record.size} bytes, the index says {size}")
+        if name == shard.packed and (compression_kind(name) is None or size == shard.bytes):
+            reason = "it is compressed with what is not read: use zstd, gz, or none"
+            raise _refused(
+                held.url, reason if compression_kind(name) is None else "compressing it saved nothing"
+            )
+        return held
+    raise _refused(f"{source}{shard.basename}", "it is not there, although the index names it")
+
+
+def _refused(url: str, reason: str) -> BatchError:
+    return BatchError(
+        "BadSample",
+        f"{url} is no MDS shard of its index: {reason}",
+        help="upload the dataset again, index.json last",
+        detail={"url": url},
+    )

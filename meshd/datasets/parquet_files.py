@@ -1,0 +1,172 @@
+"""Parquet files: rows are converted once per content into a copy from which samples are read.
+
+Law: value positions are stored by the ETag of the file, so they are known without the copy. The copy may
+be evicted at any time; recreating it gives the same bytes. An unreadable file is refused by name, with
+the cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meshd.core.api_errors import BatchError
+from meshd.core.peer_messages import RemoteRecord
+from meshd.util.async_tasks import SingleFlight
+from meshwire.dataset.archive_keys import copy_kind
+from meshwire.dataset.build_snapshot import EmptySnapshotError
+from meshwire.formats.parquet_rows import FOOTER_BYTES, RowLengths, column_fields, lengths_range
+from meshwire.frame.columns import ColumnError
+from meshwire.strict_json import PlanError, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.core.document_store import DocumentStore
+    from meshd.core.sample_locations import DecompressedArchives
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.util.async_tasks import CallProgress
+    from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.formats.record_index import IndexedFile
+
+_SIZE = struct.Struct("<Q")
+_AT_ONCE: Final = 2  # as many as are made at a time
+
+
+class ParquetRows(NamedTuple):
+    """The rows of a file: the size of its copy, then the document of their lengths, together `document`."""
+
+    size: int
+    lengths: RowLengths
+    document: bytes
+
+
+class ParquetFiles:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        archives: DecompressedArchives,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
+    ) -> None:
+        self._capacity = capacity
+        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
+        self._reading: SingleFlight[str, ParquetRows] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<Parquets, {len(self._reading)} files being read>"
+
+    async def files(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        progress: CallProgress,
+    ) -> list[IndexedFile]:
+        """The files and where their columns lie; with no `fields`, of none. Raises PlanError,
+        EmptySnapshotError; BatchError BadSample, TooLarge, NotImplemented."""
+        if not listing:
+            raise _without(source)
+        first = (await self.rows(source.bucket, *listing[0])).lengths
+        for name, spec in fields.items():
+            if spec.column is not None:
+                _check_column(name, spec.column, first, listing[0][0])
+        wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
+        files: list[IndexedFile] = []
+        samples = 0
+        for start in range(0, len(listing), _AT_ONCE):
+            some = listing[start : start + _AT_ONCE]
+            found = await asyncio.gather(*[self.rows(source.bucket, *each) for each in some])
+            for (key, record), kept in zip(some, found, strict=True):
+                index = await asyncio.to_thread(kept.lengths.choose, wanted, kept.size)
+                files.append((key, record.etag, kept.size, index))
+                samples += index.numbers.size
+            self._capacity.require(samples, len(fields), source)
+            progress.done = len(files) / len(listing)
+        return files
+
+    async def guess(self, listing: Sequence[tuple[str, Record]], source: Source) -> dict[str, dict[str, str]]:
+        """A field for each column of the first file. Raises as `files`."""
+        if not listing:
+            raise _without(source)
+        return column_fields(list((await self.rows(source.bucket, *listing[0])).lengths.columns))
+
+    async def rows(self, bucket: str, key: str, record: Record) -> ParquetRows:
+        """What is known of the rows of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
+        name = f"parquet/{record.etag}-{record.size}"
+        document = self._catalog.read(name)
+        if document is not None:
+            try:
+                return await asyncio.to_thread(_kept, document)
+            except ColumnError:  # written by another version: made anew below
+                pass
+        kept, _ = await self._reading.run(name, lambda: self._made(name, bucket, key, record))
+        return kept
+
+    async def _made(self, name: str, bucket: str, key: str, record: Record) -> ParquetRows:
+        here: Record | None = record
+        if isinstance(record, RemoteRecord):
+            await self._objects.bring(bucket, key, record)
+            here = self._objects.here(bucket, key, record.etag)
+        if here is None:
+            document = await self._objects.archive_index(bucket, key, record, rows=True)
+        else:
+            copy = await self._archives.plain(bucket, key, here)
+            document = await asyncio.to_thread(self._read, copy)
+        try:
+            kept = await asyncio.to_thread(_kept, document)
+        except ColumnError as error:  # its reader is a stranger's
+            raise _refused(f"s3://{bucket}/{key}", error) from error
+        await self._catalog.write(name, document)
+        return kept
+
+    def _read(self, copy: Record) -> bytes:
+        """The document of a copy, empty where it has none."""
+        foot = self._store.read(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
+        try:
+            place = lengths_range(foot, copy.size)
+        except ColumnError:
+            return b""
+        return _SIZE.pack(copy.size) + self._store.read(copy, *place)
+
+
+def parquet_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    """Those of a listing that are files of Parquet and hold anything."""
+    return [entry for entry in listing if entry[1].size and copy_kind(entry[0]) == "parquet"]
+
+
+def _kept(document: bytes) -> ParquetRows:
+    """Raises ColumnError."""
+    if len(document) < _SIZE.size:
+        raise ColumnError("what was made of it has no end")
+    size, lengths = _SIZE.unpack_from(document)[0], RowLengths.from_bytes(document[_SIZE.size :])
+    if lengths.data_bytes > size:
+        raise ColumnError("what was made of it ends before its rows")
+    return ParquetRows(size, lengths, document)
+
+
+def _check_column(name: str, column: str, rows: RowLengths, key: str) -> None:
+    if column in rows.refused:
+        message = f"{column!r} is {rows.refused[column]}, which is not read"
+        raise PlanError(
+            f"fields.{name}", f"{message}: write it as bytes, text, a number or a list of numbers"
+        )
+    if column not in rows.columns:
+        hint = suggestion(column, rows.columns)
+        raise PlanError(f"fields.{name}", f"there is no column {column!r} in {key}{hint}")
+
+
+def _without(source: Source) -> EmptySnapshotError:
+    return EmptySnapshotError("source", f"no file of Parquet is in {source}: names end in .parquet or .pq")
+
+
+def _refused(url: str, error: ColumnError) -> BatchError:
+    """A copy that is none: what its reader said of itself did not hold."""
+    return BatchError("BadSample", f"{url} cannot be read as Parquet: {error}", detail={"url": url})

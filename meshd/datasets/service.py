@@ -1,0 +1,358 @@
+"""Creates snapshots from a source and its fields: plain objects, archives or record files.
+
+Law: a caller who may not read every object of a snapshot learns nothing about it. An inconsistent
+archive raises an error; it never yields a partial dataset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from meshd.core.api_errors import BatchError, in_progress
+from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
+from meshd.datasets.mds import MdsSources
+from meshd.datasets.parquet_files import ParquetFiles, parquet_files
+from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+from meshd.datasets.snapshot_capacity import SnapshotCapacity
+from meshd.datasets.zarr_arrays import ZarrSources
+from meshd.transform.assets import MissingAssetError
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
+from meshwire.dataset.archive_keys import archive_kind, prefer_uncompressed
+from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects, build_from_tars
+from meshwire.dataset.fields import fields_document, parse_fields, parse_source
+from meshwire.formats.json_lines import build_from_lines, is_lines
+from meshwire.formats.record_index import build_from_records
+from meshwire.formats.tfrecord_index import is_tfrecord
+from meshwire.strict_json import PlanError, checked_choice, checked_object, read_json, required_field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from meshd.auth.authorizer import Caller
+    from meshd.auth.dataset_access import DatasetAccess
+    from meshd.core.api_errors import Code
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.bucket_incarnations import BucketIncarnations, SnapshotIncarnations
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.dataset.archive_index import ShardIndex
+    from meshwire.dataset.build_snapshot import Snapshot, SnapshotBuild
+    from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.formats.json_lines import LineIndex
+    from meshwire.formats.record_index import IndexedFile
+
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet")
+_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # what fields name
+_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # files are read once, before all else
+_PAGE = 1000
+_EMPTY = {
+    "source": "Check the source's prefix (`mesh ls` shows what there is) and the fields' extensions.",
+    "filter": "look at what there is with: mesh head; names and content are compared as they are stored",
+    "join": 'say with `on` what the two have in common, as part(name, "/", 0)',
+}
+_CODES: tuple[tuple[type[PlanError], Code], ...] = (
+    (UnknownOpError, "UnknownOp"),
+    (UnknownBuildError, "UnknownOpBuild"),
+    (MissingAssetError, "NoSuchAsset"),
+)
+
+
+def invalid_plan(error: PlanError) -> BatchError:
+    """A PlanError in the protocol's words."""
+    code: Code = next((code for kind, code in _CODES if isinstance(error, kind)), "InvalidPlan")
+    return BatchError(code, str(error), detail={"path": error.path})
+
+
+class DatasetService:
+    """Snapshots. One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        readers: DatasetAccess,
+        archives: ArchiveService,
+        objects: RemoteObjects,
+        births: SnapshotIncarnations,
+        capacity: SnapshotCapacity | None = None,
+    ) -> None:
+        self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
+        self._objects, self.births, self._capacity = objects, births, capacity or SnapshotCapacity()
+        self._structures = DerivedSnapshots(store, catalog, readers, archives, objects, births)
+        self.lines = LineIndexer(store, catalog, archives, objects, self._capacity)
+        self._zarrs = ZarrSources(objects, self._capacity)
+        self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
+        self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
+        self._listed: tuple[str, object] = "", None
+        self.tfrecords, self._mds = (
+            TfrecordIndexer(store, catalog, archives, objects),
+            MdsSources(store, catalog, archives, objects, self._capacity),
+        )
+
+    def __repr__(self) -> str:
+        return f"<DatasetService over {self._archives!r}>"
+
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
+        """Make (or find) the snapshot of a source, or one derived of another; what `POST /-/snapshots`
+        answers.
+
+        Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey
+        (nothing there), BadSample (an archive that lies), Busy.
+        """
+        began: object = None
+        births = self.births.moment()
+        try:
+            document = read_json(body)
+            if isinstance(document, dict) and "from" in document:
+                built = await self._structures.derive(caller, parse_derivation(document))
+            else:
+                began = self._objects.revision(())
+                built = await self._made(caller, document)
+        except EmptySnapshotError as error:
+            raise BatchError(
+                "NoSuchKey", str(error), help=_EMPTY.get(error.path, _EMPTY["source"])
+            ) from error
+        except PlanError as error:
+            raise invalid_plan(error) from error
+        await self._readers.require(caller, built.snapshot)
+        still = began == self._objects.revision(built.snapshot.objects.buckets)
+        await self.add(built.snapshot, births(built.snapshot.objects.buckets))
+        if still:
+            self._listed = built.snapshot.hash, self._objects.revision(())
+        return {
+            **built.snapshot.summary(),
+            "kind": built.snapshot.kind,
+            "skipped": built.skipped,
+            "examples": list(built.examples),
+        }
+
+    async def add(self, snapshot: Snapshot, births: BucketIncarnations) -> None:
+        """Keep a snapshot that was made of buckets of these births. Raises BatchError Busy."""
+        await self.births.record(snapshot.hash, births)
+        await self._catalog.add_snapshot(snapshot)
+
+    def is_as_listed(self, snapshot: Snapshot) -> bool:
+        """Whether this snapshot was made here just now, and nothing was written since."""
+        return self._listed == (snapshot.hash, self._objects.revision(snapshot.objects.buckets))
+
+    async def document(self, caller: Caller, digest: str) -> bytes:
+        """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
+        await self.snapshot(caller, digest)
+        return await self._catalog.snapshot_bytes(digest)
+
+    async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
+        """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
+        snapshot = await self._catalog.snapshot(digest)
+        await self._readers.require(caller, snapshot)
+        await self.births.require(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
+        return snapshot
+
+    async def scanned(
+        self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
+    ) -> tuple[SnapshotBuild, int]:
+        """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
+        views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
+        listing = (
+            await asyncio.to_thread(lambda: list(self._entries(source)))
+            if self._objects.alone
+            else await self._objects.entries(source.bucket, source.prefix)
+        )
+        newest = max((record.modified for _, record in listing), default=0)
+        return await self._built(listing, source, kind, fields), newest
+
+    async def _made(self, caller: Caller, document: Any) -> SnapshotBuild:
+        source, kind, fields = _parse(document)
+        self._readers.require_listing(caller, source)
+        return await self._build(caller, source, kind, fields)
+
+    async def _build(
+        self, caller: Caller, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
+    ) -> SnapshotBuild:
+        listing = await self._list(source)
+        scanned = _scanned(listing, kind, fields)
+        await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
+        if kind in _READ_THROUGH and scanned:
+            await self._patiently(listing, source, kind, fields)
+        if not fields:
+            fields = parse_fields(await self.parquets.guess(scanned, source))
+        return await self._built(listing, source, kind, fields)
+
+    async def _patiently(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+    ) -> None:
+        """Has all files indexed. Raises BatchError Busy (not done yet: ask again), and as `_files`."""
+        named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
+
+        async def index(progress: CallProgress) -> None:
+            if kind == "lines":
+                await self._lines(_scanned(listing, kind, fields), source, fields, progress)
+            elif kind in ("auto", "tar"):
+                await self._archived(_scanned(listing, kind, fields), source, progress)
+            else:
+                await self._files(listing, source, kind, fields, progress)
+
+        try:
+            await self._long.run(hashlib.sha256(named.encode()).hexdigest(), index)
+        except StillRunningError as error:
+            message = f"the files of {source} are being indexed: {error}"
+            raise in_progress(message, error.progress) from None
+
+    async def _built(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+    ) -> SnapshotBuild:
+        if kind == "zarr":
+            return await self._zarrs.build(listing, source, fields)
+        if kind == "tfrecord" or kind == "mds" or kind == "parquet":
+            files = await self._files(listing, source, kind, fields, CallProgress())
+            return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
+        scanned = _scanned(listing, kind, fields)
+        if kind == "lines":
+            lines = await self._lines(scanned, source, fields, CallProgress())
+            return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
+        if kind == "tar" or scanned:
+            indexed = await self._archived(scanned, source, CallProgress())
+            return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
+        objects = [(key, record.etag, record.size) for key, record in listing]
+        return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+
+    async def _archived(
+        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: CallProgress
+    ) -> list[tuple[str, str, int, ShardIndex]]:
+        """The indexes of archives, made or found. Raises EmptySnapshotError without any."""
+        if not scanned:
+            raise EmptySnapshotError(
+                "source",
+                f"no archive is in {source}: names end in .tar, .tgz, .tar.zst or .zip; files as they are "
+                "(kind 'objects') are read without a kind",
+            )
+        indexed = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self._archives.index(source.bucket, key, record)
+            indexed.append((key, record.etag, index.size, index.files))
+            progress.done = (number + 1) / len(scanned)
+        return indexed
+
+    async def _lines(
+        self,
+        scanned: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        progress: CallProgress,
+    ) -> list[tuple[str, str, int, LineIndex]]:
+        """The indexes of files of lines, made or found. Raises BatchError TooLarge."""
+        files, samples = [], 0
+        for number, (key, record) in enumerate(scanned):
+            index = await self.lines.index(source.bucket, key, record)
+            files.append((key, record.etag, index.size or record.size, index))
+            samples += index.lengths.size
+            self._capacity.require(samples, len(fields), source)
+            progress.done = (number + 1) / len(scanned)
+        return files
+
+    async def _files(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+        progress: CallProgress,
+    ) -> list[IndexedFile]:
+        """The indexes of files of records, made or found."""
+        if kind == "mds":
+            return await self._mds.files(listing, source, fields, progress)
+        if kind == "parquet":
+            return await self.parquets.files(parquet_files(listing), source, fields, progress)
+        scanned = _scanned(listing, kind, fields)
+        if not scanned:
+            raise EmptySnapshotError(
+                "source",
+                f"no file of records is in {source}: names have .tfrecord, or end in -00000-of-00008",
+            )
+        wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
+        files, samples = [], 0
+        for number, (key, record) in enumerate(scanned):
+            index = await self.tfrecords.index(source.bucket, key, record, wanted)
+            files.append((key, record.etag, index.size or record.size, index))
+            samples += index.numbers.size
+            self._capacity.require(samples, len(fields), source)
+            progress.done = (number + 1) / len(scanned)
+        return files
+
+    def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
+        after, more = "", True
+        while more:
+            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+            yield from page.entries
+            after, more = page.next_after, page.truncated
+
+    async def _list(self, source: Source) -> list[tuple[str, Record]]:
+        if not self._objects.alone:
+            return await self._objects.entries(source.bucket, source.prefix)
+        found: list[tuple[str, Record]] = []
+        after = ""
+        while True:
+            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+            found += page.entries
+            if not page.truncated:
+                return found
+            after = page.next_after
+            await asyncio.sleep(0)  # other requests get their turn between pages
+
+
+def _scanned(
+    listing: Sequence[tuple[str, Record]], kind: Kind, fields: Mapping[str, FieldSpec]
+) -> list[tuple[str, Record]]:
+    """The objects whose content tells what samples there are: archives, files of lines, arrays; else none."""
+    if kind == "objects":
+        return []
+    if kind in ("zarr", "mds"):
+        return list(listing)
+    if kind == "parquet":
+        return parquet_files(listing)
+    if kind == "tfrecord":
+        return _once([entry for entry in listing if entry[1].size and is_tfrecord(entry[0])])
+    if kind == "lines":
+        wanted = {ext for spec in fields.values() for ext in spec.ext}
+        return _once([entry for entry in listing if is_lines(entry[0], wanted)])
+    return [entry for entry in listing if archive_kind(entry[0]) is not None]
+
+
+def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    """Without the packed forms of those that lie there plain."""
+    read = set(prefer_uncompressed(key for key, _ in files).values())
+    return [entry for entry in files if entry[0] in read]
+
+
+def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
+    document = checked_object(value, "", ("source", "kind", "fields"))
+    source = parse_source(required_field(document, "source", ""))
+    kind = cast("Kind", checked_choice(document.get("kind", "auto"), "kind", KINDS))
+    if kind == "parquet" and "fields" not in document:
+        return source, kind, {}  # all columns
+    fields = required_field(document, "fields", "")
+    if not isinstance(fields, dict):
+        raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
+    parsed = parse_fields(fields)
+    for name, spec in parsed.items():
+        held = next((part for part in _PARTS.values() if getattr(spec, part) is not None), "ext")
+        wanted = _PARTS.get(kind, "ext")
+        if held != wanted and (spec.kind == "bytes" or kind == "zarr"):
+            whose = kind if wanted != "ext" else " or ".join(k for k, part in _PARTS.items() if part == held)
+            part = held if wanted == "ext" else wanted
+            message = f'fields of the kind {whose}, and of no other, are {{"{part}": "name"}}'
+            raise PlanError(f"fields.{name}", message)
+    return source, kind, parsed

@@ -1,0 +1,45 @@
+"""Limits the number of samples of a snapshot to what fits into free memory.
+
+Law: the limit is checked while files are indexed, before samples are assembled. A small packed file can
+hold very many samples, and server-side copies of it cost its owner nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLE_BYTES: Final = 96
+"""Bytes of memory that a sample takes while its snapshot is made, without its fields."""
+FIELD_BYTES: Final = 64
+"""Bytes of memory for each of its fields."""
+_SHARE: Final = 2  # of the free memory that one snapshot may take: a half
+
+
+class SnapshotCapacity:
+    """One a worker. `free` gives the bytes of memory that may still be taken, None where nobody knows."""
+
+    def __init__(self, free: Callable[[], int | None] = lambda: None) -> None:
+        self._free = free
+
+    def __repr__(self) -> str:
+        return f"<SnapshotCapacity {self.most(1)}>"
+
+    def most(self, fields: int) -> int | None:
+        """Samples of so many fields that fit; None where nobody knows."""
+        free = self._free()
+        return None if free is None else free // _SHARE // (SAMPLE_BYTES + FIELD_BYTES * fields)
+
+    def require(self, samples: int, fields: int, source: object) -> None:
+        """Raises BatchError TooLarge for more than fit."""
+        most = self.most(fields)
+        if most is not None and samples > most:
+            raise BatchError(
+                "TooLarge",
+                f"{source} has at least {samples} samples; the free memory of this node suffices for {most}",
+                help="split the source into several folders, or use a node with more memory",
+            )

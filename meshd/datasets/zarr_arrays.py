@@ -1,0 +1,242 @@
+"""Snapshots of Zarr v3 arrays: a sample is one row along the first axis of every array that is a field.
+
+Law: metadata and shard indexes come from the listed objects. An inconsistent array is refused by name;
+it never yields a partial dataset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.core.api_errors import BatchError
+from meshd.core.remote_source import ObjectRange
+from meshwire.dataset.build_snapshot import (
+    BytesColumn,
+    EmptySnapshotError,
+    ObjectTable,
+    Snapshot,
+    SnapshotBuild,
+)
+from meshwire.formats.zarr_source import METADATA, parse_array, parse_chunked, row_numbers, shard_starts
+from meshwire.frame.columns import StringColumn
+from meshwire.strict_json import PlanError, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.records import Record
+    from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.formats.zarr_source import RowLocations, StoredArray
+    from meshwire.frame.columns import Integers
+
+MAX_METADATA = 1 << 20
+_TURN, _TURN_BYTES = 200, 16 << 20  # indexes of shards that are read at a time, and their bytes
+_Object = tuple[int, str, "Record"]  # its number in the array, its key, what it is
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Of one array, its `rows` that are stored, rising, and of each the stored object's number, offset and
+    length."""
+
+    rows: Integers
+    objects: Integers
+    offsets: Integers
+    lengths: Integers
+
+    def at(self, rows: Integers) -> BytesColumn:
+        places = np.searchsorted(self.rows, rows)
+        return BytesColumn(self.objects[places].astype(np.int32), self.offsets[places], self.lengths[places])
+
+
+class ZarrSources:
+    """One a worker."""
+
+    def __init__(self, objects: RemoteObjects, capacity: SnapshotCapacity) -> None:
+        self._objects, self._capacity = objects, capacity
+
+    def __repr__(self) -> str:
+        return "<ZarrSources>"
+
+    async def build(
+        self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
+    ) -> SnapshotBuild:
+        """Raises PlanError, EmptySnapshotError; BatchError BadSample."""
+        records = dict(listing)
+        labels = [name for name, spec in fields.items() if spec.kind != "bytes"]
+        if labels:
+            raise PlanError(f"fields.{labels[0]}", "arrays have no folder of a class; name one of labels")
+        if len({spec.chunks for spec in fields.values()}) > 1:
+            raise PlanError("fields", "rows of one array and chunks of another make no sample; choose one")
+        arrays = {name: await self._array(records, source, spec) for name, spec in fields.items()}
+        row_numbers(list(arrays.values()))
+        keys, taken = list[str](), 0
+        columns = {}
+        for name, array in arrays.items():
+            folder = source.prefix + _folder(fields[name])
+            columns[name] = await self._column(records, source.bucket, folder, array, keys)
+            taken += columns[name].rows.size
+            self._capacity.require(taken, 1, source)
+        gathered = _Gathered(source, fields, arrays, columns, [(key, records[key]) for key in keys])
+        return await asyncio.to_thread(gathered.built)
+
+    async def _array(self, records: Mapping[str, Record], source: Source, spec: FieldSpec) -> StoredArray:
+        key, path = f"{source.prefix}{_folder(spec)}{METADATA}", f"fields.{spec.name}"
+        record = records.get(key)
+        if record is None:
+            arrays = [name.removesuffix(f"/{METADATA}") for name in records if name.endswith(METADATA)]
+            below = [name.removeprefix(source.prefix) for name in arrays]
+            before = any(name.endswith("/.zarray") for name in records)
+            none = (
+                "; Zarr version 2 is not read: write it as version 3"
+                if before
+                else "; there is no array at all"
+            )
+            hint = suggestion(spec.array or "", below) if below else none
+            raise PlanError(path, f"there is no {key}{hint}")
+        if record.size > MAX_METADATA:
+            raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
+        document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
+        return await asyncio.to_thread(parse_chunked if spec.chunks else parse_array, document, path)
+
+    async def _column(
+        self, records: Mapping[str, Record], bucket: str, folder: str, array: StoredArray, keys: list[str]
+    ) -> _Column:
+        parts, samples = list[_Column](), 0
+        stored = await asyncio.to_thread(_stored, records, folder, array)
+        for some in _turns(stored, array):
+            indexes = await self._indexes(bucket, some, array)
+            placed = await asyncio.to_thread(_placed, bucket, array, some, indexes, len(keys))
+            parts += placed
+            samples += sum(part.rows.size for part in placed)
+            self._capacity.require(samples, 1, f"s3://{bucket}/{folder}")
+            keys += [key for _, key, _ in some]
+        return await asyncio.to_thread(_joined, parts)
+
+    async def _indexes(self, bucket: str, some: Sequence[_Object], array: StoredArray) -> list[bytes]:
+        wanted = []
+        for _, key, record in some:
+            length = min(array.index_bytes, record.size)
+            start = record.size - length if array.index_end else 0
+            wanted.append(ObjectRange(bucket, key, record.etag, -1, start, length))
+        return await self._objects.read_many(wanted)
+
+
+def _stored(records: Mapping[str, Record], folder: str, array: StoredArray) -> list[_Object]:
+    """The stored objects of an array: found in the listing, for metadata may claim any number of them."""
+    found = []
+    for key, record in records.items():
+        number = array.number(key[len(folder) :]) if key.startswith(folder) else None
+        if number is not None:
+            found.append((number, key, record))
+    return sorted(found, key=lambda each: each[0])
+
+
+def _turns(stored: Sequence[_Object], array: StoredArray) -> Iterator[Sequence[_Object]]:
+    """As many as have indexes of a few MiB together; at least one."""
+    each = max(1, min(_TURN, _TURN_BYTES // max(1, array.index_bytes)))
+    for start in range(0, len(stored), each):
+        yield stored[start : start + each]
+
+
+def _placed(
+    bucket: str, array: StoredArray, some: Sequence[_Object], indexes: Sequence[bytes], before: int
+) -> list[_Column]:
+    """Where the samples of these objects lie; `before`: the number of the first among all objects."""
+    columns = []
+    for place, ((number, key, record), index) in enumerate(zip(some, indexes, strict=True)):
+        rows, offsets, lengths = _places(f"s3://{bucket}/{key}", number, record, array, index)
+        columns.append(_Column(rows, np.full(rows.size, before + place, np.int64), offsets, lengths))
+    return columns
+
+
+def _joined(parts: Sequence[_Column]) -> _Column:
+    if not parts:
+        return _Column(*[np.zeros(0, np.int64)] * 4)
+    rows, *columns = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("rows", "objects", "offsets", "lengths")
+    )
+    order = np.argsort(rows, kind="stable")
+    return _Column(rows[order], *(column[order] for column in columns))
+
+
+def _places(url: str, number: int, record: Record, array: StoredArray, index: bytes) -> RowLocations:
+    try:
+        return array.places(number, record.size, index)
+    except ValueError as error:
+        raise BatchError(
+            "BadSample",
+            f"{url} is no chunk of its array: {error}",
+            help="write the array again",
+            detail={"url": url},
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """All that is known of the arrays; `stored`: the objects that the columns number."""
+
+    source: Source
+    fields: Mapping[str, FieldSpec]
+    arrays: Mapping[str, StoredArray]
+    columns: Mapping[str, _Column]
+    stored: Sequence[tuple[str, Record]]
+
+    def built(self) -> SnapshotBuild:
+        """The snapshot. Raises EmptySnapshotError."""
+        arrays = list(self.arrays.values())
+        kept = self._kept()
+        if not kept.size:
+            raise EmptySnapshotError(
+                "source", f"none of the {arrays[0].rows} rows of the arrays in {self.source} is stored"
+            )
+        starts = shard_starts(arrays, kept)
+        if next(iter(self.fields.values())).chunks:
+            largest = max(self.arrays, key=lambda name: self.arrays[name].row_bytes)
+            kept, starts = _by_object(kept, self.columns[largest])
+        found = {name: column.at(kept) for name, column in self.columns.items()}
+        snapshot = _sealed(self.source, self.fields, self.stored, found, kept, starts)
+        left_out = max(array.left_out for array in arrays)
+        return SnapshotBuild(snapshot, arrays[0].rows - int(kept.size) + left_out, ())
+
+    def _kept(self) -> Integers:
+        """The rows that every array has."""
+        first, *more = [column.rows for column in self.columns.values()]
+        for rows in more:
+            first = np.intersect1d(first, rows)
+        return first
+
+
+def _by_object(kept: Integers, column: _Column) -> tuple[Integers, Integers]:
+    """Samples in the order in which they are stored, and where those of each object begin, and the end."""
+    numbers = column.at(kept).object
+    order = np.argsort(numbers, kind="stable")
+    _, firsts = np.unique(numbers[order], return_index=True)
+    return kept[order], np.append(firsts, kept.size).astype(np.int64)
+
+
+def _folder(spec: FieldSpec) -> str:
+    return f"{spec.array}/" if spec.array else ""
+
+
+def _sealed(
+    source: Source,
+    fields: Mapping[str, FieldSpec],
+    stored: Sequence[tuple[str, Record]],
+    found: Mapping[str, BytesColumn],
+    kept: Integers,
+    starts: Integers,
+) -> Snapshot:
+    keys = StringColumn.of([key for key, _ in stored])
+    etags = StringColumn.of([record.etag for _, record in stored])
+    sizes = np.array([record.size for _, record in stored], np.int64)
+    names = StringColumn.numbered(kept)
+    objects = ObjectTable(source.bucket, keys, etags, sizes)
+    return Snapshot.sealed(str(source), "zarr", objects, starts, found, fields, names)

@@ -1,0 +1,159 @@
+"""Document inventory: which shared documents exist, their size, and when each was last used.
+
+Last-used times are a sketch in a file that all processes of a node write: names share slots by hash, so
+an entry may look more recently used than it is, never less. The inventory changes nothing. It names
+every node that did not answer, because that node's uses are unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from meshd.core.document_store import RESERVED_BUCKET, SHARED_PREFIXES
+from meshd.documents.gc_policy import DocumentUsage, merge_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from meshd.store.api import ObjectStore
+    from meshd.util.clock import Clock
+
+
+MINUTE_MS: Final = 60_000
+_SLOTS: Final = 1 << 20
+_SLOT = struct.Struct("=I")
+
+
+class UsageRecorder(Protocol):
+    """Who notes and tells uses."""
+
+    def note(self, key: str) -> None:
+        """A result was read."""
+        ...
+
+    def table(self) -> LastUses:
+        """All that was noted until now."""
+        ...
+
+
+class LastUses:
+    """What was noted at some moment."""
+
+    def __init__(self, minutes: npt.NDArray[np.uint32]) -> None:
+        self._minutes = minutes
+
+    def __repr__(self) -> str:
+        return f"<LastUses, {np.count_nonzero(self._minutes)} slots used>"
+
+    def minute(self, key: str) -> int:
+        """The minute (since 1970) a result was last read in; 0 when none was noted."""
+        return int(self._minutes[_slot_of(key)])
+
+
+class UsageFile:
+    """The sketch in a file, read and written in place: not mapped, for a full disk must not end a process."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._fd, _SLOTS * _SLOT.size)
+
+    def __repr__(self) -> str:
+        return f"<UseFile fd {self._fd}>"
+
+    def note(self, key: str) -> None:
+        minute = self._clock.now_ms() // MINUTE_MS
+        with suppress(OSError):
+            os.pwrite(self._fd, _SLOT.pack(minute), _slot_of(key) * _SLOT.size)
+
+    def table(self) -> LastUses:
+        data = os.pread(self._fd, _SLOTS * _SLOT.size, 0)
+        return LastUses(np.frombuffer(data, np.uint32))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _slot_of(key: str) -> int:
+    return zlib.crc32(key.encode()) % _SLOTS
+
+
+_PAGE: Final = 1000
+PeerInventories = tuple[list[dict[str, DocumentUsage]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshInventory:
+    """`held` by name; `silent`: nodes of the mesh that could not be asked."""
+
+    held: dict[str, DocumentUsage]
+    silent: tuple[str, ...]
+
+
+async def no_peers(prefix: str) -> PeerInventories:
+    """What other nodes have, where there are none."""
+    return [], []
+
+
+class DocumentInventory:
+    """One a process. `others`: what each other node has under a prefix, and which could not be asked."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        uses: UsageRecorder,
+        others: Callable[[str], Awaitable[PeerInventories]] = no_peers,
+    ) -> None:
+        self._store, self._uses, self._others = store, uses, others
+
+    def __repr__(self) -> str:
+        return "<Census>"
+
+    def here(self, prefix: str) -> dict[str, DocumentUsage]:
+        """This node's own (blocking)."""
+        found: dict[str, DocumentUsage] = {}
+        after, more = "", True
+        while more:
+            some, after = self.page(prefix, after, _PAGE)
+            found |= some
+            more = bool(after)
+        return found
+
+    def page(self, prefix: str, after: str, limit: int) -> tuple[dict[str, DocumentUsage], str]:
+        """Some of them, and after which the next page begins: "" at the end (blocking)."""
+        uses = self._uses.table()
+        page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=limit)
+        rows = {
+            key: DocumentUsage(record.size, record.modified // MINUTE_MS, uses.minute(key))
+            for key, record in page.entries
+        }
+        return rows, page.next_after if page.truncated else ""
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """How many this node has of each kind, and their bytes (blocking)."""
+        found = {}
+        for prefix in SHARED_PREFIXES:
+            held = self.here(prefix).values()
+            found[prefix.rstrip("/")] = len(held), sum(each.size for each in held)
+        return found
+
+    async def everywhere(self, prefixes: Sequence[str]) -> MeshInventory:
+        """All nodes', as one."""
+        tables, silent = list[dict[str, DocumentUsage]](), set[str]()
+        for prefix in prefixes:
+            tables.append(await asyncio.to_thread(self.here, prefix))
+            far, lost = await self._others(prefix)
+            tables += far
+            silent |= set(lost)
+        return MeshInventory(merge_usage(tables), tuple(sorted(silent)))

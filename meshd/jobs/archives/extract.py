@@ -1,0 +1,203 @@
+"""Extract jobs: write every file in a set of archives as an object of its own.
+
+Law: an extracted object equals a PUT of the same bytes: ETag, checksum, content type from the name.
+Adjacent small files are read and committed together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.jobs.authorization import BucketGrant
+from meshd.jobs.outputs import OutputDigest, OutputSpec, OutputWriter, remove_stale_outputs
+from meshd.jobs.source_reader import GROUP_BYTES, SourceRange, SourceReader, read_ranges
+from meshd.store.integrity.verification import VerifiedExtents
+from meshwire import names
+from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from meshd.jobs.job_kind import JobRun, JobServices
+    from meshd.jobs.scratch import PlanStore
+    from meshd.jobs.source_inventory import SourceInventory
+    from meshd.jobs.source_reader import ReadableSource
+    from meshwire.jobs.job_plan import FileList, JobPlan, SourceFile
+
+_BATCH: Final = 256
+_AT_A_TIME: Final = 2
+_OTHERWISE: Final = "application/octet-stream"
+
+
+class ExtractJob:
+    """One a node (the steward's)."""
+
+    def __init__(self, tools: JobServices, inventories: SourceInventory, shelf: PlanStore) -> None:
+        self._tools, self._inventories, self._shelf = tools, inventories, shelf
+
+    def __repr__(self) -> str:
+        return "<Extracting>"
+
+    async def work(self, running: JobRun) -> None:
+        """See JobKind.work."""
+        tally, tools = running.tally, self._tools
+        plan = await self._shelf.plan(running, lambda: self._plan(running))
+        tally.phase = "writing"
+        tally.outputs_total = tally.samples_total = len(plan)
+        tally.bytes_total = plan.total
+        writer = OutputWriter(tools, running)
+        batches, proofs = _batches(plan), VerifiedExtents()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_A_TIME):
+                group.create_task(self._lane(running, plan, writer, batches, proofs))
+        tally.phase = "tidying"
+        await remove_stale_outputs(tools, running, frozenset(plan.outputs))
+
+    async def _lane(
+        self,
+        running: JobRun,
+        plan: JobPlan,
+        writer: OutputWriter,
+        batches: Iterator[tuple[int, int]],
+        proofs: VerifiedExtents,
+    ) -> None:
+        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
+            await _BatchExtractor(running, plan, reader, writer).run(batches)
+
+    async def _plan(self, running: JobRun) -> JobPlan:
+        spec = running.spec
+        grant = BucketGrant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        files, _ = await self._inventories.archives(running, grant)
+        if not len(files):
+            raise PlanError("source", f"there are no files in archives under {spec.source} that fit")
+        return await asyncio.to_thread(_planned, files, spec.target.prefix)
+
+
+def _planned(files: FileList, prefix: str) -> JobPlan:
+    """Raises PlanError for names that cannot be keys."""
+    plan = files.one_each(prefix)
+    for key in plan.outputs:
+        try:
+            names.check_key(key)
+        except names.NameProblemError as error:
+            raise PlanError("source", f"{key[:200]!r} is no key: {error}") from None
+    return plan
+
+
+def _batches(plan: JobPlan) -> Iterator[tuple[int, int]]:
+    """Runs of files that are read together; a large file is one by itself."""
+    first = weight = 0
+    for number, size in enumerate(plan.size.tolist()):
+        if number > first and (weight + size > GROUP_BYTES or number - first == _BATCH):
+            yield first, number
+            first, weight = number, 0
+        weight += size
+    yield first, len(plan)
+
+
+class _BatchExtractor:
+    """Does one batch after the other."""
+
+    def __init__(self, running: JobRun, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
+        self._tally, self._plan, self._reader, self._writer = running.tally, plan, reader, writer
+
+    async def run(self, batches: Iterator[tuple[int, int]]) -> None:
+        for first, end in batches:
+            keys = self._plan.outputs.take(np.arange(first, end))
+            wanted = await self._missing(self._plan.files(first, end), keys)
+            if wanted and wanted[0][1].size > GROUP_BYTES:
+                await self._store_large(*wanted[0])
+            elif wanted:
+                await self._store(wanted)
+
+    async def _missing(
+        self, files: Sequence[SourceFile], keys: Sequence[str]
+    ) -> list[tuple[OutputSpec, SourceFile]]:
+        """What is not there yet."""
+        outputs = [
+            OutputSpec(key, item.size, self._plan.digest_of(item), mimetypes.guess_type(key)[0] or _OTHERWISE)
+            for key, item in zip(keys, files, strict=True)
+        ]
+        missing = []
+        there = await self._writer.are_there(outputs)
+        for output, item, done in zip(outputs, files, there, strict=True):
+            if done:
+                self._tally.done(1, item.size, there=True)
+            else:
+                missing.append((output, item))
+        return missing
+
+    async def _store(self, wanted: Sequence[tuple[OutputSpec, SourceFile]]) -> None:
+        """Small files, all at once."""
+        opened = await self._opened([item for _, item in wanted])
+        bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
+        async with asyncio.TaskGroup() as group:
+            for (output, _), (data, sums) in zip(wanted, bodies, strict=True):
+                group.create_task(self._commit(output, _one(data), sums))
+
+    async def _store_large(self, output: OutputSpec, item: SourceFile) -> None:
+        sums = OutputDigest()
+        await self._commit(output, self._pieces(item, sums), sums)
+
+    async def _commit(
+        self, output: OutputSpec, body: AsyncGenerator[bytes, None], sums: OutputDigest
+    ) -> None:
+        await self._writer.write(output, body, sums)
+        self._tally.done(1, sums.size, there=False)
+
+    async def _pieces(self, item: SourceFile, sums: OutputDigest) -> AsyncGenerator[bytes, None]:
+        verifier = BodyVerifier(BodyDigests())
+        for at in range(0, item.size, GROUP_BYTES):
+            part = item._replace(offset=item.offset + at, size=min(GROUP_BYTES, item.size - at))
+            data = await asyncio.to_thread(_hashed, part, await self._opened([part]), verifier)
+            yield data
+        sums.take(verifier)
+
+    async def _opened(self, files: Sequence[SourceFile]) -> dict[int, ReadableSource]:
+        pieces = _placed(files)
+        opened = await self._reader.opened(pieces)
+        await self._reader.prove(pieces, opened)
+        return opened
+
+
+def _placed(files: Sequence[SourceFile]) -> list[SourceRange]:
+    """The files one after the other in a buffer."""
+    pieces: list[SourceRange] = []
+    size = 0
+    for item in files:
+        pieces.append(SourceRange(size, item.source, item.offset, item.size))
+        size += item.size
+    return pieces
+
+
+def _read(files: Sequence[SourceFile], opened: dict[int, ReadableSource]) -> list[tuple[bytes, OutputDigest]]:
+    """The bytes of each file and what a PUT would keep of them (blocking)."""
+    pieces = _placed(files)
+    buffer = bytearray(sum(item.size for item in files))
+    read_ranges(memoryview(buffer), pieces, opened)
+    found = []
+    for piece in pieces:
+        data = bytes(buffer[piece.at : piece.at + piece.length])
+        verifier = BodyVerifier(BodyDigests())
+        verifier.update(data)
+        sums = OutputDigest()
+        sums.take(verifier)
+        found.append((data, sums))
+    return found
+
+
+def _hashed(item: SourceFile, opened: dict[int, ReadableSource], verifier: BodyVerifier) -> bytes:
+    buffer = bytearray(item.size)
+    read_ranges(memoryview(buffer), [SourceRange(0, item.source, item.offset, item.size)], opened)
+    verifier.update(buffer)
+    return bytes(buffer)
+
+
+async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data

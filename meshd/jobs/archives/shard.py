@@ -1,0 +1,199 @@
+"""Shard and reshard jobs: pack objects, or the files in existing shards, into new shards.
+
+Law: a shard is written in one pass over its files, in plan order. Invariant: memory is two groups for
+each shard in progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import crc32c
+
+from meshd.jobs.archives.archive_layout import COMPRESSORS, ZipLayout, tar_groups, tar_size
+from meshd.jobs.authorization import BucketGrant
+from meshd.jobs.outputs import OutputDigest, OutputSpec, OutputWriter, remove_stale_outputs
+from meshd.jobs.source_reader import SourceReader, read_ranges, verify_ranges
+from meshd.store.integrity.verification import VerifiedExtents
+from meshwire.jobs.job_spec import FORMATS
+from meshwire.strict_json import PlanError
+from meshwire.views.samples import Evaluation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+    from meshd.jobs.archives.archive_layout import ArchiveGroup
+    from meshd.jobs.job_kind import JobRun, JobServices
+    from meshd.jobs.outputs import BodyPiece
+    from meshd.jobs.scratch import PlanStore
+    from meshd.jobs.source_inventory import SmallFileReader, SourceInventory
+    from meshd.jobs.source_reader import ReadableSource
+    from meshwire.jobs.job_plan import FileList, JobPlan, SourceFile
+    from meshwire.jobs.job_spec import JobSpec
+
+_AT_A_TIME: Final = 2
+
+
+class ShardJob:
+    """One a node (the steward's)."""
+
+    def __init__(self, tools: JobServices, inventories: SourceInventory, shelf: PlanStore) -> None:
+        self._tools, self._inventories, self._shelf = tools, inventories, shelf
+
+    def __repr__(self) -> str:
+        return "<Sharding>"
+
+    async def work(self, running: JobRun) -> None:
+        """See JobKind.work."""
+        tally, tools = running.tally, self._tools
+        plan = await self._shelf.plan(running, lambda: self._plan(running))
+        tally.phase = "writing"
+        tally.outputs_total, tally.bytes_total = len(plan), plan.total
+        tally.samples_total = int(plan.samples.sum())
+        writer = OutputWriter(tools, running)
+        numbers, proofs = iter(range(len(plan))), VerifiedExtents()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_A_TIME):
+                group.create_task(self._lane(running, plan, writer, numbers, proofs))
+        tally.phase = "tidying"
+        await remove_stale_outputs(tools, running, frozenset(plan.outputs))
+
+    async def _lane(
+        self,
+        running: JobRun,
+        plan: JobPlan,
+        writer: OutputWriter,
+        numbers: Iterator[int],
+        proofs: VerifiedExtents,
+    ) -> None:
+        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
+            await _ShardWriter(running, plan, reader, writer).run(numbers)
+
+    async def _plan(self, running: JobRun) -> JobPlan:
+        spec = running.spec
+        grant = BucketGrant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        look = self._inventories.objects if spec.kind == "shard" else self._inventories.archives
+        files, contents = await look(running, grant)
+        if not len(files):
+            what = "objects" if spec.kind == "shard" else "files in archives"
+            raise PlanError("source", f"there are no {what} under {spec.source} that fit")
+        return await asyncio.to_thread(_laid_out, files, contents, spec)
+
+
+def _laid_out(files: FileList, contents: SmallFileReader, spec: JobSpec) -> JobPlan:
+    below = "" if files.archives else spec.source.prefix
+    evaluation = Evaluation(contents.read)
+    return files.laid_out(
+        spec.layout, spec.target.prefix, f".{spec.format}", below=below, evaluation=evaluation
+    )
+
+
+class _ShardWriter:
+    """Writes one output after the other, with a buffer of its own."""
+
+    def __init__(self, running: JobRun, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
+        self._running, self._plan, self._reader, self._writer = running, plan, reader, writer
+        self._buffers = _Buffers()
+        self._whole = running.spec.kind == "shard"  # files are objects, and compared as they pass
+
+    async def run(self, numbers: Iterator[int]) -> None:
+        plan, tally = self._plan, self._running.tally
+        form = self._running.spec.format
+        for number in numbers:
+            key, made_of = plan.outputs[number], await asyncio.to_thread(plan.digest, number, form)
+            files = await asyncio.to_thread(plan.of, number)
+            size = tar_size(files) if form == "tar" else None
+            output = OutputSpec(key, size, made_of, FORMATS[form])
+            there = await self._writer.is_there(output)
+            if not there:
+                sums = OutputDigest(f"{made_of}-{max(1, len(files))}")
+                await self._writer.write(output, self._made(form, files, sums), sums)
+            tally.done(int(plan.samples[number]), sum(item.size for item in files), there=there)
+
+    def _made(
+        self, form: str, files: Sequence[SourceFile], sums: OutputDigest
+    ) -> AsyncGenerator[BodyPiece, None]:
+        if form in COMPRESSORS:
+            return self._compressed(tar_groups(files), sums)
+        if form == "zip":
+            packing = ZipLayout(files)
+            return self._body(packing.groups(), sums, packing.seal)
+        return self._body(tar_groups(files), sums)
+
+    async def _body(
+        self,
+        groups: Iterator[ArchiveGroup],
+        sums: OutputDigest,
+        seal: Callable[[memoryview], None] | None = None,
+    ) -> AsyncGenerator[BodyPiece, None]:
+        crc = 0
+        for group in groups:
+            buffer = self._buffers.take(group.size)
+            opened = await self._opened(group)
+            crc = await asyncio.to_thread(self._fill, buffer, group, opened, crc, seal)
+            yield buffer
+        sums.checksums = {"crc32c": _spelled(crc)}
+
+    async def _compressed(
+        self, groups: Iterator[ArchiveGroup], sums: OutputDigest
+    ) -> AsyncGenerator[BodyPiece, None]:
+        compressor = COMPRESSORS[self._running.spec.format]()
+        crc = 0
+        for group in groups:
+            buffer = self._buffers.take(group.size)
+            opened = await self._opened(group)
+            await asyncio.to_thread(self._fill, buffer, group, opened, 0)
+            data = await asyncio.to_thread(compressor.compress, buffer)
+            crc = crc32c(data, crc)
+            yield data
+        data = await asyncio.to_thread(compressor.flush)
+        crc = crc32c(data, crc)
+        yield data
+        sums.checksums = {"crc32c": _spelled(crc)}
+
+    async def _opened(self, group: ArchiveGroup) -> dict[int, ReadableSource]:
+        opened = await self._reader.opened(group.pieces)
+        if not self._whole:
+            await self._reader.prove(group.pieces, opened)
+        return opened
+
+    def _fill(
+        self,
+        buffer: memoryview,
+        group: ArchiveGroup,
+        opened: dict[int, ReadableSource],
+        crc: int,
+        seal: Callable[[memoryview], None] | None = None,
+    ) -> int:
+        """Put a group's bytes into the buffer, and what `seal` makes of them; the checksum so far (blocking).
+        Raises CorruptExtentError."""
+        for at, data in group.made:
+            buffer[at : at + len(data)] = data
+        read_ranges(buffer, group.pieces, opened)
+        if self._whole:
+            verify_ranges(buffer, group.pieces, opened)
+        if seal is not None:
+            seal(buffer)
+        total: int = crc32c(buffer, crc)
+        return total
+
+
+def _spelled(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+class _Buffers:
+    """Memory used in turn: new pages cost more than filling them. What is taken is good until the next but
+    one is."""
+
+    def __init__(self) -> None:
+        self._idle, self._busy = bytearray(), bytearray()
+
+    def take(self, size: int) -> memoryview:
+        self._idle, self._busy = self._busy, self._idle
+        if len(self._busy) < size:
+            self._busy = bytearray(size + (size >> 3))
+        return memoryview(self._busy)[:size]

@@ -1,0 +1,133 @@
+"""The interface of a job kind, and what a running job receives: services, specification, progress counter.
+
+Law: a job kind plans and writes; state, queueing and persistence belong to the runner. A kind may be
+cancelled at any await and restarted from the beginning: it skips outputs that already exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshd.control.jobs import Failure, Progress
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.jobs.outputs import OutputStore
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshwire.jobs.job_spec import JobSpec
+
+FAILURES: Final = 100
+_TEXT: Final = 300
+
+
+class ProgressCounter:
+    """How far a job has come; looked at now and then by whoever saves it."""
+
+    def __init__(self) -> None:
+        self.phase = "planning"
+        self.copies = 1
+        self.outputs_total = self.samples_total = self.bytes_total = 0
+        self.samples = self.bytes = self.moved = self.unpacked = 0
+        self.written = self.there = self.removed = self.failed = 0
+        self.failures: list[Failure] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<Tally {self.phase} {self.written + self.there} of {self.outputs_total}, {self.failed} failed>"
+        )
+
+    def again(self) -> None:
+        """The job begins anew: what it finds done it counts as such."""
+        self.phase = "planning"
+        self.copies = 1
+        self.outputs_total = self.samples_total = self.bytes_total = 0
+        self.samples = self.bytes = self.removed = self.failed = 0
+        self.written = self.there = 0
+        self.failures.clear()
+
+    def multiply(self, copies: int) -> None:
+        """So many copies are made of all that was found."""
+        self.copies = copies
+        self.outputs_total *= copies
+        self.samples_total *= copies
+        self.bytes_total *= copies
+
+    def done(self, samples: int, size: int, *, there: bool) -> None:
+        """An output is there, written now or earlier."""
+        self.there += there
+        self.written += not there
+        self.samples += samples
+        self.bytes += size
+        metrics.job_outputs.labels("there" if there else "written").inc()
+
+    def move(self, size: int) -> None:
+        """So many bytes went into an output that may not be complete yet."""
+        self.moved += size
+        metrics.job_bytes.inc(size)
+
+    def fail(self, name: str, error: str) -> None:
+        """Something could not be read; the first hundred are named."""
+        self.failed += 1
+        metrics.job_failures.inc()
+        if len(self.failures) < FAILURES:
+            self.failures.append(Failure(name[:_TEXT], error[:_TEXT]))
+
+    def progress(self, rate: float) -> Progress:
+        return Progress(
+            self.phase,
+            self.written + self.there,
+            self.outputs_total,
+            self.samples,
+            self.samples_total,
+            self.bytes,
+            self.bytes_total,
+            self.written,
+            self.there,
+            self.removed,
+            rate,
+            self.copies,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobServices:
+    """What every kind works with. `store` is this node's own; `objects` knows the others'."""
+
+    store: ObjectStore
+    objects: RemoteObjects
+    archives: ArchiveService
+    versions: VersionLookup
+    access: Authorizer
+    outputs: OutputStore
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job while it runs. `name` is of this run: what is kept for it lies below `jobs/name/`. `rate`: bytes
+    a second it may bring now, 0 for any; started again with another rate, it goes on with that."""
+
+    job_id: str
+    run: int
+    spec: JobSpec
+    caller: Caller
+    tally: ProgressCounter = field(default_factory=ProgressCounter)
+    rate: Callable[[], float] = lambda: 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}-{self.run}"
+
+
+class JobKind(Protocol):
+    """Does the jobs of one kind, or of several that are alike."""
+
+    async def work(self, running: JobRun) -> None:
+        """To the end. Raises BatchError, S3Error, PlanError, StoreError: what stopped it."""
+        ...

@@ -1,0 +1,390 @@
+"""Outputs of a job: writer, removal of stale outputs, and the output store on the owner of each key.
+
+Law: an output is written completely or not at all, under the rights of the job's user and the current
+settings of the target; when the write returns, it is durable on every required replica. An output that
+already exists with the same source digest is skipped. Cleanup removes only objects that this job wrote.
+Unreachable or disagreeing nodes raise Busy, and the job retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from meshd.core.api_errors import BatchError, busy
+from meshd.jobs.authorization import BucketGrant
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.errors import NotReplicatedError
+from meshd.store.records import NULL, Meta
+from meshd.util import failpoints
+from meshwire.errors import CODES, S3Error
+from meshwire.http_values.conditional_requests import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Mapping, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.core.object_io import StoredCallback
+    from meshd.jobs.job_kind import JobRun, JobServices
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Page, Record
+    from meshwire.checksums.body_checksums import BodyVerifier
+    from meshwire.cluster import Node
+
+
+WRITE_OUTPUT_PATH: Final = "/-/peer/outputs/write"
+REMOVE_OUTPUTS_PATH: Final = "/-/peer/outputs/remove"
+MAX_METADATA_BYTES: Final = 64 << 10
+_LENGTH: Final = 4
+_SILENCE: Final = 90.0
+"""Seconds: whoever decides may wait for its replicas before it answers."""
+_PATIENCE: Final = 2.0
+_AT_ONCE: Final = 64
+BodyPiece = bytes | memoryview
+
+
+class OutputMetadata(msgspec.Struct, frozen=True):
+    """What is kept of an output, beside its bytes."""
+
+    etag: str
+    headers: dict[str, str]
+    metadata: dict[str, str]
+    checksums: dict[str, str]
+    owner: str
+
+    def meta(self) -> Meta:
+        return Meta(self.etag, self.headers, self.metadata, self.checksums, "FULL_OBJECT", self.owner)
+
+
+class RemoveOutputs(msgspec.Struct, frozen=True):
+    """Objects that are to go."""
+
+    bucket: str
+    keys: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTarget:
+    """An object to be written; `size` in bytes where it is known before."""
+
+    bucket: str
+    key: str
+    size: int | None
+
+
+class OutputStore(Protocol):
+    """Who writes them."""
+
+    async def present(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+        """What is there under these keys."""
+        ...
+
+    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """A page of what is there under a prefix."""
+        ...
+
+    async def write(
+        self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    ) -> None:
+        """Store the body; `facts` are asked for once it has all been taken. A piece that is a memoryview must
+        stay as it is until the one after the next is asked for. Raises BatchError NoSuchBucket, Busy;
+        StoreError, S3Error, whatever the body raises."""
+        ...
+
+    async def remove(self, bucket: str, keys: Sequence[str]) -> None:
+        """Remove objects."""
+        ...
+
+
+class LocalOutputStore:
+    """What this node decides about. One a process; `store` tells the other nodes, `stored` is told of every
+    output."""
+
+    def __init__(self, store: ObjectStore, versions: VersionLookup, stored: StoredCallback) -> None:
+        self._store, self._versions, self._stored = store, versions, stored
+
+    def __repr__(self) -> str:
+        return f"<OwnOutputs to {self._store!r}>"
+
+    async def present(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+        """See Outputs."""
+        return [self._store.get(bucket, key) for key in keys]
+
+    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """See Outputs."""
+        return await asyncio.to_thread(self._store.list, bucket, prefix=prefix, after=after, limit=limit)
+
+    async def write(
+        self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    ) -> None:
+        """See Outputs."""
+        writer = self._store.writer(target.bucket, target.key, size=target.size)
+        try:
+            async for piece in body:
+                await (writer.write(piece) if isinstance(piece, bytes) else writer.lend(piece))
+            failpoints.hit("jobs.output.written")
+            setting = self._versions.setting(target.bucket)
+            record = await writer.commit(facts().meta(), versioning=setting)
+        except BaseException:
+            await writer.abort()
+            raise
+        failpoints.hit("jobs.output.committed")
+        await self._settle(target, record)
+
+    async def _settle(self, target: OutputTarget, record: Record) -> None:
+        """The bucket may have been deleted meanwhile; then what was written must go again."""
+        if not self._versions.has_bucket(target.bucket):
+            same = Conditions(if_match=(record.etag,))
+            await self._store.delete_version(
+                target.bucket, target.key, record.version or NULL, conditions=same
+            )
+            raise BatchError("NoSuchBucket", f"the bucket {target.bucket!r} was deleted while the job ran")
+        await self._stored(target.bucket, target.key, record)
+
+    async def remove(self, bucket: str, keys: Sequence[str]) -> None:
+        """See Outputs."""
+        await self._store.delete_many(bucket, keys, versioning=self._versions.setting(bucket))
+
+
+class ClusterOutputStore:
+    """The same on a mesh: each to the node that decides about its name, by one call."""
+
+    def __init__(
+        self, own: LocalOutputStore, objects: RemoteObjects, mesh: ClusterView, peers: PeerClient
+    ) -> None:
+        self._own, self._objects, self._mesh, self._peers = own, objects, mesh, peers
+
+    def __repr__(self) -> str:
+        return f"<MeshOutputs of {self._mesh.node_id}>"
+
+    async def present(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+        """See Outputs. Raises BatchError Busy."""
+        if self._mesh.alone:
+            return await self._own.present(bucket, keys)
+        return await self._objects.many([(bucket, key) for key in keys])
+
+    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """See Outputs. Raises BatchError Busy."""
+        if self._mesh.alone:
+            return await self._own.page(bucket, prefix, after, limit)
+        return await self._objects.page(bucket, prefix, after, limit)
+
+    async def write(
+        self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    ) -> None:
+        """See Outputs."""
+        node = self._decider(target.bucket, target.key)
+        if node is None:
+            await self._own.write(target, body, facts)
+            return
+        size = -1 if target.size is None else target.size
+        query = f"bucket={quote(target.bucket, safe='')}&key={quote(target.key, safe='')}&size={size}"
+        await self._call(node, f"{WRITE_OUTPUT_PATH}?{query}", _body_with_metadata(body, facts))
+        failpoints.hit("jobs.output.committed")
+
+    async def remove(self, bucket: str, keys: Sequence[str]) -> None:
+        """See Outputs."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        nodes: dict[str, Node | None] = {}
+        for key in keys:
+            node = self._decider(bucket, key)
+            name = "" if node is None else node.node_id
+            nodes[name] = node
+            groups[name].append(key)
+        async with asyncio.TaskGroup() as group:
+            for name, some in groups.items():
+                group.create_task(self._remove(nodes[name], bucket, some))
+
+    async def _remove(self, node: Node | None, bucket: str, keys: Sequence[str]) -> None:
+        if node is None:
+            await self._own.remove(bucket, keys)
+            return
+        await self._call(node, REMOVE_OUTPUTS_PATH, msgspec.msgpack.encode(RemoveOutputs(bucket, list(keys))))
+
+    def _decider(self, bucket: str, key: str) -> Node | None:
+        """None: this node. Raises NotReplicatedError."""
+        if self._mesh.alone:
+            return None
+        decider = self._mesh.route(bucket, key).decider
+        if decider is None:
+            raise NotReplicatedError(f"every node that has the data of {bucket}/{key[:200]} is away")
+        return None if decider.node_id == self._mesh.node_id else decider
+
+    async def _call(self, node: Node, target: str, body: bytes | AsyncIterable[bytes]) -> None:
+        version = self._mesh.map().version
+        try:
+            async with self._peers.call(node, "POST", target, body=body, timeout=_SILENCE) as answer:
+                await answer.read()
+        except StaleMapError as stale:
+            await self._mesh.newer_than(max(stale.version - 1, version), _PATIENCE)
+            raise busy(f"{node.node_id} does not decide about an output any more") from stale
+        except (PeerUnreachableError, BodyFramingError) as lost:
+            await self._mesh.suspect(node.node_id, version)
+            raise busy(f"an output cannot be written now: {lost}") from lost
+        except PeerRefusedError as refused:
+            if refused.code == "NoSuchBucket":
+                raise BatchError("NoSuchBucket", refused.message) from refused
+            code = refused.code if refused.code in CODES else "SlowDown"
+            raise S3Error(code, refused.message) from refused
+
+
+async def _body_with_metadata(
+    body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+) -> AsyncGenerator[bytes, None]:
+    """Bytes, facts, and the facts' length."""
+    async with aclosing(body):
+        async for piece in body:
+            yield bytes(piece)
+    told = msgspec.msgpack.encode(facts())
+    yield told + len(told).to_bytes(_LENGTH, "big")
+
+
+class OutputBodyParser:
+    """A body as `write` of MeshOutputs sends it, taken apart as it comes: `pieces`, afterwards `facts`."""
+
+    def __init__(self, source: AsyncIterable[bytes]) -> None:
+        self._source, self._ending = source, bytearray()
+
+    def __repr__(self) -> str:
+        return f"<Parted, {len(self._ending)} bytes held>"
+
+    async def pieces(self) -> AsyncGenerator[BodyPiece, None]:
+        """The output's bytes."""
+        kept = MAX_METADATA_BYTES + _LENGTH
+        async for piece in self._source:
+            self._ending += piece
+            if len(self._ending) > 2 * kept:
+                yield bytes(self._ending[:-kept])
+                del self._ending[:-kept]
+        length = int.from_bytes(self._ending[-_LENGTH:], "big")
+        end = len(self._ending) - _LENGTH - length
+        if end < 0 or length > MAX_METADATA_BYTES:
+            raise S3Error("InvalidArgument", "an output came without its facts")
+        if end:
+            yield bytes(self._ending[:end])
+        del self._ending[:end]
+
+    def facts(self) -> OutputMetadata:
+        """Raises S3Error InvalidArgument."""
+        try:
+            return msgspec.msgpack.decode(bytes(self._ending[:-_LENGTH]), type=OutputMetadata)
+        except msgspec.MsgspecError as error:
+            raise S3Error("InvalidArgument", f"an output's facts say nothing: {error}") from error
+
+
+JOB_METADATA_KEY: Final = "mesh-job"
+SOURCE_DIGEST_KEY: Final = "mesh-made-of"
+"""Metadata of an output: the job that made it, and the digest of what it is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """An object to be written; `size` in bytes where it is known before. `made_of` tells it from any other
+    content of this name."""
+
+    key: str
+    size: int | None
+    made_of: str
+    content_type: str
+
+
+class OutputWriter:
+    """Writes the outputs of one job. One a job that runs."""
+
+    def __init__(self, tools: JobServices, running: JobRun) -> None:
+        """Raises S3Error NoSuchBucket."""
+        self._outputs, self._versions, self._running = tools.outputs, tools.versions, running
+        self._bucket = running.spec.target.bucket
+        self._grant = BucketGrant.of(tools.access, running.caller, "s3:PutObject", self._bucket)
+
+    def __repr__(self) -> str:
+        return f"<OutputWriter to {self._bucket}>"
+
+    async def are_there(self, outputs: Sequence[OutputSpec]) -> list[bool]:
+        """Which outputs were written before, by this job or a like one."""
+        found = await self._outputs.present(self._bucket, [output.key for output in outputs])
+        return [
+            record is not None and record.metadata.get(SOURCE_DIGEST_KEY) == output.made_of
+            for output, record in zip(outputs, found, strict=True)
+        ]
+
+    async def is_there(self, output: OutputSpec) -> bool:
+        """The same of one."""
+        return (await self.are_there([output]))[0]
+
+    async def write(
+        self, output: OutputSpec, body: AsyncGenerator[BodyPiece, None], sums: OutputDigest
+    ) -> None:
+        """Store the body. `sums` are asked for once it has all been taken; a piece that is a memoryview must
+        stay as it is until the one after the next is asked for. Raises BatchError AccessDenied, Busy;
+        StoreError, S3Error, whatever the body raises."""
+        self._grant.require(output.key)
+        target = OutputTarget(self._bucket, output.key, output.size)
+        async with aclosing(self._counted(body)) as counted:
+            await self._outputs.write(target, counted, lambda: self._facts(output, sums))
+        await failpoints.hit_async("jobs.output.done")
+
+    async def _counted(self, body: AsyncGenerator[BodyPiece, None]) -> AsyncGenerator[BodyPiece, None]:
+        async with aclosing(body):
+            async for piece in body:
+                yield piece
+                self._running.tally.move(len(piece))
+
+    def _facts(self, output: OutputSpec, sums: OutputDigest) -> OutputMetadata:
+        return OutputMetadata(
+            sums.etag,
+            {"content-type": output.content_type},
+            {JOB_METADATA_KEY: self._running.job_id, SOURCE_DIGEST_KEY: output.made_of},
+            dict(sums.checksums),
+            self._versions.owner(self._bucket, self._running.caller.identity.user_id, None),
+        )
+
+
+class OutputDigest:
+    """ETag, checksums and size of a body, known once it has gone by."""
+
+    def __init__(self, etag: str = "") -> None:
+        self.etag, self.size = etag, 0
+        self.checksums: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Sums({self.etag!r}, {dict(self.checksums)})"
+
+    def take(self, verifier: BodyVerifier) -> None:
+        """As an upload of these bytes would have them."""
+        digest = verifier.finish()
+        self.etag, self.checksums, self.size = digest.md5_hex, digest.checksums, digest.size
+
+
+_PAGE: Final = 1000
+
+
+async def remove_stale_outputs(tools: JobServices, running: JobRun, present: Container[str]) -> None:
+    """Remove what earlier runs wrote under the target and is not `present`. Raises BatchError
+    AccessDenied."""
+    target = running.spec.target
+    grant = BucketGrant.of(tools.access, running.caller, "s3:DeleteObject", target.bucket)
+    after, more = "", True
+    while more:
+        page = await tools.outputs.page(target.bucket, target.prefix, after, _PAGE)
+        stale = [
+            key
+            for key, record in page.entries
+            if record.metadata.get(JOB_METADATA_KEY) == running.job_id and key not in present
+        ]
+        for key in stale:
+            grant.require(key)
+        if stale:
+            await tools.outputs.remove(target.bucket, stale)
+        running.tally.removed += len(stale)
+        after, more = page.next_after, page.truncated

@@ -1,0 +1,334 @@
+"""Job runner of the coordinator process: takes jobs from the job table and runs a few at a time to the end.
+
+Law: the job table is authoritative, also for which node runs a job. The runner starts every queued or
+running job of its node that is not in progress, and takes over jobs of lost nodes as new runs. It
+retries when other nodes do not answer. Invariant: a failing job ends only itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.control.jobs import TOPIC
+from meshd.core.api_errors import BatchError
+from meshd.jobs.authorization import run_while_authorized, snapshot_authorization
+from meshd.jobs.job_kind import JobRun, ProgressCounter
+from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.store.errors import CorruptExtentError, DiskFailedError, NotReplicatedError, StoreError
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+from meshd.util.admission import tenant_scope
+from meshd.util.async_tasks import BackgroundTasks
+from meshwire.cluster.routes import rendezvous_order
+from meshwire.errors import S3Error
+from meshwire.jobs.job_spec import parse_job
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import BucketTable
+    from meshd.control.control_api import ControlStore
+    from meshd.control.identities import IdentityTable
+    from meshd.control.jobs import Job, JobTable, State
+    from meshd.jobs.job_kind import JobKind
+    from meshd.jobs.scratch import PlanStore
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+
+_log = logging.getLogger("meshd.jobs")
+AT_A_TIME: Final = 2
+KEPT: Final = 500
+"""Jobs that have ended and are still shown; of older ones the record goes."""
+_SAVE_EVERY: Final = 1.0
+_SMOOTHING: Final = 0.3
+_LOOK_EVERY: Final = 2.0
+_TRIES: Final = 12
+"""Without a byte written in between; the last of them wait the longest, in seconds."""
+_LONGEST: Final = 8.0
+_PASSING: Final = frozenset({"Busy", "SlowDown", "ServiceUnavailable"})
+_SERVING: Final = ("up", "draining", "joining", "returning")
+
+
+class JobRunner:
+    """One a node (the steward's)."""
+
+    def __init__(
+        self,
+        table: JobTable,
+        control: ControlStore,
+        identities: IdentityTable,
+        buckets: BucketTable,
+        kinds: Mapping[str, JobKind],
+        shelf: PlanStore,
+        clock: Clock,
+        mesh: ClusterView,
+    ) -> None:
+        self._mesh = mesh
+        self._table, self._control = table, control
+        self._identities, self._buckets = identities, buckets
+        self._kinds, self._shelf, self._clock = kinds, shelf, clock
+        self._tasks = BackgroundTasks("jobs")
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._freed, self._looking = asyncio.Event(), asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<JobRunner of {sorted(self._running)}>"
+
+    async def run(self) -> None:
+        """Until cancelled; then what runs is left for the next start."""
+        try:
+            await self._clear_ended()
+            self._tasks.spawn(self._look_often(), "look")
+            async with aclosing(self._control.watch(TOPIC)) as changes:
+                async for _ in changes:
+                    await self._look()
+        finally:
+            await self._tasks.aclose()
+
+    async def _clear_ended(self) -> None:
+        """What is left of jobs that ended when the node did."""
+        for job_id in self._shelf.jobs():
+            job = self._table.get(job_id)
+            if job is None or job.ended or not self._is_mine(job):
+                await self._shelf.clear(job_id)
+
+    async def _look_often(self) -> None:
+        """For what no change of a job tells: a run that is over, and nodes that went away."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY):
+                    await self._freed.wait()
+            freed = self._freed.is_set()
+            self._freed.clear()
+            if freed or not self._mesh.alone:
+                await self._look()
+
+    def _is_mine(self, job: Job) -> bool:
+        return self._mesh.alone or job.node == self._mesh.node_id
+
+    def _is_orphan(self, job: Job) -> bool:
+        """Whether the node that was to run it does not, and this one is to."""
+        cluster = self._mesh.map()
+        node = cluster.node(job.node)
+        if node is not None and node.state in _SERVING:
+            return False
+        fit = tuple(each for each in cluster.nodes if each.state == "up" and _works(each))
+        heirs = rendezvous_order(fit, job.job_id)
+        return bool(heirs) and heirs[0].node_id == self._mesh.node_id
+
+    async def _take_over(self, job: Job) -> None:
+        def decide(now: Job | None) -> Job | None:
+            if now is None or now.ended or now.node != job.node:
+                return None
+            run = now.run + (now.state == "running")
+            return msgspec.structs.replace(now, node=self._mesh.node_id, run=run, state="queued")
+
+        await self._table.change(job.job_id, decide)
+
+    async def _look(self) -> None:
+        """Begin what may begin, stop what is to be stopped."""
+        async with self._looking:
+            await self._look_alone()
+
+    async def _look_alone(self) -> None:
+        jobs = self._table.list_all()
+        alive = sorted((job for job in jobs.values() if not job.ended), key=_queue_order)
+        for each in alive:
+            job = self._table.get(each.job_id)  # it may have changed while another one was ended
+            if job is None or job.ended:
+                continue
+            task = self._running.get(job.job_id)
+            if not self._is_mine(job):
+                if task is not None:
+                    task.cancel()
+                elif self._is_orphan(job):
+                    await self._take_over(job)
+            elif job.cancel and task is not None:
+                task.cancel()
+            elif job.cancel:
+                await self._end(job.job_id, _stopped(job))
+            elif task is None and len(self._running) < AT_A_TIME:
+                self._begin(job)
+        metrics.jobs_waiting.set(sum(map(self._is_mine, alive)) - len(self._running))
+        metrics.jobs_running.set(len(self._running))
+        ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: -job.ended_ms)
+        for job in ended[KEPT:]:
+            await self._table.forget(job.job_id)
+
+    def _begin(self, job: Job) -> None:
+        task = self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
+        # Not at the end of `_run`: what is cancelled before its first step never comes there.
+        task.add_done_callback(lambda _: self._let_go(job.job_id))
+
+    def _let_go(self, job_id: str) -> None:
+        self._running.pop(job_id, None)
+        self._freed.set()
+
+    async def _run(self, job: Job) -> None:
+        tally = ProgressCounter()
+        try:
+            saver = self._tasks.spawn(self._save_often(job.job_id, tally), f"{job.job_id}:progress")
+            try:
+                await self._persist(job, tally)
+            finally:
+                saver.cancel()
+        except asyncio.CancelledError:
+            present = self._table.get(job.job_id)
+            if present is None or not present.cancel or not self._is_mine(present):
+                raise  # the node stops: the next start goes on; or another one runs it now
+            await self._end(job.job_id, _stopped(present), tally)
+        except Exception as error:
+            await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
+        else:
+            await self._end(job.job_id, "done", tally)
+
+    async def _persist(self, job: Job, tally: ProgressCounter) -> None:
+        """The work, again from its beginning while other nodes do not answer: what is done is left alone."""
+        tries = 0
+        while True:
+            moved = tally.moved
+            try:
+                await self._work(job, tally)
+            except Exception as error:
+                tries = 0 if tally.moved > moved else tries + 1
+                if self._mesh.alone or tries > _TRIES or not _is_transient(error):
+                    raise
+                _log.info("job waits", extra={"job": job.job_id, "why": _waited_for(_first(error))[:300]})
+                await asyncio.sleep(random.uniform(0.5, 1) * min(_LONGEST, 0.25 * 2**tries))
+                tally.again()
+            else:
+                return
+
+    async def _work(self, job: Job, tally: ProgressCounter) -> None:
+        began = msgspec.structs.replace(
+            job,
+            state="running",
+            started_ms=job.started_ms or self._clock.now_ms(),
+            node=self._mesh.node_id,
+        )
+        await self._table.change(job.job_id, lambda now: _merged(now, began))
+        failpoints.hit("jobs.begun")
+        spec = parse_job(job.spec)
+        look = partial(snapshot_authorization, job.principal, spec, self._identities, self._buckets)
+        rate = partial(self._rate, job.job_id)
+        while True:
+            began_on = look()
+            running = JobRun(job.job_id, job.run, spec, began_on.caller, tally, rate)
+            with tenant_scope(began_on.caller.identity.account):
+                if await run_while_authorized(self._kinds[job.kind].work(running), look, began_on):
+                    break
+            await self._shelf.clear(job.job_id)  # what it may read is looked up anew, too
+            tally.again()
+        failpoints.hit("jobs.worked")
+
+    def _rate(self, job_id: str) -> float:
+        job = self._table.get(job_id)
+        return 0.0 if job is None else float(parse_job(job.spec).rate)
+
+    async def _save_often(self, job_id: str, tally: ProgressCounter) -> None:
+        at, moved, rate = self._clock.monotonic(), 0, 0.0
+        while True:
+            await asyncio.sleep(_SAVE_EVERY)
+            now = self._clock.monotonic()
+            lately = (tally.moved - moved) / max(now - at, 1e-3)
+            rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
+            at, moved = now, tally.moved
+            save = partial(self._saved, tally=tally, rate=rate)
+            await self._table.change(job_id, save)
+
+    def _saved(self, job: Job | None, tally: ProgressCounter, rate: float) -> Job | None:
+        return _saved(job, tally, rate) if job is not None and self._is_mine(job) else None
+
+    async def _end(
+        self, job_id: str, state: State, tally: ProgressCounter | None = None, error: str = ""
+    ) -> None:
+        now = self._clock.now_ms()
+
+        def decide(job: Job | None) -> Job | None:
+            if job is None or job.ended or not self._is_mine(job):
+                return None
+            saved = job if tally is None else _saved(job, tally, 0.0)
+            return msgspec.structs.replace(saved, state=state, ended_ms=now, error=error[:1000])
+
+        await self._table.change(job_id, decide)
+        metrics.jobs_ended.labels(state).inc()
+        failpoints.hit("jobs.ended")
+        await self._shelf.clear(job_id)
+
+
+def _queue_order(job: Job) -> tuple[bool, int, str]:
+    """Who was running goes on first; then first come, first served."""
+    return job.state != "running", job.created_ms, job.job_id
+
+
+def _merged(present: Job | None, wanted: Job) -> Job | None:
+    """`wanted`, without forgetting that its end, or another rate, was asked for meanwhile."""
+    if present is None:
+        return None
+    return msgspec.structs.replace(wanted, cancel=present.cancel, pause=present.pause, spec=present.spec)
+
+
+def _stopped(job: Job) -> State:
+    """What a job is whose end was asked for."""
+    return "paused" if job.pause else "cancelled"
+
+
+def _saved(job: Job | None, tally: ProgressCounter, rate: float) -> Job:
+    assert job is not None
+    return msgspec.structs.replace(
+        job, progress=tally.progress(rate), failed=tally.failed, failures=tuple(tally.failures)
+    )
+
+
+def _works(node: Node) -> bool:
+    return node.stores or "compute" in node.roles
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether it may go by itself, in a mesh: a node that is away, a map that changes, too much at a time,
+    and damage or a failing disk of this node's own, noticed as it is met: then other owners are asked."""
+    error = _first(error)
+    if isinstance(error, BatchError | S3Error):
+        return error.code in _PASSING
+    return isinstance(error, CorruptExtentError | DiskFailedError | NotReplicatedError | PeerUnreachableError)
+
+
+def _waited_for(error: Exception) -> str:
+    """Why a job is not going on now; of damage with the object's name."""
+    name = error.name if isinstance(error, CorruptExtentError) else ""
+    return f"{name}: {error}" if name else str(error)
+
+
+def _explained(error: Exception, job_id: str) -> str:
+    """Why a job failed, for who started it; the log has what only the operator can make sense of."""
+    error = _first(error)
+    if isinstance(error, BatchError):
+        told = "; ".join(filter(None, (error.message, error.help)))
+    elif isinstance(error, S3Error):
+        told = f"{error.code}: {error.message}"
+    elif isinstance(error, CorruptExtentError) and error.name:
+        told = f"{error.name} is damaged on the disk: put the same bytes again, then start the job again"
+    elif isinstance(error, StoreError):
+        told = f"the store refused: {error}"
+    elif isinstance(error, PlanError):
+        told = str(error)
+    else:
+        _log.error("job broke", extra={"job": job_id}, exc_info=error)
+        return "it broke; the node's log says how"
+    _log.warning("job failed", extra={"job": job_id, "why": told[:500]})
+    return told

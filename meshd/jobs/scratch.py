@@ -1,0 +1,151 @@
+"""Scratch objects of a job run: its stored plan and its decompressed archives.
+
+Law: a plan is durable before the first output is written, and an interrupted run resumes with the same
+plan: source changes apply to the next run only. An archive is decompressed once per run, and the copy
+is used only together with its index. The scratch objects of a run are deleted when the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.store.records import Meta
+from meshd.util import failpoints
+from meshwire.dataset.archive_index import ArchiveIndex, index_tar
+from meshwire.dataset.archive_keys import archive_kind
+from meshwire.frame.columns import ColumnError
+from meshwire.jobs.job_plan import JobPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.jobs.job_kind import JobRun
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+
+
+_PAGE = 1000
+
+
+def scratch_prefix(running: JobRun) -> str:
+    """What the names of all that is kept for a run begin with."""
+    return f"jobs/{running.name}/"
+
+
+class PlanStore:
+    """One a node (the steward's)."""
+
+    def __init__(self, store: ObjectStore, catalog: DocumentStore) -> None:
+        self._store, self._catalog = store, catalog
+
+    def __repr__(self) -> str:
+        return "<PlanShelf>"
+
+    async def plan(self, running: JobRun, make: Callable[[], Awaitable[JobPlan]]) -> JobPlan:
+        """The run's plan; made, and kept, if there is none yet."""
+        name = f"{scratch_prefix(running)}plan"
+        document = await asyncio.to_thread(self._catalog.read, name)
+        if document is not None:
+            try:
+                return await asyncio.to_thread(JobPlan.from_bytes, document)
+            except ColumnError:  # another release wrote it: made anew
+                pass
+        plan = await make()
+        await self._catalog.write(name, await asyncio.to_thread(plan.to_bytes))
+        failpoints.hit("jobs.planned")
+        return plan
+
+    async def clear(self, job_id: str) -> None:
+        """Forget what was kept for all runs of a job."""
+        while keys := list(self._kept(f"jobs/{job_id}-")):
+            await self._store.delete_many(RESERVED_BUCKET, keys)
+
+    def jobs(self) -> set[str]:
+        """The jobs that something is kept for."""
+        found, after = set[str](), ""
+        while (key := next(self._kept("jobs/", after), "")) != "":
+            job_id = key.removeprefix("jobs/").partition("-")[0]
+            found.add(job_id)
+            after = f"jobs/{job_id}-\U0010ffff"
+        return found
+
+    def _kept(self, prefix: str, after: str = "") -> Iterator[str]:
+        """A page of names."""
+        page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
+        return iter([key for key, _ in page.entries])
+
+
+UNPACKED_PREFIX = "unpacked/"
+
+
+class _File(NamedTuple):
+    """A file as the index is made of it."""
+
+    name: str
+    size: int
+    data_offset: int
+    type: str = "0"
+
+
+def unpacked_name(etag: str, size: int) -> str:
+    """What a copy is called, below the run's scratch."""
+    return f"{UNPACKED_PREFIX}{etag}-{size:x}"
+
+
+class ArchiveDecompressor:
+    """One a node (the steward's)."""
+
+    def __init__(self, store: ObjectStore, catalog: DocumentStore, archives: ArchiveService) -> None:
+        self._store, self._catalog, self._archives = store, catalog, archives
+
+    def __repr__(self) -> str:
+        return "<Unpacking>"
+
+    async def index(self, running: JobRun, bucket: str, key: str, record: Record) -> ArchiveIndex:
+        """Where the files of an archive lie: in itself, or (`inflated`) in the copy that is there now. Raises
+        BatchError BadSample."""
+        kind = archive_kind(key)
+        if kind in ("tar", "zip"):
+            found = await self._archives.index(bucket, key, record)
+            if not found.inflated:
+                return found
+        name = scratch_prefix(running) + unpacked_name(record.etag, record.size)
+        return await self._kept(name) or await self._unpack(running, name, bucket, key, record)
+
+    async def _kept(self, name: str) -> ArchiveIndex | None:
+        document = await asyncio.to_thread(self._catalog.read, f"{name}.files")
+        if document is not None and self._store.get(RESERVED_BUCKET, name) is not None:
+            with suppress(ColumnError):  # another release wrote it
+                return await asyncio.to_thread(ArchiveIndex.from_bytes, document)
+        return None
+
+    async def _unpack(
+        self, running: JobRun, name: str, bucket: str, key: str, record: Record
+    ) -> ArchiveIndex:
+        writer = self._store.writer(RESERVED_BUCKET, name, size=None)
+        found: list[_File] = []
+        at = 0
+        try:
+            async with aclosing(self._archives.stream(bucket, key, record)) as files:
+                async for file in files:
+                    found.append(_File(file.name, file.size, at))
+                    at += file.size
+                    async for piece in file.pieces:
+                        await writer.write(piece)
+                        running.tally.unpacked += len(piece)
+            await writer.commit(Meta(f"{record.etag}-{record.size:x}"))
+        except BaseException:
+            await writer.abort()
+            raise
+        failpoints.hit("jobs.unpacked")
+        kind = archive_kind(key)
+        assert kind is not None
+        index = ArchiveIndex(kind, await asyncio.to_thread(index_tar, found), at, inflated=True)
+        await self._catalog.write(f"{name}.files", await asyncio.to_thread(index.to_bytes))
+        failpoints.hit("jobs.unpacked.listed")
+        return index

@@ -1,0 +1,282 @@
+"""Lifecycle runner: sweeps buckets for what their lifecycle rules expire, and removes it in small batches.
+
+`lifecycle_rules` alone decides what expires, and the runner checks each entry again before it removes
+it. A bucket is swept once a day and once after its rules change; an interrupted sweep resumes where it
+stopped. The runner sleeps as long as it works, so clients keep at least half of the disk and of the
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from meshd.control.cached_topic import CachedTopic
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.objects import lifecycle_rules
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NoSuchUploadError,
+    StoreError,
+)
+from meshd.store.records import NULL
+from meshd.telemetry import metrics
+from meshwire.http_values.conditional_requests import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.control.control_api import ControlStore
+    from meshd.objects.lifecycle_rules import ExpiryAction, ExpiryPlanner, ListedVersion
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record, Upload, VersionPage
+    from meshd.util.clock import Clock
+
+T = TypeVar("T")
+
+log = logging.getLogger("meshd.service.lifecycle")
+
+PAGE_ENTRIES = 500
+_BATCH = 100  # removals at a time: they share a commit
+_NOTE_SECONDS = 30.0  # how much of a sweep may be done again after a crash
+
+
+class SweepProgress(msgspec.Struct, frozen=True):
+    """How far a bucket was gone through; `mark` says on which day and for which rules."""
+
+    mark: str
+    after: str = ""
+    done: bool = False
+
+
+class LifecycleRunner:
+    """Carries out the rules of all buckets. One a node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        buckets: BucketTable,
+        control: ControlStore,
+        clock: Clock,
+        stale_upload_days: int,
+        mesh: ClusterView | None = None,
+    ) -> None:
+        self._store, self._buckets, self._clock = store, buckets, clock
+        self._mesh = mesh
+        self._stale_upload_days = stale_upload_days
+        self._progress = CachedTopic(control, "lifecycle", SweepProgress)
+        self._swept: dict[str, str] = {}  # bucket → mark: what needs no look into the control store
+
+    def __repr__(self) -> str:
+        return f"<Lifecycle {len(self._swept)} buckets swept>"
+
+    async def sweep(self) -> Counter[str]:
+        """Go through every bucket that is due; how much was removed, by action. A bucket that cannot be read
+        is logged and tried again the next time."""
+        removed: Counter[str] = Counter()
+        names = set()
+        for bucket in self._buckets.list_all():
+            names.add(bucket.name)
+            if bucket.name == RESERVED_BUCKET:
+                continue
+            try:
+                await self._sweep_bucket(bucket, removed)
+            except StoreError as error:
+                log.warning(
+                    "the lifecycle of a bucket is put off", extra={"bucket": bucket.name, "why": str(error)}
+                )
+        await self._forget(names)
+        if removed:
+            log.info("lifecycle", extra=dict(removed))
+        return removed
+
+    async def _forget(self, present: set[str]) -> None:
+        """What is kept about buckets that are gone."""
+        for name in self._swept.keys() - present:
+            del self._swept[name]
+        for name in self._progress.current():
+            if name.partition("/")[0] not in present:
+                await self._progress.delete(name)
+
+    # --- one bucket -----------------------------------------------------------------------------------
+
+    async def _sweep_bucket(self, bucket: Bucket, removed: Counter[str]) -> None:
+        now = self._clock.now_ms()
+        mark = self._mark(bucket, now)
+        if self._swept.get(bucket.name) == mark:
+            return
+        progress = self._progress.current().get(self._noted(bucket)) if bucket.lifecycle else None
+        if progress is None or progress.mark != mark:
+            progress = SweepProgress(mark)
+        if not progress.done:
+            await self._sweep_uploads(bucket, now, removed)
+            await self._sweep_versions(bucket, now, progress, removed)
+            if not self._rules_hold(bucket):
+                return
+            if bucket.lifecycle:
+                await self._progress.put(self._noted(bucket), SweepProgress(mark, done=True))
+        self._swept[bucket.name] = mark
+
+    def _mark(self, bucket: Bucket, now: int) -> str:
+        """Days end at midnight: a second look on one day would find only what came with new rules."""
+        rules = msgspec.json.encode((bucket.created_ms, bucket.lifecycle, self._stale_upload_days))
+        mark = f"{now // lifecycle_rules.DAY_MS}-{zlib.crc32(rules):08x}"
+        # What this node decides about changes with the map.
+        return mark if self._mesh is None or self._mesh.alone else f"{mark}-{self._mesh.map().version}"
+
+    def _noted(self, bucket: Bucket) -> str:
+        """The name of this node's progress: each sweeps what it decides about."""
+        if self._mesh is None or self._mesh.alone:
+            return bucket.name
+        return f"{bucket.name}/{self._mesh.node_id}"
+
+    def _decides(self, bucket: str, key: str) -> bool:
+        return self._mesh is None or self._mesh.is_decider(bucket, key)
+
+    async def _sweep_uploads(self, bucket: Bucket, now: int, removed: Counter[str]) -> None:
+        key = upload_id = ""
+        while True:
+            began = self._clock.monotonic()
+            page = self._store.list_uploads(
+                bucket.name, key_marker=key, id_marker=upload_id, limit=PAGE_ENTRIES
+            )
+            stale = [
+                upload
+                for upload in page.uploads
+                if upload.born not in (0, bucket.created_ms)
+                or lifecycle_rules.upload_is_due(
+                    bucket.lifecycle, upload.key, upload.initiated, self._stale_upload_days, now
+                )
+            ]
+            await self._carry_out(stale, self._abort, removed)
+            await self._rest(began)
+            if not page.truncated:
+                return
+            key, upload_id = page.next_key, page.next_id
+
+    async def _sweep_versions(
+        self, bucket: Bucket, now: int, progress: SweepProgress, removed: Counter[str]
+    ) -> None:
+        planner, noted = lifecycle_rules.ExpiryPlanner(bucket.lifecycle, now), self._clock.monotonic()
+        for prefix in lifecycle_rules.prefixes(bucket.lifecycle):
+            if progress.after > prefix and not progress.after.startswith(prefix):
+                continue
+            key, version = progress.after, ""
+            while True:
+                began = self._clock.monotonic()
+                page = self._store.list_versions(
+                    bucket.name, prefix=prefix, key_marker=key, version_marker=version, limit=PAGE_ENTRIES
+                )
+                doomed = _expired_entries(planner, page)
+                await self._carry_out(doomed, lambda entry: self._remove(bucket, entry), removed)
+                await self._rest(began)
+                if not page.truncated:
+                    break
+                if not self._rules_hold(bucket):
+                    return
+                key, version = page.next_key, page.next_version
+                if self._clock.monotonic() - noted > _NOTE_SECONDS:
+                    noted = self._clock.monotonic()
+                    after = planner.behind or progress.after
+                    await self._progress.put(self._noted(bucket), SweepProgress(progress.mark, after))
+
+    async def _rest(self, began: float) -> None:
+        """As long as was worked: the clients keep at least half of the disk and of this process."""
+        await asyncio.sleep(self._clock.monotonic() - began)
+
+    # --- removing -------------------------------------------------------------------------------------
+
+    async def _carry_out(
+        self, what: Iterable[T], remove: Callable[[T], Awaitable[str]], removed: Counter[str]
+    ) -> None:
+        """A few at a time. Raises the first StoreError, after all of its batch were tried."""
+        waiting = list(what)
+        for start in range(0, len(waiting), _BATCH):
+            batch = [remove(entry) for entry in waiting[start : start + _BATCH]]
+            outcomes = await asyncio.gather(*batch, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, str) and outcome:
+                    removed[outcome] += 1
+                    metrics.lifecycle_expired.labels(outcome).inc()
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def _abort(self, upload: Upload) -> str:
+        if not self._decides(upload.bucket, upload.key):
+            return ""
+        try:
+            await self._store.abort_upload(upload)
+        except NoSuchUploadError:  # completed or aborted meanwhile
+            return ""
+        return "upload"
+
+    async def _remove(self, bucket: Bucket, doomed: ExpiryAction) -> str:
+        """The action, or nothing when the world has changed since it was listed: new rules, a new version on
+        top, other tags."""
+        name, version = bucket.name, doomed.version
+        if not self._decides(name, version.key):
+            return ""
+        if not self._rules_hold(bucket) or not self._is_still(name, version):
+            return ""
+        unchanged = version.modified // 1000
+        try:
+            if doomed.action == "expire":
+                same = Conditions((version.etag,), if_unmodified_since=unchanged)
+                present = self._buckets.get(name) or bucket
+                result = await self._store.delete(
+                    name, version.key, conditions=same, versioning=present.versioning
+                )
+            else:
+                same = Conditions(if_unmodified_since=unchanged)
+                result = await self._store.delete_version(name, version.key, version.version, conditions=same)
+        except (ConditionFailedError, ConditionMissingError):
+            return ""
+        return doomed.action if result.record or result.marker else ""
+
+    def _rules_hold(self, bucket: Bucket) -> bool:
+        """Whether the bucket is there with the rules it had: who takes them away wants it to stop."""
+        present = self._buckets.get(bucket.name)
+        if present is None or present.created_ms != bucket.created_ms:
+            return False
+        return present.lifecycle == bucket.lifecycle
+
+    def _is_still(self, bucket: str, version: ListedVersion) -> bool:
+        newest = self._store.newest(bucket, version.key)
+        if version.latest:
+            return newest is not None and _version(version.key, newest, latest=True) == version
+        found = self._store.get_version(bucket, version.key, version.version)
+        uncovered = newest is not None and (newest.version or NULL) == version.version
+        return not uncovered and found is not None and _version(version.key, found, latest=False) == version
+
+
+def _expired_entries(planner: ExpiryPlanner, page: VersionPage) -> list[ExpiryAction]:
+    """What of one page goes; after the last one, also what the planner still held back."""
+    doomed = [
+        entry
+        for (key, record), latest in zip(page.entries, page.latest, strict=True)
+        for entry in planner.feed(_version(key, record, latest=latest))
+    ]
+    return doomed if page.truncated else [*doomed, *planner.finish()]
+
+
+def _version(key: str, record: Record, *, latest: bool) -> ListedVersion:
+    return lifecycle_rules.ListedVersion(
+        key,
+        record.modified,
+        record.stamp,
+        record.size,
+        record.tags,
+        record.version or NULL,
+        record.etag,
+        record.marker,
+        latest,
+    )

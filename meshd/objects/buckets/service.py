@@ -1,0 +1,272 @@
+"""Bucket service: create, list and delete buckets, and broadcast the change to all nodes.
+
+The control store says which buckets exist, the object store what they contain. A deleted bucket leaves
+no object and no upload behind, even when writers race with the deletion. A change is in force on every
+node that answers before the client gets its response; a node that does not answer in time learns of it
+from the control store and delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.auth.acls import stored_bucket_acl
+from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.core.error_mapping import store_errors
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.store.errors import NoSuchUploadError
+from meshwire.errors import S3Error
+from meshwire.s3.cors import cors_forbidden, find_cors_rule
+from meshwire.s3.results import (
+    BucketCreated,
+    BucketDeleted,
+    BucketEntry,
+    BucketFound,
+    BucketListing,
+    BucketLocation,
+    Owner,
+    PreflightAllowed,
+)
+
+if TYPE_CHECKING:
+    from meshd.auth.authorizer import Identity
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import BucketTable
+    from meshd.control.control_api import ControlStore
+    from meshd.peer_reads.listing import MergedListings
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+    from meshwire.s3.bucket_settings import CorsRule
+    from meshwire.s3.operations import (
+        CreateBucket,
+        DeleteBucket,
+        GetBucketLocation,
+        HeadBucket,
+        ListBuckets,
+        Preflight,
+    )
+    from meshwire.s3.xml_documents import CreateBucketConfiguration
+
+
+CHANGES_PATH: Final = f"{PREFIX}heard"
+BROADCAST_TIMEOUT_S: Final = 2.0
+"""Seconds; who knows of it later than that is not waited for."""
+_POLL_S: Final = 0.002
+_TOPICS: Final = ("buckets", "access")
+
+
+class ChangeBroadcast:
+    """One a process. `workers`: how many processes of a node answer, each with a copy of its own."""
+
+    def __init__(self, control: ControlStore, mesh: ClusterView, peers: PeerClient, workers: int) -> None:
+        self._control, self._mesh, self._peers, self._workers = control, mesh, peers, workers
+
+    def __repr__(self) -> str:
+        return f"<News of {self._mesh.node_id}>"
+
+    async def spread(self) -> None:
+        """Return when every node that answers knows of buckets and access keys what is known here."""
+        if self._mesh.alone:
+            return
+        known = {topic: self._control.revision(topic) for topic in _TOPICS}
+        body = msgspec.msgpack.encode(known)
+        me = self._mesh.node_id
+        others = [n for n in self._mesh.map().nodes if n.node_id != me and n.state not in ("away", "down")]
+        await asyncio.gather(*(self._tell(node, body) for node in others))
+        if self._workers > 1:  # its other processes hear of it from the same watch, in the same moment
+            await asyncio.sleep(_POLL_S * 10)
+
+    async def hear(self, known: dict[str, int]) -> None:
+        """Return when this process knows as much, or patience is at its end."""
+        deadline = asyncio.get_running_loop().time() + BROADCAST_TIMEOUT_S
+        while any(self._control.revision(topic) < known.get(topic, 0) for topic in _TOPICS):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _tell(self, node: Node, body: bytes) -> None:
+        try:
+            async with self._peers.call(
+                node, "POST", CHANGES_PATH, body=body, timeout=BROADCAST_TIMEOUT_S
+            ) as answer:
+                await answer.read()
+        except (PeerUnreachableError, PeerRefusedError, StaleMapError, BodyFramingError):
+            return
+
+
+DROP_UPLOADS_PATH: Final = f"{PREFIX}uploads/drop"
+
+
+class PeerBuckets:
+    """What is in a bucket, at all nodes."""
+
+    def __init__(
+        self, mesh: ClusterView, peers: PeerClient, merged: MergedListings, news: ChangeBroadcast
+    ) -> None:
+        self._mesh, self._peers, self._merged, self._news = mesh, peers, merged, news
+
+    def __repr__(self) -> str:
+        return f"<Everywhere, from {self._mesh.node_id}>"
+
+    async def tell(self) -> None:
+        """Every node that answers knows that the bucket is gone: nothing is written to it any more."""
+        await self._news.spread()
+
+    async def has_versions(self, bucket: str, *, here: bool) -> bool:
+        """Whether any node has any version in it; `here`: whether this one has. Raises S3Error SlowDown."""
+        if self._mesh.alone:
+            return here
+        return bool((await self._merged.versions(bucket, limit=1)).entries)
+
+    async def drop(self, bucket: str) -> None:
+        """Have the other nodes drop its uploads; who does not answer has them aborted for their age."""
+        if self._mesh.alone:
+            return
+        me, body = self._mesh.node_id, msgspec.msgpack.encode(bucket)
+        for node in self._mesh.map().nodes:
+            if node.node_id != me and node.stores and node.state not in ("away", "down"):
+                with suppress(PeerUnreachableError, PeerRefusedError, StaleMapError):
+                    async with self._peers.call(node, "POST", DROP_UPLOADS_PATH, body=body):
+                        pass
+
+
+class BucketService:
+    """`region` is given to buckets whose creator names none."""
+
+    def __init__(
+        self,
+        table: BucketTable,
+        store: ObjectStore,
+        clock: Clock,
+        region: str = "us-east-1",
+        everywhere: PeerBuckets | None = None,
+    ) -> None:
+        self._table, self._store, self._clock, self._region = table, store, clock, region
+        self._everywhere = everywhere
+
+    async def create(
+        self, operation: CreateBucket, identity: Identity, new: CreateBucketConfiguration
+    ) -> BucketCreated:
+        """One's own bucket again is a success, as S3 has it in us-east-1, unless other rights to it are asked
+        for. Raises S3Error BucketAlreadyExists."""
+        bucket = Bucket(
+            operation.bucket,
+            identity.user_id,
+            self._clock.now_ms(),
+            new.location or self._region,
+            tags=dict(new.tags) or None,
+            acl=None if operation.acl is None else stored_bucket_acl(operation.acl),
+            ownership=operation.ownership or "",
+        )
+        try:
+            await self._table.create(bucket)
+        except BucketExistsError as error:
+            if error.bucket is None or not _asks_for(error.bucket, bucket, operation):
+                raise S3Error("BucketAlreadyExists", extra={"BucketName": bucket.name}) from error
+        return BucketCreated(bucket.name)
+
+    def head(self, operation: HeadBucket) -> BucketFound:
+        return BucketFound(self._existing(operation.bucket).region)
+
+    def cors_rules(self, name: str) -> tuple[CorsRule, ...]:
+        """The rules that pages' requests to a bucket fall under; none where there is no bucket."""
+        bucket = self._table.get(name)
+        return () if bucket is None else bucket.cors
+
+    def preflight(self, operation: Preflight) -> PreflightAllowed:
+        """Raises S3Error AccessForbidden."""
+        rules = self.cors_rules(operation.bucket)
+        if not rules:
+            raise S3Error("AccessForbidden")
+        rule = find_cors_rule(rules, operation.origin, operation.method, operation.headers)
+        if rule is None:
+            raise cors_forbidden()
+        return PreflightAllowed(operation.origin, rule)
+
+    def location(self, operation: GetBucketLocation) -> BucketLocation:
+        return BucketLocation(self._existing(operation.bucket).region)
+
+    def list_all(self, operation: ListBuckets, identity: Identity) -> BucketListing:
+        """The caller's buckets; root sees every bucket. `continuation` is the last name already returned."""
+        after = operation.continuation or ""
+        every = self._table.list_all(None if identity.root else identity.user_id)
+        names = [b for b in every if b.name.startswith(operation.prefix) and b.name > after]
+        page = names[: operation.max_buckets]
+        return BucketListing(
+            Owner(identity.user_id, identity.display_name),
+            tuple(BucketEntry(bucket.name, bucket.created_ms, bucket.region) for bucket in page),
+            page[-1].name if page and len(names) > len(page) else None,
+        )
+
+    async def delete(self, operation: DeleteBucket) -> BucketDeleted:
+        """Uploads in progress are dropped with it. Raises S3Error BucketNotEmpty, NoSuchBucket.
+
+        The name goes first and the contents are looked at once more: a writer looks for the name after its
+        commit, so one of the two sees the other.
+        """
+        bucket = self._existing(operation.bucket)
+        await self._require_empty(bucket.name)
+        if not await self._table.delete(bucket.name):
+            raise S3Error("NoSuchBucket", extra={"BucketName": bucket.name})
+        try:
+            if self._everywhere is not None:
+                await self._everywhere.tell()
+            await self._require_empty(bucket.name)
+            await self._drop_uploads(bucket.name)
+            if self._everywhere is not None:
+                await self._everywhere.drop(bucket.name)
+        except BaseException:
+            await self._restore(bucket)
+            raise
+        return BucketDeleted()
+
+    def _existing(self, name: str) -> Bucket:
+        bucket = self._table.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return bucket
+
+    async def drop_uploads(self, name: str) -> None:
+        """Those of a bucket that another node has deleted; nothing where there is one of the name again."""
+        if self._table.get(name) is None:
+            await self._drop_uploads(name)
+
+    async def _require_empty(self, name: str) -> None:
+        with store_errors():
+            full = bool(self._store.list_versions(name, limit=1).entries)
+        if self._everywhere is not None:  # what lies here may be deleted elsewhere already, or the other way
+            full = await self._everywhere.has_versions(name, here=full)
+        if full:
+            raise S3Error("BucketNotEmpty", extra={"BucketName": name})
+
+    async def _drop_uploads(self, name: str) -> None:
+        with store_errors():
+            while uploads := self._store.list_uploads(name).uploads:
+                for upload in uploads:
+                    try:
+                        await self._store.abort_upload(upload)
+                    except NoSuchUploadError:  # completed or aborted meanwhile
+                        continue
+
+    async def _restore(self, bucket: Bucket) -> None:
+        try:
+            await self._table.create(bucket)
+        except BucketExistsError:  # someone made it anew in between
+            return
+
+
+def _asks_for(present: Bucket, wanted: Bucket, operation: CreateBucket) -> bool:
+    """Whether `present` is what the operation would make, as far as it says."""
+    if operation.acl is not None and wanted.acl != present.acl:
+        return False
+    if operation.ownership is not None and wanted.ownership != present.ownership:
+        return False
+    return wanted.owner == present.owner

@@ -1,0 +1,164 @@
+"""Copy rules: which sources may be copied, the copy's metadata, and reading a source's bytes.
+
+A whole copy shares extents and reads no bytes, unless the request asks for a checksum that is not known.
+Bytes are read off the event loop, one bounded chunk at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from meshd.core.error_mapping import store_errors
+from meshd.store.errors import ExtentGoneError
+from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents, damage_context, damage_error
+from meshd.store.records import Meta
+from meshwire.checksums import body_checksums as sums
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error, precondition_failed
+from meshwire.http_values.conditional_requests import failed_read_condition
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.operations import CopyObject, CopySource
+
+CHUNK_BYTES = 1 << 20
+_ATTEMPTS = 5
+_REDIRECT = "x-amz-website-redirect-location"
+_T = TypeVar("_T")
+
+_UNCHANGED = (
+    "This copy request is illegal because it is trying to copy an object to itself without changing the "
+    "object's metadata, storage class, website redirect location or encryption attributes."
+)
+
+
+def check_copy_source(source: Record, operation: CopyObject, max_bytes: int, *, versioned: bool) -> None:
+    """Raise S3Error unless `source` may be copied as `operation` asks.
+
+    A copy onto itself must change something, unless it brings back a version (`versioned` buckets).
+    """
+    check_source_conditions(operation.source_conditions, source)
+    if source.size > max_bytes:
+        raise S3Error(
+            "InvalidRequest",
+            "The specified copy source is larger than the maximum allowable size for a copy source: "
+            f"{max_bytes}",
+        )
+    same = (operation.source.bucket, operation.source.key) == (operation.bucket, operation.key)
+    restores = versioned and operation.source.version is not None
+    changes = operation.replace or operation.reclass or _REDIRECT in operation.headers.system
+    if same and not (changes or restores):
+        raise S3Error("InvalidRequest", _UNCHANGED)
+
+
+def check_source_conditions(conditions: Conditions | None, source: Record) -> None:
+    """x-amz-copy-source-if-*: whatever does not hold is a 412, also where a GET would answer 304."""
+    if conditions is None:
+        return
+    failed = failed_read_condition(conditions, source.etag, source.modified // 1000)
+    if failed:
+        raise precondition_failed(f"x-amz-copy-source-{failed}")
+
+
+def copy_part_range(asked: tuple[int, int] | None, size: int) -> tuple[int, int]:
+    """(offset, length) of x-amz-copy-source-range in a source of `size` bytes. Raises S3Error
+    InvalidArgument."""
+    first, last = asked or (0, size - 1)
+    if asked is not None and not first <= last < size:
+        raise S3Error(
+            "InvalidArgument",
+            f"Range specified is not valid for source object of size: {size}",
+            extra={"ArgumentName": "x-amz-copy-source-range"},
+        )
+    return first, last - first + 1
+
+
+def copy_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
+    """What the copy is called: the source's headers and tags, or what replaces them. A redirection is never
+    the source's, and neither is its ACL."""
+    asked = operation.headers
+    if operation.replace:
+        headers, metadata = dict(asked.system), dict(asked.metadata)
+    else:
+        headers, metadata = dict(source.headers), dict(source.metadata)
+        headers.pop(_REDIRECT, None)
+        headers |= {_REDIRECT: asked.system[_REDIRECT]} if _REDIRECT in asked.system else {}
+    return Meta(
+        source.etag,
+        headers,
+        metadata,
+        dict(source.checksums),
+        source.checksum_type,
+        owner,
+        dict(source.tags if operation.tags is None else operation.tags),
+        operation.acl,
+    )
+
+
+async def add_checksum(store: ObjectStore, source: Record, algorithm: str | None) -> Record:
+    """`source` with the checksum asked for, of the whole object. If that is not known the bytes are read, and
+    the ETag becomes their MD5: the copy is one piece then, whatever the source was made of."""
+    known = source.checksum_type != "COMPOSITE" and algorithm in source.checksums
+    if algorithm is None or known:
+        return source
+    verifier = sums.BodyVerifier(BodyDigests(), extra=(algorithm,))
+    async with aclosing(read_chunks(store, source, 0, source.size)) as pieces:
+        async for piece in pieces:
+            await asyncio.to_thread(verifier.update, piece)
+    digest = verifier.finish()
+    return msgspec.structs.replace(
+        source,
+        etag=digest.md5_hex,
+        checksums=dict(digest.checksums),
+        checksum_type="FULL_OBJECT",
+        parts=(),
+    )
+
+
+async def retry_if_moved(attempt: Callable[[], Awaitable[_T]], source: CopySource) -> _T:
+    """What `attempt` makes of `source`; it is made again when the source was replaced or moved under it, as
+    often as compaction or a crowd of writers may do that. Raises S3Error."""
+    for _ in range(_ATTEMPTS):
+        with store_errors(), damage_context(f"s3://{source.bucket}/{source.key}"):
+            try:
+                return await attempt()
+            except ExtentGoneError:
+                continue
+    raise S3Error("SlowDown", "The source changes faster than it can be copied. Please try again.")
+
+
+async def read_chunks(
+    store: ObjectStore, record: Record, offset: int, length: int
+) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stored object in pieces of at most a MiB, compared with its checksums: what they are for
+    is in order only if this ends. Close it when it is left early.
+
+    Raises StoreError; ExtentGoneError only before the first piece.
+    """
+    passing, proofs = StreamVerifier(), VerifiedExtents()
+    with store.reading(record, offset, length) as spans:
+        await proofs.require(spans)
+        for span in spans:
+            at = 0
+            while at < span.length:
+                part = span.part(at, min(CHUNK_BYTES, span.length - at))
+                piece = await asyncio.to_thread(_read_some, part, passing)
+                at += len(piece)
+                yield piece
+
+
+def _read_some(span: Span, passing: StreamVerifier) -> bytes:
+    piece = os.pread(span.fd, span.length, span.offset)
+    if not piece and span.extent is not None:
+        raise damage_error(span.extent)
+    passing.take(span, piece)
+    return piece

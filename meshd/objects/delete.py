@@ -1,0 +1,173 @@
+"""Delete: one object, one version, or many objects in one request.
+
+In a bucket with versioning a delete without version id adds a delete marker; deleting a missing object
+succeeds. A bucket that is deleted at the same time keeps no marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from meshd.core.error_mapping import store_errors, to_s3_error
+from meshd.objects.version_lookup import check_version_id
+from meshd.store.engine.member_header import stamp_of_version_id
+from meshd.store.errors import StoreError
+from meshd.store.records import NULL
+from meshwire.errors import S3Error
+from meshwire.http_values.conditional_requests import Conditions
+from meshwire.names import KeyNameError, check_key
+from meshwire.s3.results import DeletedKey, DeleteFailure, DeleteResult, ObjectDeleted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record, Removed
+    from meshwire.s3.operations import DeleteObject, DeleteObjects
+    from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
+
+_AT_ONCE = 64  # deletions of single versions under way for one request
+
+
+class OriginWriteBack(Protocol):
+    """What objects ask of the origins that some buckets have."""
+
+    def is_backed(self, bucket: str) -> bool:
+        """Whether a bucket has an origin."""
+        ...
+
+    async def stored(self, bucket: str, key: str, record: Record) -> bool:
+        """Write a committed object to the bucket's origin; False where there is none. Raises S3Error."""
+        ...
+
+    async def removed(self, bucket: str, key: str) -> bool:
+        """Delete an object at the bucket's origin; False where there is none. Raises S3Error."""
+        ...
+
+
+class DeleteService:
+    """The use cases of deletion. One per process."""
+
+    def __init__(
+        self, store: ObjectStore, versions: VersionLookup, backed: OriginWriteBack | None = None
+    ) -> None:
+        self._store, self._versions, self._backed = store, versions, backed
+
+    async def delete(self, operation: DeleteObject) -> ObjectDeleted:
+        """Raises S3Error NoSuchKey (If-Match, and nothing there), PreconditionFailed, InvalidArgument."""
+        bucket, key = operation.bucket, operation.key
+        if self._backed is not None and await self._backed.removed(bucket, key):
+            return ObjectDeleted()
+        if operation.version is not None:
+            check_version_id(operation.version)
+        with store_errors():
+            removed = await self._remove(bucket, key, operation.version, operation.conditions)
+        await self._settle(bucket, [(key, removed)])
+        if operation.version is not None:
+            gone = removed.record
+            return ObjectDeleted(operation.version, marker=gone is not None and gone.marker)
+        if removed.marker is None:
+            return ObjectDeleted()
+        return ObjectDeleted(removed.marker.version or NULL, marker=True)
+
+    async def delete_many(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
+        """Every key is answered for itself, in the order asked; missing ones are successes."""
+        bucket = operation.bucket
+        if self._backed is not None and self._backed.is_backed(bucket):
+            return await self._delete_backed(self._backed, bucket, request)
+        answers: dict[int, DeletedKey | DeleteFailure] = {}
+        plain, single = [], []
+        for number, entry in enumerate(request.keys):
+            refusal = _refuse(entry)
+            if refusal is not None:
+                answers[number] = refusal
+            elif entry.version is None and entry.etag is None:
+                plain.append((number, entry.key))
+            else:
+                single.append((number, entry))
+        with store_errors():
+            setting = self._versions.setting(bucket)
+            removed = await self._store.delete_many(bucket, [key for _, key in plain], versioning=setting)
+        for number, key in plain:
+            answers[number] = _deleted(key, None, removed[key])
+        await self._settle(bucket, list(removed.items()))
+        for chunk in range(0, len(single), _AT_ONCE):
+            part = single[chunk : chunk + _AT_ONCE]
+            done = await asyncio.gather(*[self._delete_one(bucket, entry) for _, entry in part])
+            answers.update(zip([number for number, _ in part], done, strict=True))
+        every = [answers[number] for number in range(len(request.keys))]
+        deleted = () if request.quiet else tuple(a for a in every if isinstance(a, DeletedKey))
+        return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
+
+    async def _delete_backed(
+        self, backed: OriginWriteBack, bucket: str, request: DeleteRequest
+    ) -> DeleteResult:
+        """Each at the origin, some at a time."""
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(entry: DeleteKey) -> DeletedKey | DeleteFailure:
+            refusal = _refuse(entry)
+            if refusal is not None:
+                return refusal
+            if entry.version not in {None, NULL} or entry.etag is not None:
+                said = "A bucket with an origin has no versions, and compares no ETags."
+                return DeleteFailure(entry.key, "NotImplemented", said, entry.version or "")
+            async with slots:
+                try:
+                    await backed.removed(bucket, entry.key)
+                except S3Error as error:
+                    return DeleteFailure(entry.key, error.code, error.message, "")
+            return DeletedKey(entry.key, "", "")
+
+        every = await asyncio.gather(*[one(entry) for entry in request.keys])
+        deleted = () if request.quiet else tuple(a for a in every if isinstance(a, DeletedKey))
+        return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
+
+    async def _delete_one(self, bucket: str, entry: DeleteKey) -> DeletedKey | DeleteFailure:
+        conditions = None if entry.etag is None else Conditions(if_match=(entry.etag,))
+        try:
+            removed = await self._remove(bucket, entry.key, entry.version, conditions)
+        except StoreError as error:
+            refusal = to_s3_error(error)
+            return DeleteFailure(entry.key, refusal.code, refusal.message, entry.version or "")
+        await self._settle(bucket, [(entry.key, removed)])
+        return _deleted(entry.key, entry.version, removed)
+
+    async def _remove(
+        self, bucket: str, key: str, version: str | None, conditions: Conditions | None
+    ) -> Removed:
+        if version is not None:
+            return await self._store.delete_version(bucket, key, version, conditions=conditions)
+        setting = self._versions.setting(bucket)
+        return await self._store.delete(bucket, key, conditions=conditions, versioning=setting)
+
+    async def _settle(self, bucket: str, removed: Sequence[tuple[str, Removed]]) -> None:
+        """The bucket may have been deleted meanwhile; then the markers made must go again."""
+        if self._versions.has_bucket(bucket):
+            return
+        with store_errors():
+            for key, one in removed:
+                if one.marker is not None:
+                    await self._store.delete_version(bucket, key, one.marker.version or NULL)
+        raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
+
+
+def _refuse(entry: DeleteKey) -> DeleteFailure | None:
+    try:
+        check_key(entry.key)
+    except KeyNameError as error:
+        return DeleteFailure(entry.key, "InvalidArgument", str(error), entry.version or "")
+    if entry.version is not None and entry.version != NULL and stamp_of_version_id(entry.version) is None:
+        missing = "The specified version does not exist."
+        return DeleteFailure(entry.key, "NoSuchVersion", missing, entry.version)
+    return None
+
+
+def _deleted(key: str, version: str | None, removed: Removed) -> DeletedKey:
+    if version is None:
+        marker = removed.marker
+        return DeletedKey(key, "", "" if marker is None else marker.version or NULL)
+    gone = removed.record
+    return DeletedKey(key, version, version if gone is not None and gone.marker else "")

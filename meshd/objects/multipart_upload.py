@@ -1,0 +1,283 @@
+"""Multipart uploads: create, upload and copy parts, list, complete, abort.
+
+Completing an upload copies nothing: the store builds the object from the extents of its parts. ETag and
+checksum of the whole follow from those of the parts alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY
+from meshd.core.error_mapping import store_errors
+from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
+from meshd.objects.copy_object import check_source_conditions, copy_part_range, read_chunks, retry_if_moved
+from meshd.objects.multipart_completion import check_parts, completed_meta, find_completed
+from meshd.store.errors import NoSuchUploadError
+from meshd.store.records import Meta
+from meshwire.checksums import body_checksums as sums
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.s3.results import (
+    CompleteResult,
+    CopyResult,
+    Owner,
+    PartEntry,
+    PartList,
+    PartStored,
+    UploadAborted,
+    UploadCreated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.auth.authorizer import Identity
+    from meshd.core.object_io import Body
+    from meshd.objects.service import ObjectService
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.store.api import ObjectStore, ObjectWriter
+    from meshd.store.records import Record, Upload
+    from meshwire.s3.operations import (
+        AbortMultipartUpload,
+        CompleteMultipartUpload,
+        CreateMultipartUpload,
+        ListParts,
+        UploadPart,
+        UploadPartCopy,
+    )
+    from meshwire.s3.xml_documents import CompletedPart
+
+PAGE_LIMIT = 1000
+# Whole-object checksums can be computed from the parts' for these; the SHA family only as a checksum of
+# checksums.
+_COMBINABLE = ("crc32", "crc32c", "crc64nvme")
+
+
+class UploadService:
+    """The use cases of multipart uploads. One per process. `owner` gives a user id its display name."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        objects: ObjectService,
+        versions: VersionLookup,
+        owner: Callable[[str], Owner] = Owner,
+    ) -> None:
+        self._owner = owner
+        self._store, self._objects, self._versions = store, objects, versions
+
+    async def create(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
+        """Raises S3Error AccessDenied (nobody signed), InvalidRequest when the algorithm cannot give the type
+        of checksum asked for."""
+        if identity is ANONYMOUS_IDENTITY:
+            raise S3Error(
+                "AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate."
+            )
+        algorithm, kind = _checksum_plan(operation.checksum_algorithm, operation.checksum_type)
+        born = self._versions.born(operation.bucket)
+        with store_errors():
+            upload = await self._store.create_upload(
+                operation.bucket,
+                operation.key,
+                headers=dict(operation.headers.system),
+                metadata=dict(operation.headers.metadata),
+                checksum_algorithm=algorithm,
+                checksum_type=kind,
+                owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
+                tags=dict(operation.tags),
+                acl=operation.acl,
+                born=born,
+            )
+            if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_present(upload):
+                await self._store.abort_upload(upload)  # deleted meanwhile, and perhaps made anew
+                raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
+        told = algorithm if operation.checksum_algorithm else ""
+        return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
+
+    async def put_part(self, operation: UploadPart, body: Body) -> PartStored:
+        """Store one part; sent again, it replaces the earlier one."""
+        check_put_size(body.size)
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        _check_algorithm(upload, operation.digests)
+        with store_errors():
+            writer = self._store.part_writer(upload, operation.part_number, body.size)
+            try:
+                await _receive_part(writer, body, operation.digests, upload.checksum_algorithm)
+                digest = body.digest()
+                meta = Meta(digest.md5_hex, checksums=dict(digest.checksums))
+                record = await writer.commit(meta)
+            except BaseException:
+                await writer.abort()
+                raise
+        return PartStored(record.etag, record.checksums)
+
+    async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
+        """A part made of (a range of) a stored object. Raises S3Error NoSuchKey, InvalidArgument."""
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        source, record = await retry_if_moved(lambda: self._copy_part(operation, upload), operation.source)
+        version = self._versions.name(operation.source.bucket, source)
+        return CopyResult(record.etag, record.modified, record.checksums, "", "", version)
+
+    async def _copy_part(self, operation: UploadPartCopy, upload: Upload) -> tuple[Record, Record]:
+        source = self._versions.source(operation.source)
+        check_source_conditions(operation.source_conditions, source)
+        offset, length = copy_part_range(operation.range, source.size)
+        check_put_size(length)
+        writer = self._store.part_writer(upload, operation.part_number, length)
+        try:
+            record = await self._fill(writer, upload, source, offset, length)
+        except BaseException:
+            await writer.abort()
+            raise
+        return source, record
+
+    async def _fill(
+        self, writer: ObjectWriter, upload: Upload, source: Record, offset: int, length: int
+    ) -> Record:
+        algorithm = upload.checksum_algorithm or sums.DEFAULT_ALGORITHM
+        verifier = sums.BodyVerifier(BodyDigests(), extra=(algorithm,))
+        async with aclosing(read_chunks(self._store, source, offset, length)) as pieces:
+            async for piece in pieces:
+                await asyncio.to_thread(verifier.update, piece)
+                await writer.write(piece)
+        digest = verifier.finish()
+        return await writer.commit(Meta(digest.md5_hex, checksums=dict(digest.checksums)))
+
+    async def complete(
+        self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]
+    ) -> CompleteResult:
+        """Make the object. Completing again what is already complete is a success, as clients retry.
+
+        Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest, InvalidRequest,
+        PreconditionFailed.
+        """
+        with store_errors():
+            found = self._in_progress(operation.bucket, operation.key, operation.upload_id)
+            if found is None:
+                record = self._become(operation, parts)
+                await self._store.settled(operation.bucket, operation.key, record)
+                return self._completed(operation, record)
+            upload, arrived = found
+            stored = check_parts(arrived, parts)
+            meta = completed_meta(upload, stored, operation)
+            try:
+                record = await self._store.complete_upload(
+                    upload,
+                    [part.number for part in stored],
+                    meta,
+                    operation.conditions,
+                    etags=[part.etag for part in stored],
+                    versioning=self._versions.setting(operation.bucket),
+                )
+            except NoSuchUploadError:  # completed by somebody else meanwhile, or aborted
+                return self._completed(operation, self._become(operation, parts))
+        await self._objects.settle(operation.bucket, operation.key, record)
+        return self._completed(operation, record)
+
+    def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
+        """The object that the upload became: the newest of its key's versions with that ETag."""
+        bucket, key = operation.bucket, operation.key
+        if not self._versions.setting(bucket):
+            return find_completed([self._store.get(bucket, key)], operation.upload_id, parts)
+        page = self._store.list_versions(bucket, prefix=key, limit=PAGE_LIMIT)
+        versions = [record for name, record in page.entries if name == key]
+        return find_completed(versions, operation.upload_id, parts)
+
+    def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
+        bucket, key = operation.bucket, operation.key
+        sums, kind = record.checksums, record.checksum_type
+        extra = self._versions.expiration(bucket, key, record)
+        return CompleteResult(bucket, key, record.etag, "", sums, kind, record.version, extra)
+
+    async def abort(self, operation: AbortMultipartUpload) -> UploadAborted:
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        with store_errors():
+            await self._store.abort_upload(upload)
+        return UploadAborted()
+
+    def list_parts(self, operation: ListParts) -> PartList:
+        """A page of the parts that arrived so far."""
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        limit = min(operation.max_parts, PAGE_LIMIT)
+        if limit <= 0:
+            return PartList(owner=self._owner(upload.owner))
+        with store_errors():
+            page = self._store.list_parts(upload, operation.part_number_marker, limit)
+        self.existing(operation.bucket, operation.key, operation.upload_id)  # or its end took the parts
+        parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
+        return PartList(
+            parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
+        )
+
+    def existing(self, bucket: str, key: str, upload_id: str) -> Upload:
+        """The upload in progress. Raises S3Error NoSuchUpload; also of an earlier bucket of the name."""
+        with store_errors():
+            upload = self._store.get_upload(bucket, key, upload_id)
+        if upload is None or not self._versions.is_of_present(upload):
+            raise S3Error("NoSuchUpload", extra={"UploadId": upload_id})
+        return upload
+
+    def _in_progress(
+        self, bucket: str, key: str, upload_id: str
+    ) -> tuple[Upload, dict[int, PartEntry]] | None:
+        """An upload with its parts; None when it has ended. Its end takes the parts with it, perhaps in
+        another process between two reads of this one: so it must still be there after them."""
+        upload = self._store.get_upload(bucket, key, upload_id)
+        if upload is None or not self._versions.is_of_present(upload):
+            return None
+        parts = self._all_parts(upload)
+        return None if self._store.get_upload(bucket, key, upload_id) is None else (upload, parts)
+
+    def _all_parts(self, upload: Upload) -> dict[int, PartEntry]:
+        found: dict[int, PartEntry] = {}
+        after, more = 0, True
+        while more:
+            page = self._store.list_parts(upload, after, PAGE_LIMIT)
+            for part in page.parts:
+                found[part.number] = PartEntry(
+                    part.number, part.size, part.etag, part.modified, part.checksums
+                )
+            after, more = page.next_after, page.truncated
+        return found
+
+
+async def _receive_part(writer: ObjectWriter, body: Body, digests: BodyDigests, algorithm: str) -> None:
+    total = 0
+    async for piece in body.pieces(digests, (algorithm,) if algorithm else ()):
+        total += len(piece)
+        if total > MAX_PUT_BYTES:
+            check_put_size(total)
+        await writer.write(piece)
+
+
+def _checksum_plan(algorithm: str | None, kind: str | None) -> tuple[str, str]:
+    """(algorithm, type) an upload's object will have; S3's defaults where the client says nothing."""
+    if algorithm is None:
+        if kind == "COMPOSITE":
+            raise S3Error("InvalidRequest", "The COMPOSITE checksum type needs x-amz-checksum-algorithm.")
+        return sums.DEFAULT_ALGORITHM, "FULL_OBJECT"
+    if kind is None:
+        kind = "FULL_OBJECT" if algorithm == "crc64nvme" else "COMPOSITE"
+    fits = algorithm in _COMBINABLE if kind == "FULL_OBJECT" else algorithm != "crc64nvme"
+    if not fits:
+        name = algorithm.upper()
+        raise S3Error(
+            "InvalidRequest", f"The {kind} checksum type cannot be used with the {name} checksum algorithm."
+        )
+    return algorithm, kind
+
+
+def _check_algorithm(upload: Upload, digests: BodyDigests) -> None:
+    """Parts are checked with the algorithm that the upload was begun with; any one goes where none was named,
+    which is an upload of S3's default."""
+    given = set(digests.checksums) | set(digests.trailer)
+    named = upload.checksum_algorithm != sums.DEFAULT_ALGORITHM
+    if named and upload.checksum_algorithm and given and upload.checksum_algorithm not in given:
+        raise S3Error(
+            "InvalidRequest",
+            f"Checksum Type mismatch occurred, expected checksum Type: {upload.checksum_algorithm}, "
+            f"actual checksum Type: {sorted(given)[0]}",
+        )

@@ -1,0 +1,143 @@
+"""Object metadata: ACL, tags and attributes of an object or one of its versions.
+
+ACLs and tags change in place; version, time and ETag stay the same. GetObjectAttributes reads the record
+alone. In a bucket with BucketOwnerEnforced ownership the bucket's owner owns every object.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.auth.acls import BUCKET_OWNER_ENFORCED, check_acl
+from meshd.core.error_mapping import store_errors
+from meshwire.errors import S3Error
+from meshwire.s3.bucket_settings import Acl
+from meshwire.s3.results import (
+    ObjectAcl,
+    ObjectAclStored,
+    ObjectAttributes,
+    ObjectTagged,
+    ObjectTags,
+    Owner,
+    PartEntry,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.auth.acls import AclService
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.s3.operations import (
+        DeleteObjectTagging,
+        GetObjectAcl,
+        GetObjectAttributes,
+        GetObjectTagging,
+        PutObjectAcl,
+        PutObjectTagging,
+    )
+
+
+class ObjectAclService:
+    """The use cases of object ACLs. One per process."""
+
+    def __init__(
+        self, store: ObjectStore, buckets: BucketTable, versions: VersionLookup, acls: AclService
+    ) -> None:
+        self._store, self._buckets, self._versions, self._acls = store, buckets, versions, acls
+
+    def get(self, operation: GetObjectAcl) -> ObjectAcl:
+        """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
+        bucket = self._bucket(operation.bucket)
+        record = self._versions.find(bucket.name, operation.key, operation.version)
+        names, owner = self._acls.names(), _owner(bucket, record)
+        acl = None if bucket.ownership == BUCKET_OWNER_ENFORCED else record.acl
+        return ObjectAcl(
+            Owner(owner, names.get(owner, "")),
+            acl or Acl(),
+            Owner(bucket.owner, names.get(bucket.owner, "")),
+            self._versions.name(bucket.name, record),
+            names,
+        )
+
+    async def put(self, operation: PutObjectAcl, body: bytes) -> ObjectAclStored:
+        """Raises S3Error as `get`, and as `AclService.requested` and `check_acl`."""
+        bucket = self._bucket(operation.bucket)
+        record = self._versions.find(bucket.name, operation.key, operation.version)
+        acl = self._acls.requested(operation.acl, body, _owner(bucket, record))
+        check_acl(acl, bucket)
+        with store_errors():
+            record = await self._store.amend(bucket.name, operation.key, operation.version, acl=acl)
+        return ObjectAclStored(self._versions.name(bucket.name, record))
+
+    def _bucket(self, name: str) -> Bucket:
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return bucket
+
+
+def _owner(bucket: Bucket, record: Record) -> str:
+    """Whoever wrote it; the bucket's owner for what nobody signed, and where ownership is enforced."""
+    return bucket.owner if bucket.ownership == BUCKET_OWNER_ENFORCED else record.owner or bucket.owner
+
+
+class TaggingService:
+    """The use cases of object tags. One per process."""
+
+    def __init__(self, store: ObjectStore, versions: VersionLookup) -> None:
+        self._store, self._versions = store, versions
+
+    def get(self, operation: GetObjectTagging) -> ObjectTags:
+        """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
+        record = self._versions.find(operation.bucket, operation.key, operation.version)
+        return ObjectTags(record.tags, self._versions.name(operation.bucket, record))
+
+    async def put(self, operation: PutObjectTagging, tags: Mapping[str, str]) -> ObjectTagged:
+        """All tags at once, in place of those there were. Raises like `get`."""
+        return await self._set(operation, tags)
+
+    async def delete(self, operation: DeleteObjectTagging) -> ObjectTagged:
+        """Raises like `get`."""
+        return await self._set(operation, {})
+
+    async def _set(
+        self, operation: PutObjectTagging | DeleteObjectTagging, tags: Mapping[str, str]
+    ) -> ObjectTagged:
+        bucket, key = operation.bucket, operation.key
+        self._versions.find(bucket, key, operation.version)
+        with store_errors():
+            record = await self._store.amend(bucket, key, operation.version, tags=dict(tags))
+        return ObjectTagged(self._versions.name(bucket, record))
+
+
+def object_attributes(versions: VersionLookup, operation: GetObjectAttributes) -> ObjectAttributes:
+    """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
+    record = versions.find(operation.bucket, operation.key, operation.version)
+    return attributes_from_record(record, operation, versions.name(operation.bucket, record))
+
+
+def attributes_from_record(
+    record: Record, operation: GetObjectAttributes, version: str = ""
+) -> ObjectAttributes:
+    """The same of a record that was found elsewhere."""
+    first = operation.part_number_marker
+    page = record.parts[first : first + operation.max_parts]
+    last = first + len(page)
+    return ObjectAttributes(
+        record.size,
+        record.etag,
+        record.modified,
+        record.checksums,
+        record.checksum_type,
+        version,
+        len(record.parts),
+        tuple(
+            PartEntry(number, part.size, part.etag, record.modified, part.checksums)
+            for number, part in enumerate(page, first + 1)
+        ),
+        parts_truncated=last < len(record.parts) and operation.max_parts > 0,
+        next_part=last,
+    )

@@ -1,0 +1,195 @@
+"""Object service: GET, HEAD, PUT and CopyObject on stored objects.
+
+A read keeps the files it opened, whatever happens to the name. A write becomes visible when it is
+durable and all its digests match. Memory per request does not grow with the object's size.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from meshd.core.error_mapping import store_errors
+from meshd.core.object_io import MAX_PUT_BYTES, NOTHING, check_put_size, lookup_result
+from meshd.objects.copy_object import add_checksum, check_copy_source, copy_meta, retry_if_moved
+from meshd.store.errors import ExtentGoneError
+from meshd.store.records import NULL, Meta
+from meshwire.errors import S3Error
+from meshwire.http_values.conditional_requests import Conditions
+from meshwire.s3.results import CopyResult, ObjectStored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.auth.authorizer import Identity
+    from meshd.core.object_io import Body, LookupResult, StoredCallback
+    from meshd.objects.delete import OriginWriteBack
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.store.api import ObjectStore, ObjectWriter
+    from meshd.store.records import Record, Span
+    from meshwire.s3.operations import CopyObject, GetObject, PutObject
+
+
+class ReplacedError(S3Error):
+    """The object was replaced after it was found: find it again. Who cannot says so to the client."""
+
+    def __init__(self) -> None:
+        super().__init__("ServiceUnavailable")
+
+
+class ObjectService:
+    """The use cases of whole objects. One per process."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        versions: VersionLookup,
+        stored: StoredCallback,
+        backed: OriginWriteBack | None = None,
+    ) -> None:
+        self._store, self._versions, self._stored, self._backed = store, versions, stored, backed
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def find(self, operation: GetObject) -> LookupResult:
+        """What GET or HEAD answers. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed, NotModified,
+        PreconditionFailed, InvalidRange, InvalidPartNumber."""
+        record = self._versions.find(operation.bucket, operation.key, operation.version)
+        version = self._versions.name(operation.bucket, record)
+        extra = NOTHING
+        if operation.version is None:
+            extra = self._versions.expiration(operation.bucket, operation.key, record)
+        return lookup_result(operation, record, version, extra)
+
+    def read(self, operation: GetObject, found: LookupResult) -> bytes:
+        """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
+        ReplacedError, CorruptExtentError, DiskFailedError."""
+        try:
+            return self._store.read(found.record, found.base + found.offset, found.length)
+        except ExtentGoneError:
+            again = self._find_again(operation, found)
+            return self._store.read(again.record, again.offset, again.length)
+
+    def read_now(self, found: LookupResult) -> bytes | None:
+        """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""
+        return self._store.read_now(found.record, found.base + found.offset, found.length)
+
+    def span_now(self, found: LookupResult) -> Span | None:
+        """The one range of an answer, valid until the caller next awaits. Raises StoreError."""
+        return self._store.span_now(found.record, found.offset, found.length)
+
+    def _find_again(self, operation: GetObject, found: LookupResult) -> LookupResult:
+        """The object was replaced (or moved) since it was found. Its headers are made already, so only the
+        same content will do. Raises ReplacedError."""
+        if operation.member is not None:  # its bytes are of an archive or of its copy: find it anew
+            raise ReplacedError
+        again = self.find(operation)
+        if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
+            raise ReplacedError
+        return again
+
+    @contextmanager
+    def reading(self, operation: GetObject, found: LookupResult) -> Iterator[Sequence[Span]]:
+        """Open files and ranges of an answer, valid inside the `with`. Raises StoreError and ReplacedError on
+        entering."""
+        with ExitStack() as stack:
+            try:
+                at = found.base + found.offset
+                spans = stack.enter_context(self._store.reading(found.record, at, found.length))
+            except ExtentGoneError:
+                again = self._find_again(operation, found)
+                spans = stack.enter_context(self._store.reading(again.record, again.offset, again.length))
+            yield spans
+
+    # --- writing ------------------------------------------------------------------------------------
+
+    async def put(self, operation: PutObject, identity: Identity, body: Body) -> ObjectStored:
+        """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed, NoSuchBucket (also when the name
+        is another bucket's by the time the body is here) and whatever the body raises."""
+        check_put_size(body.size)
+        born = self._versions.born(operation.bucket)
+        await self._precheck(operation.bucket, operation.key, operation.conditions)
+        with store_errors():
+            writer = self._store.writer(operation.bucket, operation.key, size=body.size)
+            try:
+                await write_body(writer, body, operation)
+                digest = body.digest()
+                meta = Meta(
+                    etag=digest.md5_hex,
+                    headers=dict(operation.headers.system),
+                    metadata=dict(operation.headers.metadata),
+                    checksums=dict(digest.checksums),
+                    checksum_type="FULL_OBJECT",
+                    owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
+                    tags=dict(operation.tags),
+                    acl=operation.acl,
+                )
+                self._versions.require_same(operation.bucket, born)
+                setting = self._versions.setting(operation.bucket)
+                record = await writer.commit(meta, conditions=operation.conditions, versioning=setting)
+            except BaseException:
+                await writer.abort()
+                raise
+        await self.settle(operation.bucket, operation.key, record)
+        extra = self._versions.expiration(operation.bucket, operation.key, record)
+        return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
+
+    async def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
+        """Refuse early what the commit would refuse anyway: the body need not be sent then."""
+        if conditions is None:
+            return
+        try:
+            with store_errors():
+                await self._store.check_conditions(bucket, key, conditions)
+        except S3Error as error:
+            if error.code == "NoSuchKey":
+                raise S3Error("NoSuchKey", extra={"Key": key}) from error
+            raise
+
+    async def settle(self, bucket: str, key: str, record: Record) -> None:
+        """The bucket may have been deleted while the body arrived; then what was written must go again."""
+        if not self._versions.has_bucket(bucket):
+            same = Conditions(if_match=(record.etag,))
+            with store_errors():
+                await self._store.delete_version(bucket, key, record.version or NULL, conditions=same)
+            raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
+        if self._backed is None or not await self._backed.stored(bucket, key, record):
+            await self._stored(bucket, key, record)
+
+    async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
+        """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,
+        PreconditionFailed, NoSuchBucket (as `put`)."""
+        born = self._versions.born(operation.bucket)
+        source, record = await retry_if_moved(lambda: self._link(operation, identity, born), operation.source)
+        await self.settle(operation.bucket, operation.key, record)
+        return CopyResult(
+            record.etag,
+            record.modified,
+            record.checksums,
+            record.checksum_type,
+            record.version,
+            self._versions.name(operation.source.bucket, source),
+            self._versions.expiration(operation.bucket, operation.key, record),
+        )
+
+    async def _link(self, operation: CopyObject, identity: Identity, born: int) -> tuple[Record, Record]:
+        bucket, key = operation.bucket, operation.key
+        source = self._versions.source(operation.source)
+        versioned = bool(self._versions.setting(bucket))
+        check_copy_source(source, operation, MAX_PUT_BYTES, versioned=versioned)
+        rehashed = await add_checksum(self._store, source, operation.checksum_algorithm)
+        self._versions.require_same(bucket, born)
+        owner = self._versions.owner(bucket, identity.user_id, operation.acl)
+        meta = copy_meta(rehashed, operation, owner)
+        setting = self._versions.setting(bucket)
+        record = await self._store.link(bucket, key, rehashed, meta, operation.conditions, versioning=setting)
+        return source, record
+
+
+async def write_body(writer: ObjectWriter, body: Body, operation: PutObject) -> None:
+    """Pass the body on, piece by piece. The cap holds for bodies of undeclared length, too."""
+    total = 0
+    async for piece in body.pieces(operation.digests):
+        total += len(piece)
+        check_put_size(total)
+        await writer.write(piece)

@@ -1,0 +1,130 @@
+"""Access hints: the order in which plans read objects of backed buckets, passed to the cache manager.
+
+Law: hints cover the current epoch of a plan and the next one. The process that builds the frames of a
+plan sends them to the cache manager of its own node; a snapshot with too many pieces gives no hints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name
+from meshd.util.async_tasks import BackgroundTasks
+from meshwire.dataset.build_snapshot import BytesColumn
+from meshwire.plan.epoch_order import snapshot_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from meshd.control.buckets import BucketTable
+    from meshd.core.frame_address import FrameAddress
+    from meshd.core.plan_record import Plan
+    from meshd.origins.cache.cache_manager import CacheManager
+    from meshwire.dataset.build_snapshot import Snapshot
+
+_log = logging.getLogger("meshd.cache")
+_MOST: Final = 200_000  # samples: their order takes some 200 bytes a read of the steward's memory
+_PLANS: Final = 4  # told at a time; of another one the oldest goes
+_ROUNDS: Final = 4  # as many positions as there are samples, so many times
+_BEHIND: Final = 2  # batches: ranks are not all in the same step
+
+
+def pieces_read(
+    snapshot: Snapshot, samples: npt.NDArray[np.int64], shelves: dict[str, str]
+) -> Iterator[Piece]:
+    """The pieces that reading these samples takes, in that order; of the buckets named in `shelves`."""
+    objects = snapshot.objects
+    columns = [
+        (column.object[samples].tolist(), column.offset[samples].tolist(), column.length[samples].tolist())
+        for column in snapshot.fields.values()
+        if isinstance(column, BytesColumn)
+    ]
+    for row in range(len(samples)):
+        for numbers, offsets, lengths in columns:
+            number = numbers[row]
+            shelf = shelves.get(objects.bucket_of(number))
+            if shelf is None:
+                continue
+            key, size = objects.keys[number], int(objects.sizes[number])
+            if size <= CHUNK_BYTES:
+                yield Piece(shelf, key, -1, size)
+                continue
+            end = offsets[row] + max(lengths[row], 1)
+            for chunk in range(offsets[row] // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1):
+                yield Piece(shelf, key, chunk, min(CHUNK_BYTES, size - chunk * CHUNK_BYTES))
+
+
+def cache_names_of(snapshot: Snapshot, buckets: BucketTable) -> dict[str, str]:
+    """Names in the cache of those of a snapshot's buckets that have an origin."""
+    found = {}
+    for name, _ in snapshot.objects.keys_by_bucket():
+        bucket = buckets.get(name)
+        if bucket is not None and bucket.origin is not None:
+            found[name] = cache_name(bucket)
+    return found
+
+
+def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.int64]:
+    """The samples of an epoch in the order in which they are read; of a packed plan as they are stored; of a
+    mix that goes round and round in them, the first rounds."""
+    if plan.within:
+        return np.arange(snapshot.samples, dtype=np.int64)
+    every, count = snapshot_order(plan.spec, snapshot, epoch), min(plan.positions, _ROUNDS * snapshot.samples)
+    return np.asarray(every.many(np.arange(count, dtype=np.int64)), dtype=np.int64)
+
+
+def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str]) -> list[Piece]:
+    return list(pieces_read(snapshot, epoch_samples(plan, snapshot, epoch), shelves))
+
+
+class PlanReadHints:
+    """Tells the keeper. One a node: the steward's."""
+
+    def __init__(self, keeper: CacheManager, buckets: BucketTable) -> None:
+        self._keeper, self._buckets = keeper, buckets
+        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._tasks = BackgroundTasks("plan-hints")
+
+    def __repr__(self) -> str:
+        return f"<PlanHints {len(self._epochs)} plans told>"
+
+    def reading(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+        """A frame of a plan is built now. Microseconds; what takes longer is done later."""
+        if not self._buckets.any_backed() or max(snapshot.samples, plan.positions) > _MOST:
+            return
+        told = self._epochs.get(plan.hash, -1)
+        if address.epoch > told:
+            self._epochs[plan.hash] = address.epoch
+            self._epochs.move_to_end(plan.hash)
+            while len(self._epochs) > _PLANS:
+                self._keeper.unplan(self._epochs.popitem(last=False)[0])
+            self._tasks.spawn(self._tell(plan, snapshot, address.epoch), "tell")
+        elif address.epoch == told:
+            step = max(0, address.step - _BEHIND)
+            self._keeper.advance(
+                plan.hash, min(1.0, (address.origin + step * address.batch) / plan.positions)
+            )
+
+    async def _tell(self, plan: Plan, snapshot: Snapshot, epoch: int) -> None:
+        try:
+            shelves = cache_names_of(snapshot, self._buckets)
+            if not shelves:
+                return
+            both = [
+                await asyncio.to_thread(_listed, plan, snapshot, each, shelves) for each in (epoch, epoch + 1)
+            ]
+        except Exception:
+            _log.exception("a plan's order cannot be told to the cache")
+            return
+        if self._epochs.get(plan.hash) == epoch:
+            self._keeper.plan(plan.hash, *both)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()

@@ -1,0 +1,124 @@
+"""Creates, shows and changes buckets with origins.
+
+Law: root only. Creating a bucket sends one request to the origin, so a wrong credential is reported at
+once. Invariant: no reply contains a secret; the location of an origin never changes, because cached
+objects are named by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.core.api_errors import BatchError
+from meshd.origins.client.origin_api import OriginError, OriginMissingError
+from meshwire import origin as descriptions
+from meshwire.names import BucketNameError, check_bucket_name
+
+if TYPE_CHECKING:
+    from meshd.auth.authorizer import Identity
+    from meshd.control.buckets import BucketTable
+    from meshd.origins.client.origin_pool import OriginPool
+    from meshd.util.clock import Clock
+
+_FIXED = ("url", "endpoint", "region")
+
+
+class BackedAdmin:
+    """One a worker."""
+
+    def __init__(self, buckets: BucketTable, origins: OriginPool, clock: Clock, region: str) -> None:
+        self._buckets, self._origins, self._clock, self._region = buckets, origins, clock, region
+
+    def __repr__(self) -> str:
+        return "<BackedAdmin>"
+
+    def list_all(self, identity: Identity) -> list[dict[str, Any]]:
+        """Every bucket that has an origin. Raises BatchError."""
+        _require_root(identity)
+        return [_shown(bucket) for bucket in self._buckets.list_all() if bucket.origin is not None]
+
+    def show(self, identity: Identity, name: str) -> dict[str, Any]:
+        """One of them. Raises BatchError."""
+        _require_root(identity)
+        return _shown(self._existing(name))
+
+    async def create(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
+        """A bucket that stands for a place; made again as it is, it is a success. Raises BatchError."""
+        _require_root(identity)
+        try:
+            check_bucket_name(name)
+        except BucketNameError as error:
+            raise BatchError("BadRequest", f"{name[:80]!r} is no name for a bucket: {error}") from None
+        origin = _parsed(document)
+        bucket = Bucket(name, identity.user_id, self._clock.now_ms(), self._region, origin=origin)
+        present = self._buckets.get(name)
+        if present is not None:
+            return _same(present, origin)
+        await self._try(bucket)
+        try:
+            await self._buckets.create(bucket)
+        except BucketExistsError as error:
+            return _same(error.bucket, origin)
+        return _shown(bucket)
+
+    async def _try(self, bucket: Bucket) -> None:
+        assert bucket.origin is not None
+        try:
+            origin = self._origins.of(bucket)
+            if bucket.origin.web:
+                await origin.head("-shardmesh-is-it-there-")
+            else:
+                await origin.list("", "/", "", 1)
+        except OriginMissingError as error:
+            if not bucket.origin.web:
+                raise BatchError("BadRequest", f"there is nothing at {bucket.origin.url}: {error}") from error
+        except OriginError as error:
+            raise BatchError("BadRequest", str(error)) from error
+
+    async def change(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Change how an origin is read and written, and what of it is kept. Raises BatchError."""
+        _require_root(identity)
+        present = self._existing(name)
+        assert present.origin is not None
+        fixed = next((field for field in _FIXED if field in document), None)
+        if fixed is not None:
+            raise BatchError("BadRequest", f"{fixed} cannot be changed: make another bucket")
+        origin = _parsed({**present.origin.document(), **document})
+        changed = await self._buckets.update(name, lambda now: msgspec.structs.replace(now, origin=origin))
+        if changed is None:
+            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
+        return _shown(changed)
+
+    def _existing(self, name: str) -> Bucket:
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
+        if bucket.origin is None:
+            raise BatchError("BadRequest", f"{name} has no origin: what is in it lives here")
+        return bucket
+
+
+def _require_root(identity: Identity) -> None:
+    if not identity.root:
+        raise BatchError("AccessDenied", "buckets with origins are root's: ask whoever runs the node")
+
+
+def _parsed(document: dict[str, Any]) -> descriptions.Origin:
+    try:
+        return descriptions.parse_origin(document)
+    except descriptions.OriginError as error:
+        raise BatchError("BadRequest", str(error)) from None
+
+
+def _same(present: Bucket | None, origin: descriptions.Origin) -> dict[str, Any]:
+    if present is not None and present.origin == origin:
+        return _shown(present)
+    raise BatchError("BucketExists", "the name is taken; choose another, or change that bucket's origin")
+
+
+def _shown(bucket: Bucket) -> dict[str, Any]:
+    assert bucket.origin is not None
+    return {"name": bucket.name, "created_ms": bucket.created_ms, "origin": bucket.origin.document()}

@@ -1,0 +1,350 @@
+"""CacheStore: cached objects of backed buckets, stored whole or as chunks, and their freshness table.
+
+Law: the store looks up and writes; the cache manager decides what stays, and the origin what is current.
+The freshness table is a fixed-size sketch in shared memory, emptied at every start: a slot taken by
+another name only costs one more request to the origin. Invariant: an object is composed of chunks of one
+ETag only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.origins.client.origin_api import ObjectFacts
+from meshd.store.errors import NotCachedError, StoreError
+from meshd.store.records import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.store.engine.writer import DiskObjectWriter
+    from meshd.store.records import Extent, Record
+    from meshd.store.store import Store
+    from meshd.util.clock import Clock
+
+
+_SLOTS: Final = 1 << 20
+_GENERATIONS: Final = 1 << 12
+_START_WORD: Final = _SLOTS + _GENERATIONS
+_TABLE_BYTES: Final = (_START_WORD + 1) * 8
+_SECONDS: Final = (1 << 24) - 1
+
+
+class FreshnessTable:
+    """A word a slot: 40 bits of the name's hash, 24 of the second it was noted in."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # the first process makes it
+            made = not os.fstat(fd).st_size
+            if made:
+                os.ftruncate(fd, _TABLE_BYTES)
+            self._map = mmap.mmap(fd, _TABLE_BYTES)
+            self._words = memoryview(self._map).cast("Q")
+            if made:
+                self._words[_START_WORD] = secrets.randbits(64)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # the map holds on to the open file
+        finally:
+            os.close(fd)
+
+    def __repr__(self) -> str:
+        return "<FreshTable>"
+
+    def note(self, *name: str) -> None:
+        """It is so now."""
+        slot, tag = _place(name)
+        self._words[slot] = tag << 24 | self._now()
+
+    def forget(self, *name: str) -> None:
+        """It may not be so any more."""
+        slot, tag = _place(name)
+        if self._words[slot] >> 24 == tag:
+            self._words[slot] = 0
+
+    def holds(self, ttl: float, *name: str) -> bool:
+        """It was noted less than `ttl` seconds ago."""
+        slot, tag = _place(name)
+        word = self._words[slot]
+        noted = word >> 24 == tag and word != 0
+        return bool(noted and ((self._now() - word) & _SECONDS) < ttl)
+
+    def mark(self, bucket: str) -> str:
+        """Another one once the bucket was written to through this node, or the node has started anew; other
+        buckets may change it, too."""
+        return f"{self._words[_START_WORD]:x}-{self._words[_generation(bucket)]:x}"
+
+    def rise(self, bucket: str) -> None:
+        """The bucket was written to. A number by chance: two at once never take the same for theirs."""
+        self._words[_generation(bucket)] = secrets.randbits(64)
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000 & _SECONDS
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+def _place(name: tuple[str, ...]) -> tuple[int, int]:
+    digest = hashlib.blake2b("\0".join(name).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "big")
+    return number % _SLOTS, number >> 24
+
+
+def _generation(bucket: str) -> int:
+    digest = hashlib.blake2b(bucket.encode(), digest_size=4).digest()
+    return _SLOTS + int.from_bytes(digest, "big") % _GENERATIONS
+
+
+CHUNK_BYTES: Final = 8 << 20
+NEAR_CACHE_NAME: Final = "-near-@mesh"
+"""Where copies of what other nodes hold lie beside what is cached of origins (`nearby`)."""
+_COMPOSED: Final = 512  # chunks that are put together to one record; larger objects are streamed
+_SIZE, _MODIFIED, _KEY, _NUMBER = "size", "modified", "key", "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is cached as one: an object, or chunk `number` of it (-1: all of it). `shelf`: its bucket's name
+    in the cache; `size` in bytes."""
+
+    shelf: str
+    key: str
+    number: int = -1
+    size: int = 0
+
+
+class CacheStore:
+    """One a process. What was known before the cluster map changed is asked about again: another node may
+    have written meanwhile."""
+
+    def __init__(self, cache: Store, buckets: BucketTable, fresh: FreshnessTable, mesh: ClusterView) -> None:
+        self.cache, self._buckets, self._fresh, self._mesh = cache, buckets, fresh, mesh
+
+    def __repr__(self) -> str:
+        return f"<Shelf {self.cache!r}>"
+
+    def backed(self, bucket: str) -> Bucket | None:
+        """The bucket, where it has an origin."""
+        found = self._buckets.get(bucket)
+        return None if found is None or found.origin is None else found
+
+    # --- looking
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        """See `Beside`."""
+        found = self.backed(bucket)
+        if found is None:
+            return None
+        record = self.record(found, key)
+        if record is None:
+            raise NotCachedError(
+                f"{bucket} has an origin, and {key[:200]!r} is not cached: get it once, or `mesh prefetch` it"
+            )
+        return record
+
+    def listing(self, bucket: str) -> None:
+        """See `Beside`."""
+        if self.backed(bucket) is not None:
+            raise NotCachedError(f"{bucket} is backed by an origin: this cannot be done with its listing")
+
+    def held(self, bucket: Bucket, key: str) -> ObjectFacts | None:
+        """What the cache knows of an object, whether or not it has its bytes."""
+        record = self.cache.get(cache_name(bucket), key)
+        return None if record is None else _facts(record)
+
+    def record(self, bucket: Bucket, key: str) -> Record | None:
+        """The object, if all of it is cached."""
+        shelf = cache_name(bucket)
+        head = self.cache.get(shelf, key)
+        if head is None:
+            return None
+        told = head.tags
+        if _SIZE not in told:
+            return _shown(head, bucket, head.size, head.extents)
+        size = int(told[_SIZE])
+        count = -(-size // CHUNK_BYTES)
+        if count > _COMPOSED:
+            return None
+        extents: list[Extent] = []
+        for number in range(count):
+            chunk = self.chunk(shelf, key, head.etag, number)
+            if chunk is None:
+                return None
+            extents.extend(chunk.extents)
+        return _shown(head, bucket, size, tuple(extents))
+
+    def chunk(self, shelf: str, key: str, etag: str, number: int) -> Record | None:
+        """A chunk of a large object."""
+        return self.cache.get(_chunks(shelf), _chunk_key(key, etag, number))
+
+    def bytes_of(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> bytes | None:
+        """A cached piece (-1: all of a small object) of this ETag, if it is there (blocking)."""
+        shelf = cache_name(bucket)
+        record = self.cache.get(shelf, key) if number < 0 else self.chunk(shelf, key, facts.etag, number)
+        if record is None or record.etag != facts.etag:
+            return None
+        try:
+            return self.cache.read(record, 0, record.size)
+        except StoreError:  # evicted this moment, or damaged: the origin has it
+            return None
+
+    def pieces(self) -> Iterator[tuple[Piece, int]]:
+        """Everything that is cached, with the data file it lies in (0: none)."""
+        with self.cache._index.reading() as txn:
+            for name, record in self.cache._index.all_records(txn):
+                bucket, _, key = bytes(name).decode().partition("\0")
+                file = record.extents[0].file if record.extents else 0
+                if bucket.endswith("@chunks"):
+                    number, told = int(record.tags[_NUMBER]), record.tags[_KEY]
+                    yield Piece(bucket.removesuffix("@chunks"), told, number, record.size), file
+                elif _SIZE not in record.tags:
+                    yield Piece(bucket, key, -1, record.size), file
+
+    # --- whether it is still so
+
+    def is_fresh(self, bucket: Bucket, key: str, etag: str) -> bool:
+        """Whether what is cached need not be asked about."""
+        origin = bucket.origin
+        assert origin is not None
+        return origin.immutable or self._fresh.holds(origin.ttl, self._known(bucket), key, etag)
+
+    def is_absent(self, bucket: Bucket, key: str) -> bool:
+        """Whether the origin said a moment ago that there is no such object."""
+        origin = bucket.origin
+        assert origin is not None
+        return self._fresh.holds(origin.ttl, self._known(bucket), key, "")
+
+    def _known(self, bucket: Bucket) -> str:
+        shelf = cache_name(bucket)
+        return shelf if self._mesh.alone else f"{shelf}@{self._mesh.map().version}"
+
+    def note(self, bucket: Bucket, key: str, etag: str) -> None:
+        """The origin has said so. An empty ETag: there is none."""
+        known = self._known(bucket)
+        self._fresh.note(known, key, etag)
+        if etag:
+            self._fresh.forget(known, key, "")
+
+    def mark(self, bucket: Bucket) -> str:
+        """See `FreshTable.mark`."""
+        return self._fresh.mark(cache_name(bucket))
+
+    def written(self, bucket: Bucket, key: str) -> None:
+        """The object was written through this node: nothing that was known of it counts."""
+        self._fresh.forget(self._known(bucket), key, "")
+        self._fresh.rise(cache_name(bucket))
+
+    # --- keeping and letting go
+
+    def writer(
+        self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, length: int
+    ) -> DiskObjectWriter:
+        """Of an object, or of chunk `number` of a larger one."""
+        shelf = cache_name(bucket)
+        if facts.size <= CHUNK_BYTES:
+            return self.cache.writer(shelf, key, size=length)
+        return self.cache.writer(_chunks(shelf), _chunk_key(key, facts.etag, number), size=length)
+
+    async def keep(
+        self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, writer: DiskObjectWriter
+    ) -> None:
+        """Cache what was written. Raises StoreError."""
+        shelf = cache_name(bucket)
+        if facts.size <= CHUNK_BYTES:
+            await writer.commit(_meta(facts, {}))
+            return
+        held = self.cache.get(shelf, key)
+        if held is None or held.etag != facts.etag:
+            await self.cache.writer(shelf, key, size=0).commit(_meta(facts, {_SIZE: str(facts.size)}))
+        await writer.commit(Meta(facts.etag, tags={_KEY: key, _NUMBER: str(number)}))
+
+    async def drop(self, bucket: Bucket, key: str, *, but: str = "") -> None:
+        """Everything of an object goes; what has ETag `but` stays."""
+        shelf = cache_name(bucket)
+        head = self.cache.get(shelf, key)
+        if head is None or head.etag == but:
+            return
+        await self.cache.delete(shelf, key)
+        if _SIZE in head.tags:
+            count = -(-int(head.tags[_SIZE]) // CHUNK_BYTES)
+            names = [_chunk_key(key, head.etag, number) for number in range(count)]
+            there = [name for name in names if self.cache.get(_chunks(shelf), name) is not None]
+            await self.cache.delete_many(_chunks(shelf), there)
+
+    async def evict(self, piece: Piece) -> None:
+        """One object or chunk goes."""
+        if piece.number < 0:
+            await self.cache.delete(piece.shelf, piece.key)
+            return
+        head = self.cache.get(piece.shelf, piece.key)
+        if head is not None:
+            await self.cache.delete(_chunks(piece.shelf), _chunk_key(piece.key, head.etag, piece.number))
+
+
+def cache_name(bucket: Bucket) -> str:
+    """The name of a bucket in the cache: one made anew later is another."""
+    return f"{bucket.name}@{bucket.created_ms}"
+
+
+def _chunks(shelf: str) -> str:
+    return f"{shelf}@chunks"
+
+
+def _chunk_key(key: str, etag: str, number: int) -> str:
+    name = hashlib.blake2b(f"{key}\0{etag}".encode(), digest_size=16).hexdigest()
+    return f"{name}/{number:08x}"
+
+
+def _meta(facts: ObjectFacts, told: dict[str, str]) -> Meta:
+    return Meta(
+        facts.etag,
+        dict(facts.headers),
+        dict(facts.metadata),
+        tags={**told, _MODIFIED: str(facts.modified)},
+    )
+
+
+def _facts(record: Record) -> ObjectFacts:
+    size = int(record.tags.get(_SIZE, record.size))
+    return ObjectFacts(size, record.etag, int(record.tags[_MODIFIED]), record.headers, record.metadata)
+
+
+def record_from_facts(bucket: Bucket, facts: ObjectFacts) -> Record:
+    """What a reader is told of an object of which nothing need be cached."""
+    from meshd.store.records import Record
+
+    return Record(
+        facts.size,
+        facts.etag,
+        0,
+        facts.modified,
+        (),
+        dict(facts.headers),
+        dict(facts.metadata),
+        owner=bucket.owner,
+    )
+
+
+def _shown(record: Record, bucket: Bucket, size: int, extents: tuple[Extent, ...]) -> Record:
+    return msgspec.structs.replace(
+        record,
+        size=size,
+        extents=extents,
+        modified=int(record.tags[_MODIFIED]),
+        owner=bucket.owner,
+        tags={},
+    )

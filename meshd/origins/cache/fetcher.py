@@ -1,0 +1,295 @@
+"""Fetcher: fetches each piece from its origin once, for all waiters in every process of the node.
+
+Law: the hash of a key determines its worker, which alone fetches, checks, writes back and evicts the
+key. Fetch limits apply per process and per bucket, so a slow origin delays only its own bucket.
+Invariant: data received before a write to the key is never cached after that write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name
+from meshd.origins.cache.in_flight import FetchSpool, InFlightPiece
+from meshd.origins.client.origin_api import (
+    OriginChangedError,
+    OriginDownError,
+    OriginError,
+    OriginMissingError,
+    OriginPieceError,
+)
+from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import BackgroundTasks, SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from meshd.control.buckets import Bucket
+    from meshd.origins.cache.cache_manager import Usage
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.cache.peer_cache import PeerCacheClient
+    from meshd.origins.client.origin_api import ObjectFacts, OriginResponse
+    from meshd.origins.client.origin_pool import OriginPool
+
+
+class FetchLimits:
+    """`total` at once, `each` of one bucket."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self._total, self._each = asyncio.Semaphore(total), each
+        self._shares: dict[str, tuple[asyncio.Semaphore, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Slots of {len(self._shares)} buckets>"
+
+    @asynccontextmanager
+    async def taken(self, bucket: str) -> AsyncGenerator[None, None]:
+        """For as long as a fetch takes."""
+        share, users = self._shares.get(bucket, (asyncio.Semaphore(self._each), 0))
+        self._shares[bucket] = (share, users + 1)
+        try:
+            async with share, self._total:
+                yield
+        finally:
+            share, users = self._shares[bucket]
+            if users == 1:
+                del self._shares[bucket]
+            else:
+                self._shares[bucket] = (share, users - 1)
+
+
+_log = logging.getLogger("meshd.origins")
+_AT_ONCE: Final = 64  # fetches of one process
+_EACH: Final = 40  # of them of one bucket: who waits for a slow origin leaves room for others
+_TRIES: Final = 4  # of a piece whose bytes stop coming
+_REMEMBERED: Final = 100_000  # keys whose last write is remembered
+_SPARED: Final = 15.0  # seconds after a disk has failed in which pieces fly through memory
+_PAUSE: Final = 0.1  # seconds before the second, then twice as long
+
+PieceName = tuple[str, str, int]
+
+
+class CacheManagerApi(Protocol):
+    """Who says what may stay in the cache."""
+
+    async def admits(self, piece: Piece) -> bool:
+        """Whether a piece that was just read is to be kept; room is made for it."""
+        ...
+
+    def noted(self, piece: Piece) -> None:
+        """A piece was read from the cache."""
+        ...
+
+    async def usage(self, shelf: str) -> Usage | None:
+        """How much a bucket is read; None: nobody says."""
+        ...
+
+
+class Fetcher:
+    """Fetches what belongs to this process. One a worker."""
+
+    def __init__(
+        self,
+        origins: OriginPool,
+        shelf: CacheStore,
+        keeper: CacheManagerApi,
+        borrower: PeerCacheClient | None = None,
+    ) -> None:
+        self._origins, self._shelf, self._keeper, self._borrower = origins, shelf, keeper, borrower
+        self._flights: dict[PieceName, InFlightPiece] = {}
+        self._checks: SingleFlight[tuple[str, str], ObjectFacts] = SingleFlight()
+        self._slots = FetchLimits(_AT_ONCE, _EACH)
+        self._writes: dict[tuple[str, str], int] = {}  # the number of a key's last write
+        self._numbers = itertools.count(1)
+        self._spared_until = 0.0
+        self._before = 0  # of keys whose number was forgotten
+        self._tasks = BackgroundTasks("fetching")
+
+    def __repr__(self) -> str:
+        return f"<Fetcher {len(self._flights)} under way>"
+
+    def fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+        """The flight of a piece, under way or begun now; the caller's to release."""
+        name = (cache_name(bucket), key, number)
+        flight = self._flights.get(name)
+        if flight is not None and flight.error is None and _serves(flight, etag):
+            metrics.origin_joined.inc()
+            return flight.hold()
+        flight = self._flights[name] = InFlightPiece()
+        self._tasks.spawn(self._run(bucket, key, number, etag, flight), "fetch")
+        return flight.hold()
+
+    async def check(self, bucket: Bucket, key: str) -> ObjectFacts:
+        """What the origin has now. Raises OriginError."""
+        facts, _ = await self._checks.run((cache_name(bucket), key), lambda: self._check(bucket, key))
+        return facts
+
+    async def _check(self, bucket: Bucket, key: str) -> ObjectFacts:
+        metrics.origin_checks.inc()
+        writes = self._count(bucket, key)
+        try:
+            facts = await self._origins.of(bucket).head(key)
+        except OriginMissingError:
+            if writes == self._count(bucket, key):
+                await self._gone(bucket, key)
+            raise
+        if writes == self._count(bucket, key):
+            await self._learn(bucket, key, facts)
+        return facts
+
+    async def _run(self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece) -> None:
+        name, writes = (cache_name(bucket), key, number), self._count(bucket, key)
+        draft = FetchSpool(flight, in_memory=asyncio.get_running_loop().time() < self._spared_until)
+        try:
+            async with self._slots.taken(bucket.name):
+                if await self._found(bucket, key, number, etag, flight):
+                    return
+                await self._fetch(bucket, key, number, etag, draft, writes)
+                if flight.error is None:
+                    await self._keep(bucket, key, number, draft, writes)
+        except StoreError as error:
+            self._spared_until = asyncio.get_running_loop().time() + _SPARED
+            _log.warning(
+                "the cache cannot take what is read", extra={"bucket": bucket.name, "why": str(error)}
+            )
+            flight.failed(OriginPieceError(f"the cache cannot take what its origin gives: {error}"))
+        except Exception as error:
+            if not isinstance(error, OriginError):
+                _log.exception("a fetch failed", extra={"bucket": bucket.name})
+            if isinstance(error, OriginDownError):
+                self._origins.trouble(bucket).failed(error)
+            if isinstance(error, OriginChangedError):  # what is known of it is not so any more
+                with suppress(OriginError):
+                    await self.check(bucket, key)
+            flight.failed(error if isinstance(error, OriginError) else OriginDownError(str(error)))
+        finally:
+            if not flight.done:
+                flight.failed(OriginDownError("the fetch was ended; ask again"))
+            if self._flights.get(name) is flight:
+                del self._flights[name]
+            await draft.aclose()
+            flight.release()
+
+    async def _found(self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece) -> bool:
+        """Whether the piece was cached between the asker's look and its question: it flies from there."""
+        facts = self._shelf.held(bucket, key)
+        if facts is None or (
+            facts.etag != etag if etag else not self._shelf.is_fresh(bucket, key, facts.etag)
+        ):
+            return False
+        whole = facts.size <= CHUNK_BYTES
+        if whole and number:
+            return False
+        found = await asyncio.to_thread(self._shelf.bytes_of, bucket, key, facts, -1 if whole else number)
+        if found is None:
+            return False
+        flight.began(facts, len(found))
+        flight.take(found)
+        flight.ended()
+        return True
+
+    async def _fetch(
+        self, bucket: Bucket, key: str, number: int, etag: str, draft: FetchSpool, writes: int
+    ) -> None:
+        flight = draft.flight
+        lent = None if self._borrower is None else await self._borrower.borrowed(bucket, key, number, etag)
+        if lent is None:
+            metrics.origin_fetches.inc()
+        for attempt in range(_TRIES):
+            try:
+                reply = lent or await self._asked(bucket, key, number, etag, flight)
+                if flight.facts is None:
+                    if lent is None and writes == self._count(bucket, key):
+                        await self._learn(bucket, key, reply.facts)
+                    await draft.begin(self._shelf, bucket, key, number, reply)
+                lent = None
+                await draft.fill(reply)
+                flight.check()
+            except OriginMissingError:
+                if not flight.have and writes == self._count(bucket, key):
+                    await self._gone(bucket, key)
+                raise
+            except OriginDownError:
+                lent = None
+                if attempt == _TRIES - 1 or flight.facts is None:  # those before the answer are retried below
+                    raise
+                await asyncio.sleep(_PAUSE * 2**attempt)
+            else:
+                flight.ended()
+                return
+
+    async def _asked(
+        self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece
+    ) -> OriginResponse:
+        """What is missing of a piece, from the origin."""
+        seen, start = flight.facts.etag if flight.facts else etag, number * CHUNK_BYTES
+        origin = self._origins.of(bucket)
+        return await origin.get(key, start + flight.have, CHUNK_BYTES - flight.have, etag=seen)
+
+    async def _learn(self, bucket: Bucket, key: str, facts: ObjectFacts) -> None:
+        """The origin has said what it has: what is cached of another version goes."""
+        self._shelf.note(bucket, key, facts.etag)
+        held = self._shelf.held(bucket, key)
+        if held is not None and held.etag != facts.etag:
+            await self._drop(bucket, key)
+
+    async def _gone(self, bucket: Bucket, key: str) -> None:
+        self._shelf.note(bucket, key, "")
+        await self._drop(bucket, key)
+
+    async def _drop(self, bucket: Bucket, key: str) -> None:
+        with suppress(StoreError):
+            await self._shelf.drop(bucket, key)
+
+    async def _keep(self, bucket: Bucket, key: str, number: int, draft: FetchSpool, writes: int) -> None:
+        flight = draft.flight
+        facts = flight.facts
+        assert facts is not None
+        whole = facts.size <= CHUNK_BYTES
+        if (whole and number) or writes != self._count(bucket, key):
+            return
+        piece = Piece(cache_name(bucket), key, -1 if whole else number, flight.length)
+        if not await self._keeper.admits(piece):
+            metrics.cache_refused.inc()
+            return
+        if writes != self._count(bucket, key):
+            return
+        try:
+            await self._shelf.keep(
+                bucket, key, number, facts, await draft.written(self._shelf, bucket, key, number)
+            )
+        except StoreError as error:
+            _log.warning("what was read cannot be cached", extra={"bucket": bucket.name, "why": str(error)})
+            return
+        if writes != self._count(bucket, key):  # written to in this very moment
+            await self._drop(bucket, key)
+
+    # --- writes
+
+    def _count(self, bucket: Bucket, key: str) -> int:
+        return self._writes.get((cache_name(bucket), key), self._before)
+
+    async def forget(self, bucket: Bucket, key: str) -> None:
+        """The object is about to be written to, or was: nothing known of it counts from here on, and what is
+        under way is not cached."""
+        name = (cache_name(bucket), key)
+        if len(self._writes) >= _REMEMBERED:
+            self._before = next(self._numbers)
+            self._writes.clear()
+        self._writes[name] = next(self._numbers)
+        for flown in [flown for flown in self._flights if flown[:2] == name]:
+            del self._flights[flown]
+        await self._drop(bucket, key)
+        self._shelf.written(bucket, key)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+
+def _serves(flight: InFlightPiece, etag: str) -> bool:
+    return not etag or flight.facts is None or flight.facts.etag == etag

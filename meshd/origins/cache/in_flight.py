@@ -1,0 +1,211 @@
+"""Pieces in flight from an origin, and the spool files or memory that receive their bytes.
+
+Law: every reader acquires the flight and releases it; a piece that is not cached is freed with its last
+reader. Each byte is written once. Other processes of the node read the same file through its descriptor.
+Invariant: `have` only grows until the flight finishes or fails, and counts only bytes that are in the
+file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from meshd.origins.client.origin_api import OriginDownError
+from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import Bucket
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.client.origin_api import ObjectFacts, OriginResponse
+    from meshd.store.engine.writer import DiskObjectWriter
+
+
+class InFlightPiece:
+    """`fd` holds `have` of `length` bytes, from `base` on; -1 until the origin has answered."""
+
+    __slots__ = ("_holders", "_waiters", "base", "done", "error", "facts", "fd", "have", "length")
+
+    def __init__(self) -> None:
+        self.fd, self.base = -1, 0
+        self.facts: ObjectFacts | None = None
+        self.length, self.have = -1, 0
+        self.done = False
+        self.error: Exception | None = None
+        self._holders = 1
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Flight {self.have} of {self.length}{' done' if self.done else ''} {self.error or ''}>"
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    # --- whoever fetches
+
+    def began(self, facts: ObjectFacts, length: int, place: tuple[int, int] | None = None) -> None:
+        """`place`: a file, the flight's from now on, and where the bytes go in it; None: memory."""
+        self.fd, self.base = place or (os.memfd_create("flight", os.MFD_CLOEXEC), 0)
+        self.facts, self.length = facts, length
+        self._wake()
+
+    def take(self, data: bytes) -> None:
+        """More bytes of a flight in memory: nothing here waits for a disk."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self.fd, view, self.have)
+            self.have += written
+            view = view[written:]
+        self._wake()
+
+    def grew(self, have: int) -> None:
+        """So many are there: another process, or a thread, wrote them."""
+        self.have = have
+        self._wake()
+
+    def check(self) -> None:
+        """Raises OriginDownError when not all has come."""
+        if self.have != self.length:
+            raise OriginDownError("the origin sent less than it said")
+
+    def ended(self) -> None:
+        self.done = True
+        self._wake()
+
+    def failed(self, error: Exception) -> None:
+        if not self.done:
+            self.done, self.error = True, error
+        self._wake()
+
+    # --- whoever reads
+
+    def hold(self) -> InFlightPiece:
+        self._holders += 1
+        return self
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders == 0 and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    async def started(self) -> ObjectFacts:
+        """What the origin said of the object. Raises OriginError."""
+        while self.facts is None and not self.done:
+            await self._change()
+        if self.facts is None:
+            raise self.error or OriginDownError("the origin did not answer")
+        return self.facts
+
+    async def reaches(self, wanted: int) -> int:
+        """Bytes that are there, `wanted` at least. Raises OriginError."""
+        while self.have < wanted and not self.done:
+            await self._change()
+        if self.have < wanted:
+            raise self.error or OriginDownError("the origin sent less than it said")
+        return self.have
+
+    async def over(self) -> None:
+        """When all is there. Raises OriginError."""
+        while not self.done:
+            await self._change()
+        if self.error is not None:
+            raise self.error
+
+    async def moved(self, seen: int) -> None:
+        """When there is more than `seen`, or no more to come."""
+        while self.have == seen and not self.done:
+            await self._change()
+
+    async def _change(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+_STEP: Final = 1 << 20  # bytes that are written at a time, after the first
+_STILL: Final = 8.0  # seconds without a byte, then the rest is asked for anew
+
+
+class FetchSpool:
+    """One a flight. `in_memory`: the disks are spared until its end."""
+
+    def __init__(self, flight: InFlightPiece, *, in_memory: bool = False) -> None:
+        self.flight, self._in_memory = flight, in_memory
+        self._writer: DiskObjectWriter | None = None
+        self._gathered = 0
+
+    def __repr__(self) -> str:
+        return f"<Draft of {self.flight!r} {'in memory' if self._writer is None else self._writer}>"
+
+    async def begin(
+        self, shelf: CacheStore, bucket: Bucket, key: str, number: int, reply: OriginResponse
+    ) -> None:
+        """The origin has answered: make room."""
+        writer = shelf.writer(bucket, key, number, reply.facts, reply.length)
+        try:
+            place = None if self._in_memory else await writer.share()
+        except StoreError:  # a full disk: then it is not kept, and flies through memory
+            place = None
+        if place is None:
+            await writer.abort()
+        else:
+            self._writer = writer
+        self.flight.began(reply.facts, reply.length, place)
+
+    async def fill(self, reply: OriginResponse) -> None:
+        """Take all bytes of a reply. Raises OriginError, OriginDownError too for one that stands still;
+        StoreError."""
+        loop, left = asyncio.get_running_loop(), reply.length
+        try:
+            async with aclosing(reply.pieces) as pieces, asyncio.timeout(_STILL) as patience:
+                async for piece in pieces:
+                    patience.reschedule(loop.time() + _STILL)
+                    await self._take(piece if len(piece) <= left else piece[:left])
+                    left -= len(piece)
+                    if left <= 0:
+                        return
+        except TimeoutError:
+            metrics.origin_errors.inc()
+            raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
+        finally:
+            await self._flush()  # what came counts, whatever came after it: the rest is asked for from there
+
+    async def _take(self, piece: bytes) -> None:
+        if self._writer is None:
+            self.flight.take(piece)
+            return
+        await self._writer.write(piece)
+        self._gathered += len(piece)
+        if self._gathered >= _STEP or not self.flight.have:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._writer is not None:
+            self._gathered = 0
+            self.flight.grew(await self._writer.settled())
+
+    async def written(self, shelf: CacheStore, bucket: Bucket, key: str, number: int) -> DiskObjectWriter:
+        """A writer that has all bytes of the flight. Raises StoreError."""
+        flight, writer = self.flight, self._writer
+        if writer is None:
+            assert flight.facts is not None
+            writer = self._writer = shelf.writer(bucket, key, number, flight.facts, flight.length)
+            if flight.length:
+                await writer.write(os.pread(flight.fd, flight.length, flight.base))
+        return writer
+
+    async def aclose(self) -> None:
+        """What was not kept goes."""
+        if self._writer is not None:
+            await self._writer.abort()

@@ -1,0 +1,186 @@
+"""Peer cache fetch: reads pieces of origin objects from the caches of other nodes before asking the origin.
+
+Law: a node returns only what it has cached, with exactly the requested ETag, and fetches nothing on
+behalf of another. If no node has the piece, or none answers at once, the origin is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from meshd.errors import MeshdError
+from meshd.origins.cache.cache_store import CHUNK_BYTES
+from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginResponse  # noqa: TC001  msgspec reads the annotations
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.rpc.peer_client import PeerClient
+    from meshwire.cluster import Node
+
+PEER_CACHE_PATH: Final = "/-/peer/origins/lend"
+MAX_ASK_BYTES: Final = 64 << 10
+_ASKED: Final = 3  # other homes that are asked for a piece
+_GIVEN: Final = 8  # pieces a process gives at a time: so many are in its memory
+_STEP: Final = 1 << 20
+_PATIENCE: Final = 5.0  # seconds of silence
+_REST: Final = 5.0  # seconds a node that failed is not asked
+_BROKEN: Final = (MeshdError, msgspec.MsgspecError)
+
+
+class PeerCacheRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Chunk `number` of an object, or all of a small one. `etag`: empty where every version is the same."""
+
+    bucket: Annotated[str, Meta(max_length=63)]
+    created_ms: int
+    key: Annotated[str, Meta(max_length=4096)]
+    number: Annotated[int, Meta(ge=0)]
+    etag: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class _PeerCacheHeader(Struct, frozen=True, array_like=True):
+    """What comes before the bytes."""
+
+    length: int
+    facts: ObjectFacts
+
+
+_decode = msgspec.msgpack.Decoder(PeerCacheRequest).decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(_PeerCacheHeader).decode
+
+
+def decode_request(body: bytes) -> PeerCacheRequest:
+    """Raises msgspec.MsgspecError."""
+    return _decode(body)
+
+
+def _check(lent: _PeerCacheHeader, ask: PeerCacheRequest) -> None:
+    """Raises msgspec.ValidationError for what is not that piece."""
+    facts, start = lent.facts, ask.number * CHUNK_BYTES
+    if (ask.etag and facts.etag != ask.etag) or lent.length != min(CHUNK_BYTES, facts.size - start):
+        raise msgspec.ValidationError("another piece than the one that was asked for")
+
+
+class PeerCacheServer:
+    """What this node gives. One a process."""
+
+    def __init__(self, shelf: CacheStore) -> None:
+        self._shelf, self._slots = shelf, asyncio.Semaphore(_GIVEN)
+
+    def __repr__(self) -> str:
+        return f"<Lender of {self._shelf!r}>"
+
+    @asynccontextmanager
+    async def given(self, ask: PeerCacheRequest) -> AsyncGenerator[Iterator[bytes]]:
+        """What the piece is, and its bytes; nothing where it is not here."""
+        async with self._slots:
+            yield await asyncio.to_thread(self._found, ask)
+
+    def _found(self, ask: PeerCacheRequest) -> Iterator[bytes]:
+        bucket = self._shelf.backed(ask.bucket)
+        if bucket is None or bucket.origin is None or bucket.created_ms != ask.created_ms:
+            return iter(())
+        facts = self._shelf.held(bucket, ask.key)
+        if facts is None or (facts.etag != ask.etag and (ask.etag or not bucket.origin.immutable)):
+            return iter(())
+        whole = facts.size <= CHUNK_BYTES
+        data = self._shelf.bytes_of(bucket, ask.key, facts, -1 if whole else ask.number)
+        if data is None or (whole and ask.number):
+            return iter(())
+        return _pieces(facts, data)
+
+
+def _pieces(facts: ObjectFacts, data: bytes) -> Iterator[bytes]:
+    yield _encode(_PeerCacheHeader(len(data), facts))
+    for start in range(0, len(data), _STEP):
+        yield data[start : start + _STEP]
+
+
+class PeerCacheClient:
+    """What this node asks others for. One a process."""
+
+    def __init__(self, mesh: ClusterView, peers: PeerClient, shelf: CacheStore) -> None:
+        self._mesh, self._peers, self._shelf = mesh, peers, shelf
+        self._resting: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Borrower {self._mesh.node_id}, {len(self._resting)} left alone>"
+
+    async def borrowed(self, bucket: Bucket, key: str, number: int, etag: str) -> OriginResponse | None:
+        """A piece from another home of its bucket; None: the origin is to be asked. Its bytes may end with
+        OriginDownError."""
+        nodes = self._nodes(bucket, key)
+        wanted = self._wanted(bucket, key, etag) if nodes else None
+        if wanted is None:
+            return None
+        ask = PeerCacheRequest(bucket.name, bucket.created_ms, key, number, wanted)
+        for node in nodes:
+            found = await self._ask(node, ask)
+            metrics.origin_lends.labels("none" if found is None else "given").inc()
+            if found is not None:
+                return found
+        return None
+
+    def _wanted(self, bucket: Bucket, key: str, etag: str) -> str | None:
+        """The ETag to ask for; None: what is so now, only the origin can say."""
+        held = self._shelf.held(bucket, key)
+        if held is not None and etag and held.etag != etag:
+            return None
+        found = etag or (held.etag if held is not None else "")
+        immutable = bucket.origin is not None and bucket.origin.immutable
+        return found if found or immutable else None
+
+    def _nodes(self, bucket: Bucket, key: str) -> list[Node]:
+        """Some homes, the first one (which a job fills first) among them; and the owner by the map, who may
+        have it of the time before there were homes."""
+        homes = () if bucket.origin is None or self._mesh.alone else bucket.origin.homes
+        if not homes:
+            return []
+        others = [node for node in self._mesh.route(bucket.name, key).readers if self._asks(node)]
+        owners = self._mesh.routes(bucket.name).of(bucket.name, key).readers[:1]
+        first = [node for node in others if node.node_id == homes[0]]
+        chosen = [*others[:_ASKED], *first, *(node for node in owners if self._asks(node))]
+        return list({node.node_id: node for node in chosen}.values())
+
+    def _asks(self, node: Node) -> bool:
+        until = self._resting.get(node.node_id, 0.0)
+        return node.node_id != self._mesh.node_id and until <= asyncio.get_running_loop().time()
+
+    async def _ask(self, node: Node, ask: PeerCacheRequest) -> OriginResponse | None:
+        pieces = self._given(node, ask)
+        try:
+            lent = _decode_header(await anext(pieces))
+            _check(lent, ask)
+        except StopAsyncIteration:
+            return None
+        except _BROKEN:
+            self._resting[node.node_id] = asyncio.get_running_loop().time() + _REST
+            await pieces.aclose()
+            return None
+        return OriginResponse(lent.facts, ask.number * CHUNK_BYTES, lent.length, self._bytes(node, pieces))
+
+    async def _given(self, node: Node, ask: PeerCacheRequest) -> AsyncGenerator[bytes, None]:
+        async with self._peers.call(
+            node, "POST", PEER_CACHE_PATH, body=_encode(ask), timeout=_PATIENCE
+        ) as answer:
+            async for piece in answer.pieces():
+                yield piece
+
+    async def _bytes(self, node: Node, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async with aclosing(pieces):
+            try:
+                async for piece in pieces:
+                    metrics.origin_lent_bytes.inc(len(piece))
+                    yield piece
+            except MeshdError as error:
+                raise OriginDownError(f"{node.node_id} stopped giving what it has") from error

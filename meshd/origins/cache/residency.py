@@ -1,0 +1,140 @@
+"""Cache residency: what this node holds of a bucket, and eviction of its cached copies.
+
+Root only. It covers this node and asks no other. Durable data is counted, never removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.core.api_errors import BatchError
+from meshd.origins.cache.cache_store import CHUNK_BYTES, cache_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from meshd.auth.authorizer import Identity
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+
+_PAGE: Final = 1000
+_MOST: Final = 2_000_000
+"""Objects that are counted; more are `partial`: a look must end."""
+
+
+class CacheResidency:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        shelf: CacheStore,
+        buckets: BucketTable,
+        mesh: ClusterView,
+        keeper: CacheManagerApi,
+        cache_bytes: int = 0,
+    ) -> None:
+        self._store, self._shelf, self._buckets, self._mesh = store, shelf, buckets, mesh
+        self._keeper = keeper
+        self._cache_bytes = cache_bytes  # 0: half of what is free
+
+    def __repr__(self) -> str:
+        return "<Residence>"
+
+    async def node(self, identity: Identity) -> dict[str, Any]:
+        """What the node holds, and its disks in the order in which they were given. Raises BatchError."""
+        _require_root(identity)
+        own, cached = self._store.stats(), self._shelf.cache.stats()
+        return {
+            "node": self._mesh.node_id,
+            "objects": own.objects,
+            "bytes": own.live_bytes,
+            "cached_bytes": cached.live_bytes,
+            "disks": [{"path": disk.path, "free": disk.free, "total": disk.total} for disk in own.disks],
+        }
+
+    async def count(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
+        """Objects and bytes here; of one with an origin, what was read of it lately. Raises BatchError."""
+        bucket = self._bucket(identity, name)
+        objects = size = 0
+        async for key, record in self._records(bucket, prefix):
+            objects += 1
+            size += self._size(bucket, key, record)
+        stats = self._shelf.cache.stats() if bucket.origin is not None else self._store.stats()
+        used = stats.live_bytes + stats.dead_bytes
+        room = used + sum(disk.free for disk in stats.disks)
+        if bucket.origin is not None:
+            room = min(room, self._cache_bytes or room // 2)
+        return {
+            "node": self._mesh.node_id,
+            "bucket": name,
+            "cached": bucket.origin is not None,
+            "objects": objects,
+            "bytes": size,
+            "partial": objects >= _MOST,
+            "used": used,
+            "capacity": room,
+        } | await self._usage(bucket)
+
+    async def _usage(self, bucket: Bucket) -> dict[str, Any]:
+        usage = None if bucket.origin is None else await self._keeper.usage(cache_name(bucket))
+        if usage is None:
+            return {}
+        return {"hits": usage.hits, "misses": usage.misses, "idle_s": round(usage.idle)}
+
+    async def evict(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
+        """Let go what is cached of a bucket with an origin. Raises BatchError."""
+        bucket = self._bucket(identity, name)
+        if bucket.origin is None:
+            raise BatchError(
+                "BadRequest", f"{name} has no origin: what is in it lives here, and is not evicted"
+            )
+        objects = size = 0
+        found = [
+            (key, self._size(bucket, key, record)) async for key, record in self._records(bucket, prefix)
+        ]
+        for key, bytes_ in found:
+            await self._shelf.drop(bucket, key)
+            objects, size = objects + 1, size + bytes_
+        return {"node": self._mesh.node_id, "bucket": name, "objects": objects, "bytes": size}
+
+    def _bucket(self, identity: Identity, name: str) -> Bucket:
+        _require_root(identity)
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
+        return bucket
+
+    async def _records(self, bucket: Bucket, prefix: str) -> AsyncIterator[tuple[str, Record]]:
+        store: ObjectStore = self._store
+        name = bucket.name
+        if bucket.origin is not None:
+            store, name = self._shelf.cache, cache_name(bucket)
+        after, seen = "", 0
+        while seen < _MOST:
+            page = await asyncio.to_thread(store.list, name, prefix=prefix, after=after, limit=_PAGE)
+            for key, record in page.entries:
+                seen += 1
+                yield key, record
+            if not page.truncated:
+                return
+            after = page.next_after
+
+    def _size(self, bucket: Bucket, key: str, record: Record) -> int:
+        """Bytes of it that are here: of a large cached object, those of its chunks."""
+        if bucket.origin is None or "size" not in record.tags:
+            return record.size
+        chunks = range(-(-int(record.tags["size"]) // CHUNK_BYTES))
+        there = (self._shelf.chunk(cache_name(bucket), key, record.etag, number) for number in chunks)
+        return sum(chunk.size for chunk in there if chunk is not None)
+
+
+def _require_root(identity: Identity) -> None:
+    if not identity.root:
+        raise BatchError("AccessDenied", "where data lies is root's to know: ask whoever runs the node")

@@ -1,0 +1,357 @@
+"""ObstoreOrigin: S3, Google and Azure storage, web servers and folders, accessed through obstore.
+
+Law: obstore retries a request for a few seconds; after that the caller gets a clear error. Chunk sizes
+grow with the measured throughput, so that a reader waits only some milliseconds for a chunk. Invariant:
+a key that obstore would rewrite is refused, never requested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore import exceptions
+
+from meshd.origins.client.error_text import debug_text, failure_reason, is_forbidden, s3_error_code
+from meshd.origins.client.origin_api import (
+    ObjectFacts,
+    OriginChangedError,
+    OriginDownError,
+    OriginEntry,
+    OriginError,
+    OriginKeyError,
+    OriginListing,
+    OriginMissingError,
+    OriginRangeError,
+    OriginRefusedError,
+    OriginResponse,
+)
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+
+
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 << 10, 1 << 20  # bytes of a piece
+_WAIT: Final = 0.005  # seconds for a piece
+_FAIR: Final = 50e6  # bytes a second, until more is known
+_TELLING: Final = 1 << 20  # bytes of an answer that says something
+
+
+class ChunkSizer:
+    """One an origin."""
+
+    def __init__(self) -> None:
+        self._rate = _FAIR
+
+    def __repr__(self) -> str:
+        return f"<Pace of {self._rate / 1e6:.1f} MB/s>"
+
+    def piece(self) -> int:
+        """Bytes of a piece of the next answer."""
+        return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, int(self._rate * _WAIT)))
+
+    def took(self, size: int, seconds: float) -> None:
+        """So many bytes of an answer came, and so long they were waited for."""
+        if size >= _TELLING:
+            self._rate = size / max(seconds, 1e-6)
+
+
+LISTING_SECONDS: Final = 300.0
+"""So long an origin may take for a page of ours: one that repeats its own pages never ends."""
+_AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
+_MOST_PARTS: Final = 9_000
+_read = metrics.origin_bytes.labels("read")
+# The library tells a range it cannot have by its message alone, which has URLs in it: a port may have a 416.
+_UNSATISFIABLE: Final = re.compile(
+    r"\b416 (?:Range|Requested Range) Not Satisfiable|status(?: code)?:? 416\b|<Code>InvalidRange</Code>"
+    r"|\bStartTooLarge\b|\b[Ii]nvalid range\b"
+)
+_HEADERS: Final = {
+    "Content-Type": "content-type",
+    "Content-Disposition": "content-disposition",
+    "Content-Encoding": "content-encoding",
+    "Content-Language": "content-language",
+    "Cache-Control": "cache-control",
+}
+_SPELLED: Final = {lower: name for name, lower in _HEADERS.items()}
+_SKEWED: Final = {"RequestTimeTooSkewed", "RequestExpired"}
+_OVER: Final = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}  # 400 at some
+_REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+
+
+class ObstoreOrigin:
+    """See Origin. `store` is obstore's; `name` is the bucket's here; `sorted_pages`: its listings come in
+    order of bytes, page by page (S3's do; a folder's do not). `plain`: it keeps bytes, no headers."""
+
+    def __init__(
+        self, name: str, store: Any, *, sorted_pages: bool, listed: bool = True, plain: bool = False
+    ) -> None:
+        self._name, self._store, self._sorted, self._listed = name, store, sorted_pages, listed
+        self._plain = plain
+        self._pace = ChunkSizer()
+
+    def __repr__(self) -> str:
+        return f"<RemoteOrigin of {self._name}>"
+
+    async def get(self, key: str, offset: int, length: int, *, etag: str = "") -> OriginResponse:
+        check_key(key)
+        options: dict[str, Any] = {"range": (offset, offset + length)}
+        if etag and not etag.startswith("~"):
+            options["if_match"] = f'"{etag}"'
+        try:
+            found = await obstore.get_async(self._store, key, options=options)
+        except BaseException as error:
+            if offset == 0 and _is_range(error):  # an empty object has no range at all
+                return OriginResponse(await self.head(key), 0, 0, _nothing())
+            raise self._told(error, key) from error
+        facts = _facts(found.meta, found.attributes)
+        if etag and facts.etag != etag:
+            raise OriginChangedError(f"{key!r} changed at its origin")
+        start, end = found.range
+        return OriginResponse(facts, start, end - start, self._pieces(found, key))
+
+    async def _pieces(self, found: Any, key: str) -> AsyncGenerator[bytes, None]:
+        came, waited, asked = 0, 0.0, time.monotonic()
+        try:
+            async for piece in found.stream(min_chunk_size=self._pace.piece()):
+                waited += time.monotonic() - asked
+                came += len(piece)
+                yield piece
+                asked = time.monotonic()
+        except Exception as error:
+            raise self._told(error, key) from error
+        finally:
+            _read.inc(came)
+            self._pace.took(came, waited)
+
+    async def head(self, key: str) -> ObjectFacts:
+        check_key(key)
+        try:
+            found = await obstore.get_async(self._store, key, options={"head": True})
+        except BaseException as error:
+            raise self._told(error, key) from error
+        return _facts(found.meta, found.attributes)
+
+    async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
+        if "/" in prefix:
+            check_key(prefix.rpartition("/")[0])
+        if not self._listed:
+            raise OriginRefusedError(f"the origin of {self._name} is a web server, which cannot be listed")
+        try:
+            async with asyncio.timeout(LISTING_SECONDS):
+                if delimiter == "/":
+                    return list_page(await self._level(prefix), prefix, delimiter, after, limit)
+                if not self._sorted:
+                    return list_page(await self._everything(prefix), prefix, delimiter, after, limit)
+                return await self._walk(prefix, delimiter, after, limit)
+        except OriginError:
+            raise
+        except TimeoutError:
+            metrics.origin_errors.inc()
+            raise OriginDownError(
+                f"the origin of {self._name} does not end a listing within {LISTING_SECONDS:.0f} s"
+            ) from None
+        except BaseException as error:
+            raise self._told(error, prefix) from error
+
+    async def _level(self, prefix: str) -> Sequence[OriginEntry | str]:
+        """Everything directly below a folder, and its folders."""
+        folder = prefix.rpartition("/")[0]
+        found = await obstore.list_with_delimiter_async(self._store, folder or None)
+        objects = [_entry(each) for each in found["objects"]]
+        return [*objects, *(f"{name.rstrip('/')}/" for name in found["common_prefixes"])]
+
+    async def _everything(self, prefix: str) -> Sequence[OriginEntry | str]:
+        folder = prefix.rpartition("/")[0]
+        pages = obstore.list(self._store, folder or None, chunk_size=1000)
+        return [_entry(each) async for page in pages for each in page]
+
+    async def _walk(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
+        """A page of a store that lists in order, begun at the place: what lies before is not read."""
+        folder = prefix.rpartition("/")[0]
+        start = _offset(max(after, _before(prefix)) if prefix else after)
+        entries: list[OriginEntry] = []
+        prefixes: list[str] = []
+        while True:
+            jump = ""
+            pages = obstore.list(
+                self._store, folder or None, offset=start or None, chunk_size=min(1000, limit + 1)
+            )
+            async for page in pages:
+                for each in page:
+                    key = each["path"]
+                    if key <= after:  # the place can lie before what was asked for
+                        continue
+                    if not key.startswith(prefix):
+                        if key > prefix:
+                            return OriginListing(tuple(entries), tuple(prefixes))
+                        continue
+                    if len(entries) + len(prefixes) == limit:
+                        last = max(entries[-1].key if entries else "", prefixes[-1] if prefixes else "")
+                        return OriginListing(tuple(entries), tuple(prefixes), last)
+                    at = key.find(delimiter, len(prefix)) if delimiter else -1
+                    if at < 0:
+                        entries.append(_entry(each))
+                        continue
+                    common = key[: at + len(delimiter)]
+                    if common > after:
+                        prefixes.append(common)
+                    jump = common + "\U0010ffff"
+                    break
+                if jump:
+                    break
+            if not jump:
+                return OriginListing(tuple(entries), tuple(prefixes))
+            start = jump
+
+    async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:
+        check_key(key)
+        if self._plain and facts.metadata:
+            raise OriginKeyError(f"the origin of {self._name} is a folder, which keeps no metadata")
+        headers = {_SPELLED[name]: value for name, value in facts.headers.items() if name in _SPELLED}
+        attributes = {} if self._plain else {**headers, **facts.metadata}
+        try:
+            if facts.size <= _AT_ONCE:
+                whole = b"".join([bytes(piece) async for piece in body])
+                done = await obstore.put_async(
+                    self._store, key, whole, attributes=attributes, use_multipart=False
+                )
+            else:
+                chunk = max(8 << 20, -(-facts.size // _MOST_PARTS))
+                done = await obstore.put_async(
+                    self._store, key, body, attributes=attributes, chunk_size=chunk, max_concurrency=4
+                )
+        except BaseException as error:
+            raise self._told(error, key) from error
+        metrics.origin_bytes.labels("written").inc(facts.size)
+        return (done["e_tag"] or "").strip('"')
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            check_key(key)
+        try:
+            await obstore.delete_async(self._store, list(keys))
+        except FileNotFoundError:
+            if len(keys) > 1:  # a folder stops at the first that is not there
+                await asyncio.gather(*[self.delete([key]) for key in keys])
+        except BaseException as error:
+            raise self._told(error, keys[0]) from error
+
+    def _told(self, error: BaseException, key: str) -> BaseException:
+        """Our word for an error of obstore's; what is not of it stays as it is."""
+        if isinstance(error, OriginError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
+            return error
+        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+            return OriginMissingError(f"the origin of {self._name} has no {key[:200]!r}")
+        if isinstance(error, exceptions.PreconditionError):
+            return OriginChangedError(f"{key[:200]!r} changed at its origin")
+        if _is_range(error):
+            return OriginRangeError("the range begins behind the object's end")
+        if isinstance(error, NotImplementedError | exceptions.NotSupportedError):
+            return OriginKeyError(f"the origin of {self._name} cannot do this")
+        metrics.origin_errors.inc()
+        if not isinstance(error, exceptions.BaseError | OSError | ValueError):
+            return error
+        said = debug_text(error)
+        code = s3_error_code(said)
+        if code in _SKEWED:
+            return OriginRefusedError(f"the origin of {self._name} refuses ({code}): set this node's clock")
+        if isinstance(error, _REFUSED) or code in _OVER or is_forbidden(said):
+            why = f" ({code})" if code else ""
+            return OriginRefusedError(
+                f"the origin of {self._name} refuses{why}: check its credentials, and what they allow"
+            )
+        reason = failure_reason(said)
+        return OriginDownError(f"the origin of {self._name} does not answer as it should: {reason}")
+
+
+def check_key(key: str) -> None:
+    """Raises OriginKeyError for a key that would be read as another one."""
+    if any(_is_odd(segment) for segment in key.split("/")):
+        raise OriginKeyError(
+            f"{key[:200]!r} cannot be asked of an origin: no empty, `.` or `..` between slashes, no slash at "
+            "the end, no control characters"
+        )
+
+
+def _is_odd(segment: str) -> bool:
+    """Whether obstore takes what stands between two slashes for something else."""
+    return segment in {"", ".", ".."} or any(ord(c) < 32 or c == "\x7f" for c in segment)
+
+
+def list_page(
+    every: Sequence[OriginEntry | str], prefix: str, delimiter: str, after: str, limit: int
+) -> OriginListing:
+    """One page of all there is, in any order; texts are common prefixes already."""
+    found: dict[bytes, OriginEntry | str] = {}
+    for each in every:
+        key = each if isinstance(each, str) else each.key
+        if not key.startswith(prefix):
+            continue
+        at = key.find(delimiter, len(prefix)) if delimiter else -1
+        shown: OriginEntry | str = key[: at + len(delimiter)] if at >= 0 else each
+        name = shown if isinstance(shown, str) else key
+        if name > after:
+            found[name.encode()] = shown
+    names = sorted(found)
+    page = [found[name] for name in names[:limit]]
+    return OriginListing(
+        tuple(each for each in page if isinstance(each, OriginEntry)),
+        tuple(each for each in page if isinstance(each, str)),
+        names[limit - 1].decode() if len(names) > limit else "",
+    )
+
+
+def _before(prefix: str) -> str:
+    """The greatest text that every key with this prefix lies behind, as far as is needed."""
+    last = ord(prefix[-1])
+    last -= 1 + (prefix[-1] == "0")  # before `0` comes the slash, which ends a name
+    return prefix[:-1] + (chr(last) + "\U0010ffff" if last > 31 and last != 0xDFFF else "")
+
+
+def _offset(after: str) -> str:
+    """The place at which a listing of what lies behind `after` begins: itself, or a name before it, where
+    obstore cannot be given `after`."""
+    sound = list(takewhile(lambda segment: not _is_odd(segment), after.split("/")))
+    return "/".join(sound)
+
+
+def _is_range(error: BaseException) -> bool:
+    return (
+        isinstance(error, exceptions.BaseError | OSError | ValueError)
+        and _UNSATISFIABLE.search(debug_text(error)) is not None
+    )
+
+
+def _facts(meta: Mapping[str, Any], attributes: Mapping[str, str]) -> ObjectFacts:
+    headers = {lower: attributes[name] for name, lower in _HEADERS.items() if name in attributes}
+    known = {*_HEADERS, "Storage-Class"}
+    metadata = {name.lower(): value for name, value in attributes.items() if name not in known}
+    return ObjectFacts(meta["size"], _etag(meta), _modified(meta), headers, metadata)
+
+
+def _etag(meta: Mapping[str, Any]) -> str:
+    """Of an origin without ETags, size and time are one; `~` says that it cannot be compared there."""
+    given = meta["e_tag"]
+    if given and not given.startswith("W/"):
+        return str(given).strip('"')
+    return f"~{meta['size']:x}-{_modified(meta):x}"
+
+
+def _modified(meta: Mapping[str, Any]) -> int:
+    return int(meta["last_modified"].timestamp() * 1000)
+
+
+def _entry(meta: Mapping[str, Any]) -> OriginEntry:
+    return OriginEntry(meta["path"], meta["size"], _etag(meta), _modified(meta))
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    none: tuple[bytes, ...] = ()
+    for piece in none:
+        yield piece

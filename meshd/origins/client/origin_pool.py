@@ -1,0 +1,160 @@
+"""OriginPool: opens the origin of each bucket on first use, behind a circuit breaker.
+
+Law: one origin per bucket and process; a changed description opens a new one. After a failure one
+request at a time probes the origin, and all others fail at once until it answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from meshd.origins.client.factory import open_origin
+from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginRefusedError
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Iterator, Sequence
+    from pathlib import Path
+
+    from meshd.control.buckets import Bucket
+    from meshd.origins.client.origin_api import ObjectFacts, Origin, OriginListing, OriginResponse
+    from meshd.util.clock import Clock
+
+_REST: Final = 2.0  # seconds an origin that failed is let alone
+_TOLD: Final = 60.0  # seconds from one line of the log that an origin fails to the next
+_MOST: Final = 256
+_log = logging.getLogger("meshd.origins")
+
+
+class OriginPool:
+    """Opened origins by bucket."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self._directory, self._clock = directory, clock
+        self._open: OrderedDict[tuple[object, ...], GuardedOrigin] = OrderedDict()
+        self._troubles: OrderedDict[str, FailureLog] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Origins {len(self._open)} open>"
+
+    def of(self, bucket: Bucket) -> GuardedOrigin:
+        """The origin of a bucket that has one. Raises OriginRefusedError."""
+        assert bucket.origin is not None
+        key = (bucket.name, bucket.origin, self._changed(bucket.origin.credentials))
+        found = self._open.get(key)
+        if found is None:
+            try:
+                origin = open_origin(bucket.name, bucket.origin, self._directory)
+            except OriginRefusedError as error:
+                metrics.origin_errors.inc()
+                self.trouble(bucket).failed(error)
+                raise
+            found = self._open[key] = GuardedOrigin(bucket.name, origin, self._clock, self.trouble(bucket))
+            while len(self._open) > _MOST:
+                self._open.popitem(last=False)
+        return found
+
+    def trouble(self, bucket: Bucket) -> FailureLog:
+        """What the log is told of a bucket's origin."""
+        found = self._troubles.get(bucket.name)
+        if found is None:
+            found = self._troubles[bucket.name] = FailureLog(bucket.name, self._clock)
+            while len(self._troubles) > _MOST:
+                self._troubles.popitem(last=False)
+        return found
+
+    def _changed(self, credentials: str) -> int:
+        try:
+            return (self._directory / credentials).stat().st_mtime_ns if credentials else 0
+        except OSError:
+            return 0
+
+
+class FailureLog:
+    """The log's lines of one bucket's origin: that it fails, once a minute, and that it answers again."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name, self._clock = name, clock
+        self._next: float | None = None  # None: it answers
+
+    def __repr__(self) -> str:
+        return f"<Trouble of {self._name}{'' if self._next is None else ': it fails'}>"
+
+    def failed(self, error: OriginError) -> None:
+        """Somebody did not get what they asked for."""
+        now = self._clock.monotonic()
+        if self._next is None or now >= self._next:
+            self._next = now + _TOLD
+            _log.warning("an origin fails", extra={"bucket": self._name, "why": str(error)})
+
+    def passed(self) -> None:
+        """It answered as it should."""
+        if self._next is not None:
+            self._next = None
+            _log.info("the origin answers again", extra={"bucket": self._name})
+
+
+class GuardedOrigin:
+    """An Origin that fails at once while it is down."""
+
+    def __init__(self, name: str, origin: Origin, clock: Clock, trouble: FailureLog) -> None:
+        self._name, self._origin, self._clock, self._trouble = name, origin, clock, trouble
+        self._until = 0.0
+        self._why = ""
+        self._probing = False
+
+    def __repr__(self) -> str:
+        return f"<GuardedOrigin of {self._name}{' down' if self._until else ''}>"
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        probing = self._admit()
+        try:
+            yield
+        except OriginDownError as error:
+            self._until, self._why = self._clock.monotonic() + _REST, str(error)
+            self._trouble.failed(error)
+            raise
+        except OriginError as error:
+            self._until = 0.0  # it answers
+            if isinstance(error, OriginRefusedError):
+                self._trouble.failed(error)
+            raise
+        else:
+            self._until = 0.0
+            self._trouble.passed()
+        finally:
+            if probing:
+                self._probing = False
+
+    def _admit(self) -> bool:
+        if not self._until:
+            return False
+        if self._probing or self._clock.monotonic() < self._until:
+            metrics.origin_errors.inc()  # as if it had been asked: else few failures show of many
+            raise OriginDownError(self._why)
+        self._probing = True
+        return True
+
+    async def get(self, key: str, offset: int, length: int, *, etag: str = "") -> OriginResponse:
+        with self._watched():
+            return await self._origin.get(key, offset, length, etag=etag)
+
+    async def head(self, key: str) -> ObjectFacts:
+        with self._watched():
+            return await self._origin.head(key)
+
+    async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
+        with self._watched():
+            return await self._origin.list(prefix, delimiter, after, limit)
+
+    async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:
+        with self._watched():
+            return await self._origin.put(key, body, facts)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        with self._watched():
+            await self._origin.delete(keys)

@@ -1,0 +1,384 @@
+"""The eviction policy of the cache: whole segments are evicted, and valuable items are rewritten.
+
+Law: an item is admitted only if it is read again sooner than what it would replace, so a scan does not
+empty the cache. Pins, declared working sets and dirty items stay. Removed items are dead bytes until
+their file is deleted. Invariant: a segment holds items of one bucket; `used` is the sum of all segments.
+A store reports reads and writes, and carries out the decisions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from meshd.origins.eviction.next_use import NextUsePredictor, ReadSchedule
+from meshd.origins.eviction.policy_api import Decision, Eviction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from meshd.origins.eviction.policy_api import EvictionSettings, Item
+
+
+class ProtectedItems:
+    """Who may not go."""
+
+    def __init__(self) -> None:
+        self.dirty: set[Item] = set()
+        self._pins: set[Item] = set()
+        self._declared: dict[str, frozenset[Item]] = {}
+        self._prefixes: dict[str, tuple[str, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Guards {len(self._pins)} pins, {len(self._declared)} sets, {len(self.dirty)} dirty>"
+
+    def pin(self, bucket: str, prefix: str) -> None:
+        self._pins.add((bucket, prefix))
+        self._gather()
+
+    def unpin(self, bucket: str, prefix: str) -> None:
+        self._pins.discard((bucket, prefix))
+        self._gather()
+
+    def declare(self, name: str, prefixes: frozenset[Item]) -> None:
+        """A working set, as (bucket, prefix); the same name again replaces it."""
+        self._declared[name] = prefixes
+        self._gather()
+
+    def withdraw(self, name: str) -> None:
+        self._declared.pop(name, None)
+        self._gather()
+
+    def wanted(self, item: Item) -> bool:
+        """It is pinned or in a working set."""
+        return bool(self._prefixes) and item[1].startswith(self._prefixes.get(item[0], ()))
+
+    def holds(self, item: Item) -> bool:
+        """It may not be dropped."""
+        return item in self.dirty or self.wanted(item)
+
+    def _gather(self) -> None:
+        gathered = defaultdict(list)
+        for bucket, prefix in sorted(self._pins.union(*self._declared.values())):
+            gathered[bucket].append(prefix)
+        self._prefixes = {bucket: tuple(prefixes) for bucket, prefixes in gathered.items()}
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A data file. `size` with dead bytes; `members` are alive."""
+
+    number: int
+    bucket: str
+    size: int = 0
+    dead: int = 0
+    members: dict[Item, int] = field(default_factory=dict)
+
+
+class SegmentTable:
+    """All data files and the open one of each stream. A stream keeps like with like."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.used = target, 0
+        self.by_number: dict[int, Segment] = {}
+        self.by_bucket: Counter[str] = Counter()
+        self._where: dict[Item, Segment] = {}
+        self._open: dict[tuple[str, str], Segment] = {}
+        self._next = 0
+
+    def __repr__(self) -> str:
+        return f"<Segments {len(self.by_number)} files, {len(self._where)} items, {self.used} bytes>"
+
+    def size_of(self, item: Item) -> int | None:
+        segment = self._where.get(item)
+        return None if segment is None else segment.members[item]
+
+    def append(self, item: Item, size: int, stream: str) -> int:
+        """The number of the segment it goes into; an earlier copy becomes dead bytes."""
+        self.bury(item)
+        where = (item[0], stream)
+        segment = self._open.get(where)
+        if segment is None or segment.number not in self.by_number or segment.size + size > self.target:
+            segment = self._open[where] = self._new(item[0], self._next)
+        self._put(segment, item, size)
+        return segment.number
+
+    def restore(self, number: int, item: Item, size: int) -> None:
+        """An item that lies in a file of an earlier run."""
+        segment = self.by_number.get(number) or self._new(item[0], number)
+        if segment.bucket != item[0] or item in self._where:
+            raise ValueError(
+                f"{item} cannot lie in segment {number} too, which is of bucket {segment.bucket}"
+            )
+        self._put(segment, item, size)
+
+    def bury(self, item: Item) -> Segment | None:
+        """Its bytes are dead; the segment they lie in."""
+        segment = self._where.pop(item, None)
+        if segment is not None:
+            segment.dead += segment.members.pop(item)
+        return segment
+
+    def drop(self, segment: Segment) -> None:
+        """The file goes with all that is still in it."""
+        for item in segment.members:
+            del self._where[item]
+        del self.by_number[segment.number]
+        self.used -= segment.size
+        self.by_bucket[segment.bucket] -= segment.size
+
+    def _new(self, bucket: str, number: int) -> Segment:
+        self._next = max(self._next, number) + 1
+        segment = self.by_number[number] = Segment(number, bucket)
+        return segment
+
+    def _put(self, segment: Segment, item: Item, size: int) -> None:
+        segment.members[item] = size
+        segment.size += size
+        self._where[item] = segment
+        self.used += size
+        self.by_bucket[segment.bucket] += size
+
+
+_LOOKED_AT = 32  # segments a search looks at; the next search goes on behind them
+_SHARE = 0.5  # of a segment's bytes that should go with it: no byte is freed by writing more than another
+_LEAST = 1 / 16  # of them without which a segment is let be
+_SOON = 8  # a search without result holds for this part of the capacity in bytes read
+_MUST = -1.0  # the distance of what must be kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Victim:
+    """A segment and the distance from which on its items are dropped. `worth`: of the nearest that goes."""
+
+    segment: Segment
+    drop: tuple[Item, ...]
+    worth: float
+
+
+class SegmentPolicy:
+    """State of one cache. Nothing in it waits; every call returns at once."""
+
+    def __init__(self, settings: EvictionSettings) -> None:
+        self.settings = settings
+        self.moved = 0
+        self.evictions = 0
+        self._segments = SegmentTable(settings.segment)
+        self._guards = ProtectedItems()
+        self._forecast = NextUsePredictor(settings.memory * settings.capacity, settings.tracked)
+        self._hand = 0
+        self._bars: dict[str | None, tuple[float, int]] = {}  # of a full bucket, or (None) of the whole
+
+    def __repr__(self) -> str:
+        return f"<Segmented {self.used} of {self.settings.capacity} bytes, {self._segments!r}>"
+
+    @property
+    def used(self) -> int:
+        return self._segments.used
+
+    def used_by(self, bucket: str) -> int:
+        return self._segments.by_bucket[bucket]
+
+    def size_of(self, item: Item) -> int | None:
+        """Bytes kept of it; None: it is not kept."""
+        return self._segments.size_of(item)
+
+    # --- what happens
+
+    def read(self, item: Item, size: int) -> int:
+        """As the simulator's other policies: how many bytes were kept."""
+        return size if self.decide(item, size).hit else 0
+
+    def decide(self, item: Item, size: int) -> Decision:
+        """Somebody reads an item of this size."""
+        self._forecast.note(item, size)
+        held = self._segments.size_of(item)
+        if held == size or (held is not None and item in self._guards.dirty):
+            return Decision(hit=True)
+        stale = () if held is None else self._bury(item)
+        distance = _MUST if self._guards.wanted(item) else self._forecast.newcomer(item)
+        return self._admit(item, size, distance, stale)
+
+    def write(self, item: Item, size: int) -> Decision:
+        """Write-back: it is kept until `clean`. Without a segment there is no room: write through instead."""
+        done = self._admit(item, size, _MUST, ())
+        if done.segment is not None:
+            self._guards.dirty.add(item)
+        return done
+
+    def clean(self, item: Item) -> None:
+        """The origin has it now."""
+        self._bars.clear()
+        self._guards.dirty.discard(item)
+
+    def remove(self, item: Item) -> tuple[Eviction, ...]:
+        """It is deleted; its file goes too if it was the last in it."""
+        self._guards.dirty.discard(item)
+        self._forecast.forget(item)
+        self._bars.clear()
+        return self._bury(item)
+
+    def restore(self, segment: int, item: Item, size: int, *, dirty: bool = False) -> None:
+        """What a store finds on its disks when it starts; `sweep` afterwards."""
+        self._segments.restore(segment, item, size)
+        if dirty:
+            self._guards.dirty.add(item)
+
+    def sweep(self) -> tuple[Eviction, ...]:
+        """Down to the low watermark and to the quotas, whatever it is worth; what must stay stays."""
+        done: list[Eviction] = []
+        for bucket, quota in sorted(self.settings.quotas.items()):
+            while self.used_by(bucket) > quota and (victim := self._victim(bucket)):
+                done.append(self._evict(victim))
+        while self.used > self._low and (victim := self._victim(None)):
+            done.append(self._evict(victim))
+        return tuple(done)
+
+    # --- what is known
+
+    def pin(self, bucket: str, prefix: str = "") -> None:
+        """Keys of the bucket that begin so are let in before others, and stay."""
+        self._guards.pin(bucket, prefix)
+
+    def unpin(self, bucket: str, prefix: str = "") -> None:
+        self._guards.unpin(bucket, prefix)
+        self._bars.clear()
+
+    def declare(self, name: str, *prefixes: Item) -> None:
+        """A working set, as (bucket, prefix): none of it goes while it is declared."""
+        if self.settings.hints:
+            self._guards.declare(name, frozenset(prefixes))
+
+    def withdraw(self, name: str) -> None:
+        self._guards.withdraw(name)
+        self._bars.clear()
+
+    def plan(self, name: str, order: Iterable[Item]) -> None:
+        """The reads to come, in order."""
+        if self.settings.hints:
+            self._forecast.plans[name] = ReadSchedule(order)
+
+    def advance(self, name: str, position: int) -> None:
+        """The plan's reader has read all before `position`. A plan at its end is forgotten."""
+        plan = self._forecast.plans.get(name)
+        if plan is not None:
+            plan.position = position
+            if position >= plan.length:
+                del self._forecast.plans[name]
+
+    def unplan(self, name: str) -> None:
+        """Its reads to come are not known any more."""
+        self._forecast.plans.pop(name, None)
+        self._bars.clear()
+
+    # --- deciding
+
+    def _bury(self, item: Item) -> tuple[Eviction, ...]:
+        segment = self._segments.bury(item)
+        if segment is None or segment.members:
+            return ()
+        return (self._evict(_Victim(segment, (), inf)),)
+
+    @property
+    def _low(self) -> int:
+        return int(self.settings.capacity * self.settings.low)
+
+    @property
+    def _high(self) -> int:
+        return int(self.settings.capacity * self.settings.high)
+
+    def _admit(self, item: Item, size: int, distance: float, before: tuple[Eviction, ...]) -> Decision:
+        quota = min(self.settings.quotas.get(item[0], self._high), self._high)
+        if size > quota:
+            return Decision(evictions=before)
+        done = list(before)
+        if not self._make_room(item[0], size, quota, distance, done):
+            return Decision(evictions=tuple(done))
+        stream = "kept" if distance == _MUST else "read"
+        return Decision(segment=self._segments.append(item, size, stream), evictions=tuple(done))
+
+    def _make_room(self, bucket: str, size: int, quota: int, distance: float, done: list[Eviction]) -> bool:
+        while self.used_by(bucket) + size > quota:
+            if not self._replace(bucket, distance, done):
+                return False
+        if self.used + size <= self._low:
+            return True
+        if self.used + size <= self._high:
+            return distance == _MUST or distance < self._bars.get(None, (inf, 0))[0]
+        while self.used + size > self._low:
+            if not self._replace(None, distance, done):
+                return self.used + size <= self._high
+        return True
+
+    def _replace(self, bucket: str | None, distance: float, done: list[Eviction]) -> bool:
+        """Evict one segment if the newcomer is read again sooner than what goes."""
+        bar, until = self._bars.get(bucket, (inf, 0))
+        if distance >= bar and self._forecast.clock < until:
+            return False
+        victim = self._victim(bucket)
+        until = self._forecast.clock + self.settings.capacity // _SOON
+        self._bars[bucket] = (victim.worth if victim else -inf, until)
+        if victim is None or distance >= victim.worth:
+            return False
+        done.append(self._evict(victim))
+        return True
+
+    def _victim(self, bucket: str | None) -> _Victim | None:
+        """Of the segments looked at, the one whose dropped items are read again last."""
+        best: _Victim | None = None
+        for found in self._candidates(bucket):
+            if best is None or found.worth > best.worth:
+                best = found
+        return best
+
+    def _candidates(self, bucket: str | None) -> Iterator[_Victim]:
+        """What segments behind the hand, then around, have to give; as many as one search looks at."""
+        numbers = sorted(self._segments.by_number)
+        at = bisect_right(numbers, self._hand)
+        left = _LOOKED_AT
+        for number in (*numbers[at:], *numbers[:at]):
+            segment = self._segments.by_number[number]
+            if bucket is not None and segment.bucket != bucket:
+                continue
+            if (found := self._weigh(segment)) is not None:
+                yield found
+                left -= 1
+            if not left:
+                self._hand = number
+                return
+
+    def _weigh(self, segment: Segment) -> _Victim | None:
+        """Drop from the farthest on until enough goes. None: too little would."""
+        free = [
+            (self._forecast.distance(item), item, size)
+            for item, size in segment.members.items()
+            if not self._guards.holds(item)
+        ]
+        free.sort(reverse=True)
+        freed, worth, drop = segment.dead, inf, []
+        for distance, item, size in free:
+            if freed >= _SHARE * segment.size and distance < worth:
+                break
+            worth = distance
+            freed += size
+            drop.append(item)
+        if freed < _LEAST * segment.size or not freed:
+            return None
+        return _Victim(segment, tuple(drop), worth * min(1.0, freed / (_SHARE * segment.size)))
+
+    def _evict(self, victim: _Victim) -> Eviction:
+        segment, dropped = victim.segment, set(victim.drop)
+        kept = [(item, size) for item, size in segment.members.items() if item not in dropped]
+        self._segments.drop(segment)
+        moves = tuple((item, self._segments.append(item, size, self._stream(item))) for item, size in kept)
+        moved = sum(size for _, size in kept)
+        self.moved += moved
+        self.evictions += 1
+        return Eviction(segment.number, victim.drop, moves, segment.size - moved, moved)
+
+    def _stream(self, item: Item) -> str:
+        """Whose like it is: what is held need not be written again with what comes and goes."""
+        return "kept" if self._guards.holds(item) else "moved"

@@ -1,0 +1,204 @@
+"""Listings of backed buckets: pages of the origin, merged with objects that are not written back yet.
+
+Law: a page is cached for the TTL of the origin while the write marks of all nodes stay equal. Marks are
+compared, never ordered; a node changes its mark before it acknowledges a write. If a node cannot be
+asked there are no marks, and the page is fetched again. For a key present on both sides the local object
+is newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from meshd.origins.cache.cache_store import cache_name
+from meshd.origins.client.origin_api import OriginEntry, OriginError, OriginListing
+from meshd.origins.read_through import s3_error_for
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.util.async_tasks import SingleFlight
+from meshwire.s3.results import ObjectEntry, ObjectListing, Owner
+
+if TYPE_CHECKING:
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.client.origin_pool import OriginPool
+    from meshd.peer_reads.listing import MergedListings
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.records import EntryPage
+    from meshd.store.store import Store
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+    from meshwire.s3.operations import ListObjects
+
+
+WRITE_MARK_PATH: Final = f"{PREFIX}origin-mark"
+_PATIENCE: Final = 0.5  # seconds for all nodes; asking the origin takes hardly longer
+_LONGEST: Final = 64
+
+MarkVector = tuple[str, ...]
+
+
+class WriteMarks:
+    """One a process."""
+
+    def __init__(self, shelf: CacheStore, mesh: ClusterView, peers: PeerClient) -> None:
+        self._shelf, self._mesh, self._peers = shelf, mesh, peers
+
+    def __repr__(self) -> str:
+        return f"<Marker of {self._mesh.node_id}>"
+
+    def own(self, name: str) -> str:
+        """This node's; "" of a bucket that it does not know."""
+        bucket = self._shelf.backed(name)
+        return "" if bucket is None else self._shelf.mark(bucket)
+
+    async def of(self, bucket: Bucket) -> MarkVector | None:
+        """All there are; None while some node that may write does not tell."""
+        assert bucket.origin is not None
+        if self._mesh.alone or bucket.origin.write == "off":
+            return (self._shelf.mark(bucket),)
+        cluster = self._mesh.map()
+        nodes = [node for node in cluster.nodes if node.stores and node.state not in ("away", "down")]
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                told = await asyncio.gather(*[self._ask(node, bucket) for node in nodes])
+        except (TimeoutError, PeerUnreachableError, PeerRefusedError, StaleMapError):
+            return None
+        if not all(told) or self._mesh.map().version != cluster.version:
+            return None
+        return (str(cluster.version), *told)
+
+    async def _ask(self, node: Node, bucket: Bucket) -> str:
+        if node.node_id == self._mesh.node_id:
+            return self._shelf.mark(bucket)
+        call = self._peers.call(node, "POST", WRITE_MARK_PATH, body=bucket.name.encode(), timeout=_PATIENCE)
+        async with call as answer:
+            return (await answer.read())[:_LONGEST].decode("ascii", "replace")
+
+
+_KEPT: Final = 512  # pages of one process
+PAGE: Final = 1000
+
+PageKey = tuple[str, str, str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    page: OriginListing
+    marks: MarkVector
+    since: float
+
+
+class BackedListings:
+    """One a process."""
+
+    def __init__(
+        self,
+        origins: OriginPool,
+        store: Store,
+        shelf: CacheStore,
+        clock: Clock,
+        mesh: ClusterView,
+        merged: MergedListings,
+        marker: WriteMarks,
+    ) -> None:
+        self._origins, self._store, self._shelf, self._clock = origins, store, shelf, clock
+        self._mesh, self._merged, self.marker = mesh, merged, marker
+        self._pages: OrderedDict[PageKey, _Kept] = OrderedDict()
+        self._asking: SingleFlight[tuple[PageKey, MarkVector], OriginListing] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<BackedListings {len(self._pages)} pages kept>"
+
+    async def objects(self, operation: ListObjects) -> ObjectListing | None:
+        """A page of a backed bucket; None for another. Raises S3Error."""
+        bucket = self._shelf.backed(operation.bucket)
+        if bucket is None:
+            return None
+        if operation.max_keys <= 0:
+            return ObjectListing()
+        limit = min(operation.max_keys, PAGE)
+        try:
+            page = await self.page(bucket, operation.prefix, operation.delimiter, operation.after, limit)
+        except OriginError as error:
+            raise s3_error_for(error, operation.prefix) from error
+        owner = Owner(bucket.owner) if operation.version == 1 or operation.fetch_owner else None
+        entries = tuple(
+            ObjectEntry(entry.key, entry.size, entry.etag, entry.modified, owner) for entry in page.entries
+        )
+        return ObjectListing(entries, page.prefixes, bool(page.after), page.after)
+
+    async def page(
+        self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
+    ) -> OriginListing:
+        """A page in order of UTF-8 bytes, dirty objects among it. Raises OriginError."""
+        dirty = await self._dirty(bucket, prefix, delimiter, after, limit)  # before it may go to the origin
+        page = await self._remote(bucket, prefix, delimiter, after, limit)
+        return _merged(page, dirty, limit) if dirty else page
+
+    async def _remote(
+        self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
+    ) -> OriginListing:
+        assert bucket.origin is not None
+        question = (cache_name(bucket), prefix, delimiter, after, limit)
+        marks, now = await self.marker.of(bucket), self._clock.monotonic()
+        origin = self._origins.of(bucket)
+        if marks is None:
+            return await origin.list(prefix, delimiter, after, limit)
+        kept = self._pages.get(question)
+        if kept is not None and kept.marks == marks and now < kept.since + bucket.origin.ttl:
+            return kept.page
+        page, _ = await self._asking.run(
+            (question, marks), lambda: origin.list(prefix, delimiter, after, limit)
+        )
+        self._pages[question] = _Kept(page, marks, now)
+        self._pages.move_to_end(question)
+        while len(self._pages) > _KEPT:
+            self._pages.popitem(last=False)
+        return page
+
+    async def _dirty(
+        self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
+    ) -> list[OriginEntry | str]:
+        """What is not at the origin yet, as much as fits in a page. Raises S3Error SlowDown."""
+        found: dict[str, OriginEntry | str] = {}
+        at = after
+        while len(found) <= limit:
+            page = await self._own(bucket, prefix, at)
+            for entry in page.entries:
+                cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
+                name = entry.key if cut < 0 else entry.key[: cut + len(delimiter)]
+                if name.encode() > after.encode():
+                    found[name] = name if cut >= 0 else OriginEntry(*entry[:4])
+            if not page.truncated:
+                break
+            at = page.next_after
+        return list(found.values())
+
+    async def _own(self, bucket: Bucket, prefix: str, after: str) -> EntryPage:
+        """Of all nodes, where something may have been acknowledged that the origin does not have."""
+        assert bucket.origin is not None
+        if self._mesh.alone or bucket.origin.write != "back":
+            return self._store.own_entries(bucket.name, prefix, after, PAGE)
+        return await self._merged.own(bucket.name, prefix, after, PAGE)
+
+
+def _merged(page: OriginListing, dirty: list[OriginEntry | str], limit: int) -> OriginListing:
+    every: dict[bytes, OriginEntry | str] = {entry.key.encode(): entry for entry in page.entries}
+    every |= {prefix.encode(): prefix for prefix in page.prefixes}
+    every |= {(each if isinstance(each, str) else each.key).encode(): each for each in dirty}
+    names = sorted(every)
+    if page.after:
+        last = page.after.encode()
+        names = [name for name in names if name <= last]
+    shown = [every[name] for name in names[:limit]]
+    more = len(names) > limit or bool(page.after)
+    return OriginListing(
+        tuple(each for each in shown if isinstance(each, OriginEntry)),
+        tuple(each for each in shown if isinstance(each, str)),
+        names[:limit][-1].decode() if more and shown else page.after if more else "",
+    )

@@ -1,0 +1,244 @@
+"""PrefetchFanOut: distributes the names of a prefetch over the responsible nodes and collects outcomes.
+
+Law: a node has few requests in flight and gets the next one when it answers, so a slow node delays
+nobody. Unanswered names of a failed node go to its successor. Invariant: each name has exactly one final
+outcome, reported once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.core.api_errors import busy
+from meshd.errors import MeshdError
+from meshd.origins.prefetch_worker import (
+    PREFETCH_PATH,
+    OutcomeDecoder,
+    PrefetchRequest,
+    RateLimiter,
+    encode_request,
+)
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerUnreachableError
+from meshwire.cluster.routes import COMPLETE_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.origins.prefetch_worker import PrefetchAction, PrefetchItem, PrefetchOutcome, PrefetchWorker
+    from meshd.rpc.peer_client import PeerClient
+    from meshwire.cluster import Node
+
+    Report = Callable[[int, PrefetchOutcome], None]
+
+_FETCHED: Final = 64  # names of one question
+_LOOKED: Final = 500  # of one that fetches nothing
+_QUESTIONS: Final = 2  # under way of one node
+_TRIES: Final = 8  # questions in a row without an outcome
+_MOMENT: Final = 0.25  # seconds whose bytes are asked for at once, where they are limited
+_PATIENCE: Final = 2.0  # seconds a newer map is waited for
+
+
+class PrefetchFanOut:
+    """One a process. `own` does what this node answers for."""
+
+    def __init__(self, mesh: ClusterView, peers: PeerClient, own: PrefetchWorker) -> None:
+        self._mesh, self._peers, self._own = mesh, peers, own
+
+    def __repr__(self) -> str:
+        return f"<Spreading from {self._mesh.node_id}>"
+
+    def homes(self, bucket: Bucket) -> Sequence[str]:
+        """The nodes that are to have a copy each; ("",): each name has its one node."""
+        named = () if bucket.origin is None or self._mesh.alone else bucket.origin.homes
+        nodes = [self._mesh.map().node(name) for name in named]
+        return [node.node_id for node in nodes if node is not None and node.state in COMPLETE_STATES] or [""]
+
+    async def run(
+        self,
+        bucket: Bucket,
+        work: PrefetchAction,
+        wanted: Sequence[PrefetchItem],
+        report: Report,
+        toward: str = "",
+        budget: RateLimiter | None = None,
+    ) -> None:
+        """`report` gets what is said of each, by its number in `wanted`. `toward`: by this node, while it
+        answers for them. `budget`: of all nodes together. Raises BatchError Busy when no node answers for
+        some of them."""
+        deal = _FanOutRun(self, bucket, work, wanted, report, toward, budget or RateLimiter(lambda: 0.0))
+        try:
+            await deal.run()
+        finally:
+            await deal.aclose()
+
+    def reader(self, bucket: str, key: str, toward: str = "") -> Node | None:
+        """Who answers for a name now; `toward`, if it is one of them."""
+        if self._mesh.alone:
+            return self._mesh.me or self._mesh.map().nodes[0]
+        readers = self._mesh.route(bucket, key).readers
+        return next((node for node in readers if node.node_id == toward), next(iter(readers), None))
+
+    async def outcomes(self, node: Node, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
+        """What a node says. Raises MeshdError when it ends without having said all."""
+        if node.node_id == self._mesh.node_id:
+            async with aclosing(self._own.work(ask)) as said:
+                async for outcomes in said:
+                    yield outcomes
+            return
+        found = OutcomeDecoder()
+        async with self._peers.call(node, "POST", PREFETCH_PATH, body=encode_request(ask)) as answer:
+            async for piece in answer.pieces():
+                yield list(found.feed(piece))
+
+    async def lost(self, node: Node, error: Exception, version: int) -> None:
+        """A node did not answer as it should: look at it, and wait for what the map says then."""
+        if isinstance(error, PeerUnreachableError):
+            await self._mesh.suspect(node.node_id, version)
+        await self.news(version)
+
+    async def news(self, version: int) -> None:
+        """Wait for a map that is newer than `version`, for a moment."""
+        if self._mesh.lone:
+            await asyncio.sleep(_PATIENCE)
+        else:
+            await self._mesh.newer_than(version, _PATIENCE)
+
+    @property
+    def version(self) -> int:
+        """Of the map this process goes by."""
+        return self._mesh.map().version
+
+
+class _FanOutRun:
+    def __init__(
+        self,
+        spreading: PrefetchFanOut,
+        bucket: Bucket,
+        work: PrefetchAction,
+        wanted: Sequence[PrefetchItem],
+        report: Report,
+        toward: str,
+        budget: RateLimiter,
+    ) -> None:
+        self._budget = budget
+        self._spreading, self._bucket, self._work = spreading, bucket, work
+        self._wanted, self._report, self._toward = wanted, report, toward
+        self._most = _FETCHED if work == "fetch" else _LOOKED
+        self._queues: dict[str, deque[int]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._asked: Counter[str] = Counter()
+        self._tasks: dict[asyncio.Task[list[int]], str] = {}
+        self._silent, self._why = 0, "no node answers for it now"
+
+    @property
+    def _which(self) -> tuple[str, int, PrefetchAction]:
+        return self._bucket.name, self._bucket.created_ms, self._work
+
+    async def run(self) -> None:
+        self._out(range(len(self._wanted)))
+        self._begin()
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                name = self._tasks.pop(task)
+                self._asked[name] -= 1
+                left = task.result()
+                if left:
+                    self._out([*left, *self._queues.pop(name, ())])
+            if self._silent > _TRIES:
+                raise busy(f"{self._bucket.name} cannot be brought into caches now: {self._why}")
+            self._begin()
+
+    def _out(self, numbers: Iterable[int]) -> None:
+        """Deal names out by the present map; those nobody answers for wait for another one."""
+        nobody = []
+        for number in numbers:
+            node = self._spreading.reader(self._bucket.name, self._wanted[number].key, self._toward)
+            if node is None:
+                nobody.append(number)
+                continue
+            self._nodes[node.node_id] = node
+            self._queues.setdefault(node.node_id, deque()).append(number)
+        if nobody:
+            self._tasks[asyncio.ensure_future(self._wait(nobody, self._spreading.version))] = ""
+
+    def _begin(self) -> None:
+        for name, queue in self._queues.items():
+            while queue and self._asked[name] < _QUESTIONS:
+                numbers = self._next(queue)
+                task = asyncio.ensure_future(self._ask(self._nodes[name], numbers))
+                self._tasks[task] = name
+                self._asked[name] += 1
+
+    def _next(self, queue: deque[int]) -> list[int]:
+        """The names of a question: with a budget, no more bytes than a moment's, or one name."""
+        room = self._budget.rate() * _MOMENT or float("inf")
+        numbers: list[int] = []
+        while queue and len(numbers) < self._most and (room > 0 or not numbers):
+            room -= max(0, self._wanted[queue[0]].size)
+            numbers.append(queue.popleft())
+        return numbers
+
+    async def _wait(self, numbers: list[int], version: int) -> list[int]:
+        self._silent += 1
+        await self._spreading.news(version)
+        return numbers
+
+    async def _ask(self, node: Node, numbers: list[int]) -> list[int]:
+        """The numbers that are to be dealt out again."""
+        wanted = [self._wanted[number] for number in numbers]
+        if self._work != "fetch":
+            return await self._heard(node, numbers, PrefetchRequest(*self._which, wanted), Counter())
+        size, brought = sum(max(0, each.size) for each in wanted), Counter[str]()
+        await self._budget.take(size)
+        try:
+            ask = PrefetchRequest(*self._which, wanted, int(self._budget.rate()))
+            return await self._heard(node, numbers, ask, brought)
+        finally:
+            self._budget.give_back(max(0, size - brought["bytes"]))
+
+    async def _heard(
+        self, node: Node, numbers: list[int], ask: PrefetchRequest, brought: Counter[str]
+    ) -> list[int]:
+        left, version = dict(enumerate(numbers)), self._spreading.version
+        try:
+            async with aclosing(self._spreading.outcomes(node, ask)) as said:
+                async for outcomes in said:
+                    for number, outcome in self._new(outcomes, left):
+                        brought["bytes"] += outcome.size if outcome.verdict == "moved" else 0
+                        self._report(number, outcome)
+        except (MeshdError, BodyFramingError, msgspec.MsgspecError) as error:
+            self._why = f"{node.node_id}: {error}"
+            self._silent += 1
+            await self._spreading.lost(node, error, version)
+            return list(left.values())
+        if left:
+            self._silent += 1
+            await self._spreading.news(version)
+        return list(left.values())
+
+    def _new(
+        self, outcomes: list[PrefetchOutcome], left: dict[int, int]
+    ) -> Iterator[tuple[int, PrefetchOutcome]]:
+        """What is to be reported; `left` loses what has its outcome."""
+        for outcome in outcomes:
+            number = left.get(outcome.number)
+            if number is None or outcome.verdict == "elsewhere":
+                continue
+            self._silent = 0
+            if outcome.last:
+                del left[outcome.number]
+            yield number, outcome
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

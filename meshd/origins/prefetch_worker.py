@@ -1,0 +1,288 @@
+"""The node side of a prefetch: messages, rate limit, and the worker that fetches into the cache.
+
+Law: a request names objects of one bucket that this node is responsible for; the reply streams outcomes,
+one final outcome per name. Cached objects with the wanted ETag are skipped. The caller has authorized
+the names. A request has a bounded number of pieces in flight and ends when nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from meshd.origins.cache.cache_store import CHUNK_BYTES
+from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginError
+from meshd.util.async_tasks import BackgroundTasks
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.origins.service import BackedService
+
+
+PREFETCH_PATH: Final = "/-/peer/origins/warm"
+MAX_NAMES: Final = 1000
+MAX_ASK_BYTES: Final = 8 << 20
+_LENGTH: Final = 4
+_MOST: Final = 64 << 10
+
+PrefetchAction = Literal["look", "fetch", "have"]
+Verdict = Literal["found", "fetched", "there", "lacking", "failed", "elsewhere", "moved"]
+
+
+class PrefetchItem(Struct, frozen=True, array_like=True):
+    """An object of an origin; of size -1 while only its name is known."""
+
+    key: Annotated[str, Meta(max_length=4096)]
+    size: int = -1
+    etag: Annotated[str, Meta(max_length=4096)] = ""
+    modified: int = 0
+
+    @classmethod
+    def of(cls, key: str, facts: ObjectFacts) -> PrefetchItem:
+        return cls(key, facts.size, facts.etag, facts.modified)
+
+    def facts(self) -> ObjectFacts:
+        """What is known of it."""
+        return ObjectFacts(self.size, self.etag, self.modified)
+
+
+class PrefetchRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`work`: look (what the origin has under these names), fetch (into the cache), have (which are there).
+    `created_ms` tells the bucket from one that had its name before. `rate`: bytes a second at most, 0 for
+    any."""
+
+    bucket: Annotated[str, Meta(max_length=63)]
+    created_ms: int
+    work: PrefetchAction
+    wanted: Annotated[list[PrefetchItem], Meta(max_length=MAX_NAMES)]
+    rate: Annotated[int, Meta(ge=0)] = 0
+
+
+class PrefetchOutcome(Struct, frozen=True, array_like=True):
+    """Of name `number`: `found` (with its facts), `fetched` or `there`, `lacking` (it is not cached),
+    `failed` (`text` says why), `elsewhere` (another node answers for it). `moved`: bytes came, and more
+    may."""
+
+    number: int
+    verdict: Verdict
+    size: int = 0
+    etag: str = ""
+    modified: int = 0
+    text: str = ""
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing more is said of the name."""
+        return self.verdict != "moved"
+
+
+encode_request = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(PrefetchRequest).decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(PrefetchOutcome).decode
+
+
+def framed(outcome: PrefetchOutcome) -> bytes:
+    """An outcome as it is sent."""
+    body = _encode(outcome)
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+class OutcomeDecoder:
+    """Outcomes taken out of bytes that arrive in any pieces. Raises msgspec.MsgspecError."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<Outcomes, {len(self._held)} bytes held>"
+
+    def feed(self, data: bytes) -> Iterator[PrefetchOutcome]:
+        self._held += data
+        while len(self._held) >= _LENGTH:
+            size = int.from_bytes(self._held[:_LENGTH], "big")
+            if size > _MOST:
+                raise msgspec.ValidationError("an outcome is too long")
+            if len(self._held) < _LENGTH + size:
+                return
+            outcome = _decode(bytes(self._held[_LENGTH : _LENGTH + size]))
+            del self._held[: _LENGTH + size]
+            yield outcome
+
+
+_LOOK: Final = 1.0  # seconds after which the rate is asked for again
+
+
+class RateLimiter:
+    """`rate`: bytes a second, 0 for any; it may change. Use on one event loop only."""
+
+    def __init__(self, rate: Callable[[], float]) -> None:
+        self.rate = rate
+        self._turn, self._news = asyncio.Lock(), asyncio.Event()
+        self._owed, self._at = 0.0, 0.0
+
+    def __repr__(self) -> str:
+        return f"<Budget of {self.rate():g} bytes/s, {self._owed:.0f} owed>"
+
+    async def take(self, size: int) -> None:
+        """`size` bytes, when nothing is owed any more."""
+        async with self._turn:
+            while (rest := self._rest()) > 0:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(rest, _LOOK)):
+                        await self._news.wait()
+            self._owed += size
+
+    def give_back(self, size: int) -> None:
+        """So much of what was taken was not brought."""
+        self._rest()
+        self._owed = max(0.0, self._owed - size)
+        self._news.set()
+
+    def _rest(self) -> float:
+        """Seconds until nothing is owed."""
+        now, rate = asyncio.get_running_loop().time(), self.rate()
+        self._owed = max(0.0, self._owed - rate * (now - self._at)) if rate else 0.0
+        self._at = now
+        return self._owed / rate if rate else 0.0
+
+
+_log = logging.getLogger("meshd.origins")
+_CONCURRENCY: Final = 16  # objects of one question under way
+_PIECES: Final = 16  # pieces of them
+_TRIES: Final = 5
+_PAUSE: Final = 2.0  # seconds, then twice as long, while the origin is down
+_BEAT: Final = 5.0  # seconds after which something is said, though nothing came
+_TEXT: Final = 300
+
+
+class PrefetchWorker:
+    """One a process."""
+
+    def __init__(self, backed: BackedService, mesh: ClusterView) -> None:
+        self._backed, self._mesh = backed, mesh
+
+    def __repr__(self) -> str:
+        return f"<Warmer of {self._mesh.node_id}>"
+
+    async def work(self, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
+        """The outcomes of a question, as they come; one of each name is its last."""
+        bucket = self._backed.shelf.backed(ask.bucket)
+        if bucket is None or bucket.created_ms != ask.created_ms:  # news that has not come yet, or has gone
+            yield [PrefetchOutcome(number, "elsewhere") for number in range(len(ask.wanted))]
+            return
+        question = _RequestRun(self._backed, self._mesh, bucket, ask)
+        tasks = BackgroundTasks("warming")
+        try:
+            for _ in range(min(_CONCURRENCY, len(ask.wanted))):
+                tasks.spawn(question.lane(), "lane")
+            left = len(ask.wanted)
+            while left:
+                said = await question.said()
+                left -= sum(outcome.last for outcome in said)
+                yield said
+        finally:
+            await tasks.aclose()
+
+
+class _RequestRun:
+    def __init__(
+        self, backed: BackedService, mesh: ClusterView, bucket: Bucket, ask: PrefetchRequest
+    ) -> None:
+        self._backed, self._mesh, self._bucket, self._work = backed, mesh, bucket, ask.work
+        self._left: Iterator[tuple[int, PrefetchItem]] = iter(enumerate(ask.wanted))
+        self._budget = RateLimiter(lambda: ask.rate)
+        self._said: asyncio.Queue[PrefetchOutcome] = asyncio.Queue()
+        self._pieces = asyncio.Semaphore(_PIECES)
+
+    async def said(self) -> list[PrefetchOutcome]:
+        """What was said since; now and then that nothing was."""
+        try:
+            async with asyncio.timeout(_BEAT):
+                said = [await self._said.get()]
+        except TimeoutError:
+            return [PrefetchOutcome(0, "moved")]
+        while not self._said.empty():
+            said.append(self._said.get_nowait())
+        return said
+
+    async def lane(self) -> None:
+        for number, wanted in self._left:
+            try:
+                outcome = await self._outcome(number, wanted)
+            except (OriginError, S3Error) as error:
+                outcome = PrefetchOutcome(number, "failed", text=str(error)[:_TEXT])
+            except Exception:
+                _log.exception("an object cannot be brought into the cache")
+                outcome = PrefetchOutcome(number, "failed", text="it broke; the node's log says how")
+            self._said.put_nowait(outcome)
+
+    async def _outcome(self, number: int, wanted: PrefetchItem) -> PrefetchOutcome:
+        key, bucket = wanted.key, self._bucket
+        if not self._mesh.is_reader(bucket.name, key):
+            return PrefetchOutcome(number, "elsewhere")
+        if self._work == "look":
+            facts = await self._backed.looked(bucket, key)
+            return PrefetchOutcome(number, "found", facts.size, facts.etag, facts.modified)
+        if self._backed.dirty(bucket, key):  # newer than what the origin has, and no cache's to lose
+            return PrefetchOutcome(number, "there", wanted.size)
+        missing = self._missing(key, wanted.facts())
+        if self._work == "have":
+            return PrefetchOutcome(number, "lacking" if missing else "there")
+        if not missing:
+            self._backed.shelf.note(bucket, key, wanted.etag)
+            return PrefetchOutcome(number, "there", wanted.size)
+        await self._fetch(number, key, wanted.facts(), missing)
+        self._backed.shelf.note(self._bucket, key, wanted.etag)  # of whoever gave it: the origin listed it so
+        return PrefetchOutcome(number, "fetched", wanted.size)
+
+    def _missing(self, key: str, facts: ObjectFacts) -> list[int]:
+        reader, count = self._backed.reader, max(1, -(-facts.size // CHUNK_BYTES))
+        return [number for number in range(count) if reader.chunk(self._bucket, key, facts, number) is None]
+
+    async def _fetch(self, number: int, key: str, facts: ObjectFacts, missing: list[int]) -> None:
+        """The pieces of an object, several at a time."""
+        left = iter(missing)
+
+        async def some() -> None:
+            for piece in left:
+                size = min(CHUNK_BYTES, facts.size - piece * CHUNK_BYTES)
+                async with self._pieces:
+                    await self._budget.take(size)
+                    await self._piece(key, facts, piece)
+                self._said.put_nowait(PrefetchOutcome(number, "moved", size))
+
+        lanes = [asyncio.ensure_future(some()) for _ in range(min(_PIECES, len(missing)))]
+        try:
+            await asyncio.gather(*lanes)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+
+    async def _piece(self, key: str, facts: ObjectFacts, piece: int) -> None:
+        pause = _PAUSE
+        for attempt in range(_TRIES):
+            try:
+                flight = await self._backed.reader.begun(self._bucket, key, piece, facts.etag)
+                try:
+                    await flight.over()
+                finally:
+                    flight.release()
+            except OriginDownError:
+                if attempt == _TRIES - 1:
+                    raise
+                await asyncio.sleep(pause)
+                pause *= 2
+            else:
+                return

@@ -1,0 +1,450 @@
+"""Read-through: serves objects of backed buckets from the cache, revalidates them, and fetches the rest.
+
+Law: a response has one ETag throughout; authorization happens before. A reader waits at most `patience`
+seconds, once, for an origin that does not answer, then cached data is served while one revalidation per
+bucket continues in the background. Bytes that the cache loses during a response come from the origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.object_io import TruncationReport, lookup_result
+from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name, record_from_facts
+from meshd.origins.client.origin_api import (
+    OriginChangedError,
+    OriginDownError,
+    OriginError,
+    OriginKeyError,
+    OriginMissingError,
+    OriginPieceError,
+    OriginRangeError,
+    OriginRefusedError,
+)
+from meshd.origins.readahead import Readahead
+from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
+from meshd.store.integrity.verification import report_unsent_spans
+from meshd.store.records import Span
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+from meshd.util.async_tasks import BackgroundTasks
+from meshd.views.copy_out import split_spans
+from meshd.views.dispatch import AssembledRead
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from meshd.control.buckets import Bucket
+    from meshd.core.object_io import LookupResult
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.origins.cache.in_flight import InFlightPiece
+    from meshd.origins.client.origin_api import ObjectFacts
+    from meshd.origins.worker_shards import WorkerShards
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+    from meshwire.s3.operations import GetObject
+
+
+_Task = asyncio.Task["ObjectFacts | OriginError"]
+
+
+class Revalidator:
+    """One a process. `patience` in seconds."""
+
+    def __init__(self, crew: WorkerShards, patience: float) -> None:
+        self._crew, self._patience = crew, patience
+        self._silent: dict[str, _Task] = {}  # buckets whose origin said nothing in time, and who asks it
+        self._tasks = BackgroundTasks("asking")
+
+    def __repr__(self) -> str:
+        return f"<Questions, {len(self._silent)} origins silent>"
+
+    async def answered(self, bucket: Bucket, key: str, held: ObjectFacts | None) -> ObjectFacts:
+        """What the origin has; `held`, what is cached, while it is down or silent. Raises OriginError."""
+        if held is None:
+            return await self._crew.of(bucket.name, key).check(bucket, key)
+        name = cache_name(bucket)
+        behind = self._silent.get(name)
+        if behind is not None:
+            if behind.done():
+                self._silent[name] = self._asked(bucket, key)
+            return _unanswered(held)
+        asked = self._asked(bucket, key)
+        await asyncio.wait((asked,), timeout=self._patience)
+        if not asked.done():
+            self._silent[name] = asked
+            return _unanswered(held)
+        found = asked.result()
+        if isinstance(found, OriginDownError):
+            return held
+        if isinstance(found, OriginError):
+            raise found
+        return found
+
+    def _asked(self, bucket: Bucket, key: str) -> _Task:
+        return self._tasks.spawn(self._ask(bucket, key), "question")
+
+    async def _ask(self, bucket: Bucket, key: str) -> ObjectFacts | OriginError:
+        try:
+            found: ObjectFacts | OriginError = await self._crew.of(bucket.name, key).check(bucket, key)
+        except OriginError as error:
+            found = error
+        if not isinstance(found, OriginDownError):
+            self._silent.pop(cache_name(bucket), None)
+        return found
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+
+def _unanswered(held: ObjectFacts) -> ObjectFacts:
+    metrics.origin_unanswered.inc()
+    return held
+
+
+_log = logging.getLogger("meshd.origins")
+_STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
+_PIECE: Final = 1 << 20  # bytes that are read at a time
+_UNREADABLE: Final = (ExtentGoneError, CorruptExtentError, DiskFailedError)
+_LOSSES: Final = 2  # of a chunk on its way, by a disk that fails, until an answer is cut
+_PAUSE: Final = 0.2  # seconds before it is asked for again
+_FINDS: Final = 4  # looks at an object that changes while it is found
+
+
+class BackedReader:
+    """One a process."""
+
+    def __init__(
+        self,
+        store: Store,
+        shelf: CacheStore,
+        crew: WorkerShards,
+        keeper: CacheManagerApi,
+        questions: Revalidator,
+    ) -> None:
+        self._store, self._shelf, self._crew, self.keeper = store, shelf, crew, keeper
+        self._questions = questions
+
+    def __repr__(self) -> str:
+        return f"<BackedReader of {self._shelf!r}>"
+
+    def leaves(self, bucket: str, key: str) -> Callable[[], None] | None:
+        """What is to be called if the store answers by itself: the bucket has no origin, or the object is
+        cached and still so. None: it cannot. Microseconds, and nothing is counted yet."""
+        backed = self._shelf.backed(bucket)
+        if backed is None:
+            return _uncounted
+        held = self._shelf.held(backed, key)
+        if held is None or not self._shelf.is_fresh(backed, key, held.etag):
+            return None if self._store.own(bucket, key) is None else _uncounted
+        return partial(self._note, backed, key, held, 0, held.size) if held.size <= CHUNK_BYTES else None
+
+    async def opened(self, operation: GetObject) -> AssembledRead | None:
+        """The answer to a read; None when the store can give it. Raises S3Error."""
+        bucket = self._shelf.backed(operation.bucket)
+        if bucket is None:
+            return None
+        if operation.version not in (None, "null"):
+            raise S3Error("NoSuchVersion", extra={"Key": operation.key})
+        if self._store.own(bucket.name, operation.key) is not None:
+            await failpoints.hit_async("origins.read.kept")
+            return None
+        try:
+            for _ in range(_FINDS - 1):
+                try:
+                    return await self._opened(bucket, operation)
+                except OriginChangedError:  # nothing is sent yet
+                    await self._crew.of(bucket.name, operation.key).check(bucket, operation.key)
+            return await self._opened(bucket, operation)
+        except OriginError as error:
+            raise s3_error_for(error, operation.key) from error
+
+    async def _opened(self, bucket: Bucket, operation: GetObject) -> AssembledRead:
+        key, start = operation.key, _begins(operation)
+        facts, first = self.known(bucket, key), None
+        if (
+            facts is None
+            and start is not None
+            and not operation.head
+            and self._shelf.held(bucket, key) is None
+        ):
+            first = await self._first(bucket, key, start // CHUNK_BYTES, "")
+            facts = first[1].facts if first else None
+        try:
+            if facts is None:
+                facts = await self.facts(bucket, key)
+            record = None if first else self._whole(bucket, key, facts)
+            found = lookup_result(operation, record or record_from_facts(bucket, facts))
+            if operation.head or not found.length:
+                return AssembledRead(found, _nothing())
+            if record is not None:
+                tear = TruncationReport()
+                return AssembledRead(found, self._cached(bucket, facts, record, key, found, tear), tear)
+            if first is None and self.chunk(bucket, key, facts, found.offset // CHUNK_BYTES) is None:
+                first = await self._first(bucket, key, found.offset // CHUNK_BYTES, facts.etag)
+            tear = TruncationReport()
+            groups = self.groups(bucket, key, facts, found.offset, found.length, first, tear)
+            first = None
+            return AssembledRead(found, groups, tear)
+        finally:
+            if first is not None:
+                first[1].release()
+
+    async def _first(
+        self, bucket: Bucket, key: str, number: int, etag: str
+    ) -> tuple[int, InFlightPiece] | None:
+        """A chunk whose bytes begin to come; None when there is nothing at that place. Raises OriginError."""
+        metrics.cache_reads.labels("miss").inc()
+        flight = await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
+        try:
+            await flight.started()
+        except OriginRangeError:
+            flight.release()
+            return None
+        except BaseException:
+            flight.release()
+            raise
+        return number, flight
+
+    def known(self, bucket: Bucket, key: str) -> ObjectFacts | None:
+        """What is known without asking the origin, if it still counts. Raises S3Error NoSuchKey."""
+        held = self._shelf.held(bucket, key)
+        if held is not None:
+            return held if self._shelf.is_fresh(bucket, key, held.etag) else None
+        if self._shelf.is_absent(bucket, key):
+            raise S3Error("NoSuchKey", extra={"Key": key})
+        return None
+
+    async def facts(self, bucket: Bucket, key: str) -> ObjectFacts:
+        """What the origin has; what is cached, while it is down or silent. Raises OriginError, S3Error
+        NoSuchKey."""
+        known = self.known(bucket, key)
+        if known is not None:
+            return known
+        return await self._questions.answered(bucket, key, self._shelf.held(bucket, key))
+
+    def _whole(self, bucket: Bucket, key: str, facts: ObjectFacts) -> Record | None:
+        record = self._shelf.record(bucket, key)
+        return record if record is not None and record.etag == facts.etag else None
+
+    async def _cached(
+        self,
+        bucket: Bucket,
+        facts: ObjectFacts,
+        record: Record,
+        key: str,
+        found: LookupResult,
+        tear: TruncationReport,
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """The bytes of what is cached whole, as long as it is, and can be read."""
+        self._note(bucket, key, facts, found.offset, found.length)
+        sent: int | None = None
+        reading = self._store.reading(record, found.offset, found.length)
+        with suppress(*_UNREADABLE), reading as spans:  # evicted this moment, say: nothing was given out
+            yield spans
+            sent = tear.take()
+            if sent is None:
+                return
+            report_unsent_spans(spans, sent)
+        offset, length = found.offset + (sent or 0), found.length - (sent or 0)
+        ahead = Readahead(self, bucket, key, facts, offset, length, None, tear)
+        if sent is not None:
+            ahead.tore(offset // CHUNK_BYTES)
+        async for group in self._read(ahead, key):
+            yield group
+
+    def _note(self, bucket: Bucket, key: str, facts: ObjectFacts, offset: int, length: int) -> None:
+        shelf = cache_name(bucket)
+        metrics.cache_reads.labels("hit").inc()
+        if facts.size <= CHUNK_BYTES:
+            self.keeper.noted(Piece(shelf, key, -1, facts.size))
+            return
+        for number in range(offset // CHUNK_BYTES, (offset + length - 1) // CHUNK_BYTES + 1):
+            self.keeper.noted(Piece(shelf, key, number, _length(facts, number)))
+
+    async def _read(self, ahead: Readahead, key: str) -> AsyncGenerator[Sequence[Span], None]:
+        """The bytes, chunk by chunk: cached ones from their files, others from their flights."""
+        why = "its client left"
+        try:
+            end = ahead.offset + ahead.length
+            for number in range(ahead.offset // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1):
+                begin = max(ahead.offset - number * CHUNK_BYTES, 0)
+                stop = min(end - number * CHUNK_BYTES, CHUNK_BYTES)
+                async for group in self._chunk(ahead, number, begin, stop):
+                    yield group
+            why = ""
+        except OriginError as error:
+            why = str(error)
+            raise s3_error_for(error, key) from error
+        finally:
+            ahead.close()
+            if ahead.torn:
+                _log_truncation(ahead, key, why)
+
+    def groups(
+        self,
+        bucket: Bucket,
+        key: str,
+        facts: ObjectFacts,
+        offset: int,
+        length: int,
+        first: tuple[int, InFlightPiece] | None = None,
+        tear: TruncationReport | None = None,
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """Bytes of an object of this ETag, a group of open files at a time. `first`: the chunk they begin in,
+        on its way; given away. `tear`: see `Tear`."""
+        if not length:
+            if first is not None:
+                first[1].release()
+            return _nothing()
+        return self._read(Readahead(self, bucket, key, facts, offset, length, first, tear), key)
+
+    async def pieces(
+        self,
+        bucket: Bucket,
+        key: str,
+        facts: ObjectFacts,
+        offset: int,
+        length: int,
+        first: tuple[int, InFlightPiece] | None = None,
+        *,
+        torn: bool = False,
+    ) -> AsyncGenerator[bytes, None]:
+        """The same, read: what the cache cannot give comes from the origin. `torn`: it could not give the
+        byte at `offset`. Raises S3Error."""
+        ahead = Readahead(self, bucket, key, facts, offset, length, first)
+        if torn:
+            ahead.tore(offset // CHUNK_BYTES)
+        async with aclosing(self._read(ahead, key)) as groups:
+            async for spans in groups:
+                sent = 0
+                for few in split_spans(spans, _PIECE):
+                    data = await asyncio.to_thread(_read_of, few)
+                    if data:
+                        yield data
+                    sent += len(data)
+                    if len(data) != sum(span.length for span in few):
+                        ahead.tear.met(sent)
+                        break
+
+    async def _chunk(
+        self, ahead: Readahead, number: int, begin: int, stop: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        record = ahead.cached(number)
+        if record is not None:
+            with suppress(*_UNREADABLE), self._store.reading(record, begin, stop - begin) as spans:
+                ahead.go_on(number)
+                yield spans
+                sent = ahead.tear.take()
+                if sent is None:
+                    return
+                report_unsent_spans(spans, sent)
+                begin += sent
+                ahead.tore(number)
+            ahead.spoil(number)
+        for left in range(_LOSSES, -1, -1):
+            flight = await ahead.flight(number)
+            try:
+                wanted = begin + 1
+                while begin < stop:
+                    have = min(await flight.reaches(wanted), stop)
+                    yield [Span(flight.fd, flight.base + begin, have - begin)]
+                    sent = ahead.tear.take()
+                    begin = have if sent is None else begin + sent
+                    _check(sent)
+                    wanted = min(begin + _STEP, stop)
+            except OriginPieceError:
+                ahead.torn = True
+                if not left:
+                    raise
+                await asyncio.sleep(_PAUSE)  # until whoever keeps it in the cache has noticed, too
+            else:
+                return
+            finally:
+                flight.release()
+
+    def chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
+        """A chunk that is cached, or the whole of a small object."""
+        if facts.size <= CHUNK_BYTES:
+            record = self._shelf.record(bucket, key)
+        else:
+            record = self._shelf.chunk(cache_name(bucket), key, facts.etag, number)
+        return record if record is not None and record.etag == facts.etag else None
+
+    async def begun(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+        """A chunk on its way, of exactly this ETag."""
+        metrics.cache_reads.labels("miss").inc()
+        return await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
+
+
+def s3_error_for(error: OriginError, key: str) -> S3Error:
+    """S3's word for what an origin could not do."""
+    if isinstance(error, OriginMissingError):
+        return S3Error("NoSuchKey", extra={"Key": key})
+    if isinstance(error, OriginKeyError):
+        return S3Error("NotImplemented", str(error))
+    if isinstance(error, OriginRangeError):
+        return S3Error("InvalidRange")
+    if isinstance(error, OriginRefusedError):
+        return S3Error("AccessDenied", str(error))
+    return S3Error("ServiceUnavailable", str(error))
+
+
+def _check(sent: int | None) -> None:
+    """Raises OriginPieceError where bytes that came could not all be read."""
+    if sent is not None:
+        raise OriginPieceError("a disk of the cache's cannot give what came from the origin")
+
+
+def _log_truncation(ahead: Readahead, key: str, why: str) -> None:
+    """`why` it was cut in the end, if it was."""
+    metrics.reads_continued.labels("cut" if why else "origin").inc()
+    said = "an answer under way was cut" if why else "an answer under way went on from its origin"
+    _log.warning(
+        said, extra={"bucket": ahead.bucket.name, "key": key, "why": why or "a disk of the cache failed"}
+    )
+
+
+def _uncounted() -> None:
+    """Nothing was read from the cache."""
+
+
+def _begins(operation: GetObject) -> int | None:
+    """The first byte that is asked for; None where the size must be known to say."""
+    if operation.if_range is not None:
+        return None
+    if operation.part_number is not None or operation.range is None:
+        return 0
+    start = operation.range.first
+    return start if start is not None else None
+
+
+def _length(facts: ObjectFacts, number: int) -> int:
+    return min(CHUNK_BYTES, facts.size - number * CHUNK_BYTES)
+
+
+def _read_of(spans: Sequence[Span]) -> bytes:
+    """Their bytes, as far as they can be read (blocking)."""
+    found = bytearray()
+    for span in spans:
+        try:
+            data = os.pread(span.fd, span.length, span.offset)
+        except OSError:
+            break
+        found += data
+        if len(data) != span.length:
+            break
+    return bytes(found)
+
+
+async def _nothing() -> AsyncGenerator[Sequence[Span], None]:
+    none: tuple[Sequence[Span], ...] = ()
+    for group in none:
+        yield group

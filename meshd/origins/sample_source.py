@@ -1,0 +1,212 @@
+"""What datasets, batches and gathers read from buckets with origins: entries, records, bytes by ETag.
+
+Law: content is named by its ETag, so cached content of that ETag is valid at any age, and a different
+ETag at the origin is an error. Only a node in the read set of a name queries the origin; other nodes ask
+that node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.peer_messages import to_remote_record
+from meshd.core.remote_source import ReadFailure
+from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name, record_from_facts
+from meshd.origins.client.origin_api import (
+    OriginChangedError,
+    OriginDownError,
+    OriginError,
+    OriginMissingError,
+    OriginRangeError,
+)
+from meshd.store.records import Page
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import Bucket
+    from meshd.core.peer_messages import RemoteRecord
+    from meshd.core.remote_source import ObjectRange
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.origins.cache.in_flight import InFlightPiece
+    from meshd.origins.client.origin_api import ObjectFacts
+    from meshd.origins.service import BackedService
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+
+_PAGE: Final = 1000
+_AT_ONCE: Final = 8  # pieces of one object under way
+_LOOKS: Final = 250  # for what was fetched, in the cache, 20 ms apart
+_PAUSE: Final = 0.02
+
+
+class OriginSampleSource:
+    """One a process."""
+
+    def __init__(self, store: Store, backed: BackedService, archives: ArchiveService) -> None:
+        self._store, self._backed, self._archives = store, backed, archives
+
+    def __repr__(self) -> str:
+        return f"<OriginSamples of {self._backed!r}>"
+
+    async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]:
+        """Every object under a prefix, in order of UTF-8 bytes. Raises BatchError."""
+        found, after = list[tuple[str, "Record"]](), ""
+        while True:
+            page = await self.page(name, prefix, after, _PAGE)
+            found += page.entries
+            if not page.truncated:
+                return found
+            after = page.next_after
+
+    async def page(self, name: str, prefix: str, after: str, limit: int) -> Page:
+        """A page of them. Raises BatchError."""
+        bucket = self._bucket(name)
+        try:
+            page = await self._backed.listings.page(bucket, prefix, "", after, min(limit, _PAGE))
+        except (OriginError, S3Error) as error:
+            raise _told(f"s3://{name}/{prefix}", error) from error
+        entries = tuple((entry.key, _remote_record(bucket, entry.facts())) for entry in page.entries)
+        return Page(entries, (), truncated=bool(page.after), next_after=page.after)
+
+    async def find(self, name: str, key: str) -> Record | None:
+        """The current object's record. Raises BatchError."""
+        try:
+            own = self._store.own(name, key)
+            if own is not None:
+                return to_remote_record(own)
+            return _remote_record(
+                self._bucket(name), await self._backed.reader.facts(self._bucket(name), key)
+            )
+        except (OriginError, S3Error) as error:
+            if isinstance(error, OriginMissingError) or getattr(error, "code", "") == "NoSuchKey":
+                return None
+            raise _told(f"s3://{name}/{key}", error) from error
+
+    def here(self, name: str, key: str, etag: str) -> Record | None:
+        """All of an object of exactly this content, cached or not yet at its origin."""
+        own = self._store.own(name, key)
+        record = own or self._backed.shelf.record(self._bucket(name), key)
+        return record if record is not None and record.etag == etag else None
+
+    def used(self, name: str, key: str) -> None:
+        """What is cached of an object is read without a word to the cache."""
+        bucket = self._bucket(name)
+        held = self._backed.shelf.held(bucket, key)
+        if held is None:
+            return
+        shelf, keeper = cache_name(bucket), self._backed.keeper
+        if held.size <= CHUNK_BYTES:
+            keeper.noted(Piece(shelf, key, -1, held.size))
+            return
+        for number in range(-(-held.size // CHUNK_BYTES)):
+            keeper.noted(Piece(shelf, key, number, min(CHUNK_BYTES, held.size - number * CHUNK_BYTES)))
+
+    async def read(self, part: ObjectRange) -> bytes | ReadFailure:
+        """The bytes of a part."""
+        try:
+            return await self._read(part)
+        except (OriginError, S3Error, BatchError) as error:
+            return _lost(error)
+
+    async def _read(self, part: ObjectRange) -> bytes:
+        own = self._store.own(part.bucket, part.key)
+        if own is not None and own.etag == part.etag:
+            length = own.size - part.offset if part.length < 0 else part.length
+            return await asyncio.to_thread(self._store.read, own, part.offset, length)
+        bucket, reader = self._bucket(part.bucket), self._backed.reader
+        facts = self._backed.shelf.held(bucket, part.key)
+        first: InFlightPiece | None = None
+        if facts is None or facts.etag != part.etag:
+            first = await reader.begun(bucket, part.key, part.offset // CHUNK_BYTES, part.etag)
+        try:
+            facts = facts if first is None else await first.started()
+            assert facts is not None
+            length = facts.size - part.offset if part.length < 0 else part.length
+            if part.size not in (-1, facts.size):
+                return await self._inflated(part, facts)
+            if facts.etag != part.etag or part.offset + length > facts.size:
+                raise OriginChangedError(f"s3://{part.bucket}/{part.key} was replaced")
+            flown = None if first is None else (part.offset // CHUNK_BYTES, first.hold())
+        finally:
+            if first is not None:
+                first.release()
+        found = reader.pieces(bucket, part.key, facts, part.offset, length, flown)
+        async with aclosing(found) as given:
+            pieces = [piece async for piece in given]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _inflated(self, part: ObjectRange, facts: ObjectFacts) -> bytes:
+        """Of an archive whose members are compressed: from its copy."""
+        await self.bring(part.bucket, part.key, part.etag, facts.size)
+        record = self.here(part.bucket, part.key, part.etag)
+        if record is None:
+            raise OriginChangedError(f"s3://{part.bucket}/{part.key} was evicted meanwhile")
+        plain = await self._archives.plain(part.bucket, part.key, record)
+        if plain.size != part.size:
+            raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")
+        return await asyncio.to_thread(self._store.read, plain, part.offset, part.length)
+
+    async def bring(self, name: str, key: str, etag: str, size: int) -> None:
+        """Have all of an object in the cache. Raises BatchError."""
+        if self.here(name, key, etag) is not None:
+            return
+        bucket, slots = self._bucket(name), asyncio.Semaphore(_AT_ONCE)
+
+        async def one(number: int) -> None:
+            async with slots:
+                flight = await self._backed.reader.begun(bucket, key, number, etag)
+                try:
+                    await flight.over()
+                finally:
+                    flight.release()
+
+        try:
+            await asyncio.gather(*[one(number) for number in range(max(1, -(-size // CHUNK_BYTES)))])
+        except OriginError as error:
+            raise _told(f"s3://{name}/{key}", error) from error
+        for _ in range(_LOOKS):
+            if self.here(name, key, etag) is not None:
+                return
+            await asyncio.sleep(_PAUSE)
+        raise BatchError(
+            "TooLarge",
+            f"s3://{name}/{key} must be cached whole to be indexed, and the cache does not keep it",
+            help="give the node a larger --cache, the bucket a larger --quota, or pin the archive's prefix",
+        )
+
+    def _bucket(self, name: str) -> Bucket:
+        bucket = self._backed.shelf.backed(name)
+        if bucket is None:
+            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r} with an origin")
+        return bucket
+
+
+def _remote_record(bucket: Bucket, facts: ObjectFacts) -> RemoteRecord:
+    found = to_remote_record(record_from_facts(bucket, facts))
+    assert found is not None
+    return found
+
+
+def _lost(error: Exception) -> ReadFailure:
+    cause: BaseException = error.__cause__ if isinstance(error.__cause__, OriginError) else error
+    if isinstance(cause, OriginMissingError) or getattr(error, "code", "") == "NoSuchKey":
+        return ReadFailure("NoSuchKey")
+    if isinstance(cause, OriginChangedError | OriginRangeError):
+        return ReadFailure("SnapshotChanged")
+    if isinstance(cause, OriginDownError):
+        return ReadFailure("Busy", str(cause))
+    return ReadFailure("Unreadable", str(cause))
+
+
+def _told(name: str, error: Exception) -> BatchError:
+    lost = _lost(error)
+    if lost.code == "NoSuchKey":
+        return BatchError("NoSuchKey", f"{name} is not at its origin")
+    if lost.code == "SnapshotChanged":
+        return BatchError("SnapshotChanged", f"{name} was replaced at its origin", help="ask again")
+    if lost.code == "Unreadable":
+        return BatchError("AccessDenied", f"{name}: {lost.message}")
+    return busy(f"{name} cannot be read now: {lost.message}")

@@ -1,0 +1,297 @@
+"""BackedService: the S3 operations that buckets with origins support, and how each one is carried out.
+
+Law: one table lists what an origin can store. An unsupported operation is refused with a reason; it is
+never carried out in part.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+from meshd.core.error_mapping import store_errors
+from meshd.core.object_io import MAX_PUT_BYTES
+from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
+from meshd.origins.cache.cache_store import record_from_facts
+from meshd.origins.client.obstore_origin import check_key
+from meshd.origins.client.origin_api import ObjectFacts, OriginError
+from meshd.origins.read_through import s3_error_for
+from meshd.peer_reads.resume_read import CutShortError
+from meshd.store.errors import ConditionFailedError, ConditionMissingError, StoreError
+from meshd.store.records import NULL
+from meshd.util.async_tasks import BackgroundTasks
+from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
+from meshd.views.view_kind import AssembledObject
+from meshwire.errors import S3Error
+from meshwire.http_values.conditional_requests import Conditions
+from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.core.object_io import LookupResult
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.origins.listing import BackedListings
+    from meshd.origins.read_through import BackedReader
+    from meshd.origins.worker_shards import WorkerShards
+    from meshd.origins.write_back_routing import WriteBackRouter
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+    from meshd.views.dispatch import AssembledRead
+    from meshwire.s3.results import ObjectListing
+
+_log = logging.getLogger("meshd.origins")
+_READS = (
+    ops.GetObject,
+    ops.GetObjectAttributes,
+    ops.ListObjects,
+    ops.ListMembers,
+    ops.HeadBucket,
+    ops.DeleteBucket,
+    ops.GetBucketLocation,
+    ops.GetBucketSetting,
+    ops.PutBucketSetting,
+    ops.DeleteBucketSetting,
+    ops.Preflight,
+    ops.GetObjectAcl,
+)
+_WRITES = (
+    ops.PutObject,
+    ops.PostObject,
+    ops.CopyObject,
+    ops.DeleteObject,
+    ops.DeleteObjects,
+    ops.CreateMultipartUpload,
+    ops.UploadPart,
+    ops.UploadPartCopy,
+    ops.CompleteMultipartUpload,
+)
+_UPLOADS = (ops.AbortMultipartUpload, ops.ListParts, ops.ListMultipartUploads)
+_SETTINGS_REFUSED = frozenset({"versioning", "lifecycle", "object-lock", "replication"})
+
+
+class BackedService:
+    """One a process."""
+
+    def __init__(
+        self,
+        store: Store,
+        shared: ObjectStore,
+        shelf: CacheStore,
+        crew: WorkerShards,
+        bringer: WriteBackRouter,
+        reader: BackedReader,
+        listings: BackedListings,
+        mesh: ClusterView,
+    ) -> None:
+        self._store, self._shared, self._shelf, self._crew = store, shared, shelf, crew
+        self._mesh, self.bringer = mesh, bringer
+        self.reader, self.listings = reader, listings
+        self._tasks = BackgroundTasks("write-back")
+
+    def __repr__(self) -> str:
+        return f"<BackedService {self.reader!r}>"
+
+    @property
+    def shelf(self) -> CacheStore:
+        return self._shelf
+
+    @property
+    def keeper(self) -> CacheManagerApi:
+        return self.reader.keeper
+
+    def is_backed(self, bucket: str) -> bool:
+        """Whether a bucket has an origin."""
+        return self._shelf.backed(bucket) is not None
+
+    def check(self, operation: ops.Operation) -> None:
+        """Raises S3Error for what a backed bucket cannot do."""
+        if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+            return
+        bucket = self._shelf.backed(operation.bucket)
+        if bucket is None:
+            return
+        if isinstance(operation, ops.PutBucketSetting) and operation.setting in _SETTINGS_REFUSED:
+            raise refused(bucket, f"has no {operation.setting} of its own")
+        if isinstance(operation, _READS + _UPLOADS):
+            return
+        if not isinstance(operation, _WRITES):
+            raise refused(bucket, f"cannot do {ops.operation_name(operation)}")
+        assert bucket.origin is not None
+        if bucket.origin.write == "off":
+            raise S3Error("AccessDenied", f"{bucket.name} is backed by an origin that is only read.")
+        self._check_write(bucket, operation)
+
+    def _check_write(self, bucket: Bucket, operation: ops.Operation) -> None:
+        key = getattr(operation, "key", None)
+        if key is not None:
+            try:
+                check_key(key)
+            except OriginError as error:
+                raise s3_error_for(error, key) from error
+        if getattr(operation, "conditions", None) is not None:
+            raise refused(bucket, "takes no conditional writes: judge them at the origin")
+        if getattr(operation, "tags", None):
+            raise refused(bucket, "keeps no tags")
+        acl = getattr(operation, "acl", None)
+        if acl is not None and acl.canned not in {"private", "bucket-owner-full-control"}:
+            raise refused(bucket, "keeps no ACLs of objects: use a bucket policy")
+        if getattr(operation, "version", None) not in {None, NULL}:
+            raise refused(bucket, "has no versions")
+
+    # --- reading
+
+    def leaves(self, operation: ops.GetObject) -> Callable[[], None] | None:
+        """See `BackedReader.leaves`."""
+        return self.reader.leaves(operation.bucket, operation.key)
+
+    async def opened(self, operation: ops.GetObject) -> AssembledRead | None:
+        """See `BackedReader.opened`."""
+        return await self.reader.opened(operation)
+
+    def rest(
+        self, bucket: str, key: str, found: LookupResult, sent: int
+    ) -> AsyncGenerator[bytes, None] | None:
+        """What is left of an answer from the cache of which `sent` bytes are out, from the origin; None for
+        one that was not. Raises CutShortError."""
+        backed = self._shelf.backed(bucket)
+        if backed is None or self._store.own(bucket, key) is not None:
+            return None
+        return self._rest(backed, key, found, sent)
+
+    async def _rest(
+        self, bucket: Bucket, key: str, found: LookupResult, sent: int
+    ) -> AsyncGenerator[bytes, None]:
+        record, offset = found.record, found.base + found.offset + sent
+        facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
+        pieces = self.reader.pieces(bucket, key, facts, offset, found.length - sent, torn=True)
+        try:
+            async with aclosing(pieces) as given:
+                async for piece in given:
+                    yield piece
+        except S3Error as error:
+            raise CutShortError(f"s3://{bucket.name}/{key} from byte {offset} on: {error.message}") from error
+
+    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
+        """See `BackedListings.objects`."""
+        return await self.listings.objects(operation)
+
+    async def described(self, bucket: str, key: str) -> Record | None:
+        """What an object is, for whoever wants no bytes; None where the store can say. Raises S3Error."""
+        backed = self._shelf.backed(bucket)
+        if backed is None or self._store.own(bucket, key) is not None:
+            return None
+        try:
+            return record_from_facts(backed, await self.reader.facts(backed, key))
+        except OriginError as error:
+            raise s3_error_for(error, key) from error
+
+    def dirty(self, bucket: Bucket, key: str) -> bool:
+        """Whether this node has something that the origin does not have yet."""
+        return self._store.own(bucket.name, key) is not None
+
+    async def looked(self, bucket: Bucket, key: str) -> ObjectFacts:
+        """What there is, here or at the origin. Raises OriginError, S3Error NoSuchKey."""
+        own = self._store.own(bucket.name, key)
+        if own is not None:
+            return ObjectFacts(own.size, own.etag, own.modified)
+        check_key(key)
+        return await self.reader.facts(bucket, key)
+
+    async def made(self, bucket: str, key: str) -> AssembledObject | None:
+        """An object of a backed bucket with its bytes, wherever they are; None for one that the store has."""
+        record = await self.described(bucket, key)
+        if record is None:
+            return None
+        backed = self._shelf.backed(bucket)
+        assert backed is not None
+        facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
+        reader = self.reader
+        return AssembledObject(
+            record, lambda offset, length: reader.groups(backed, key, facts, offset, length)
+        )
+
+    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
+        """A copy of an object of a backed bucket, as the upload that it is; None for the rest. Raises
+        S3Error."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        check_copy_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
+        return copy_as_put(operation, made.record), AssembledBody(made)
+
+    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, AssembledBody] | None:
+        """A part made of (a range of) one, as the upload that it is; None for the rest. Raises S3Error."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        check_source_conditions(operation.source_conditions, made.record)
+        return copy_as_upload_part(operation), AssembledBody(
+            made, *copy_part_range(operation.range, made.record.size)
+        )
+
+    # --- writing
+
+    async def stored(self, bucket: str, key: str, record: Record) -> bool:
+        """An object was committed to the durable store: its origin is to have it; False where there is none.
+
+        Write-through waits, and takes the object away again when the origin does not have it. Raises S3Error.
+        """
+        backed = self._shelf.backed(bucket)
+        if backed is None:
+            return False
+        assert backed.origin is not None
+        if backed.origin.write == "back" and self._survives(bucket, key):
+            await self._crew.of(bucket, key).forget(backed, key)
+            self._tasks.spawn(self._behind(backed, key), "push")
+            return True
+        with store_errors():
+            try:
+                await self.bringer.push(backed, key)
+            except OriginError as error:
+                same = Conditions(if_match=(record.etag,))
+                with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
+                    await self._shared.delete_version(bucket, key, NULL, conditions=same)
+                raise s3_error_for(error, key) from error
+        return True
+
+    def _survives(self, bucket: str, key: str) -> bool:
+        """Whether no single node's death loses what is only here: else it is written through."""
+        return self._mesh.alone or len(self._mesh.route(bucket, key).writers) > 1
+
+    async def push(self, bucket: Bucket, key: str) -> None:
+        """See `Bringer.push`."""
+        await self.bringer.push(bucket, key)
+
+    async def _behind(self, bucket: Bucket, key: str) -> None:
+        try:
+            await self.bringer.push(bucket, key)
+        except (OriginError, StoreError) as error:  # the steward tries again
+            _log.warning("not at its origin yet", extra={"bucket": bucket.name, "why": str(error)})
+
+    async def removed(self, bucket: str, key: str) -> bool:
+        """Delete an object at its origin; False for a bucket without. Raises S3Error."""
+        backed = self._shelf.backed(bucket)
+        if backed is None:
+            return False
+        try:
+            check_key(key)
+            with store_errors():
+                await self.bringer.remove(backed, key)
+        except OriginError as error:
+            raise s3_error_for(error, key) from error
+        return True
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+        await self.bringer.aclose()
+
+
+def refused(bucket: Bucket, what: str) -> S3Error:
+    """A backed bucket cannot do this."""
+    return S3Error("NotImplemented", f"{bucket.name} is backed by an origin, and {what}.")

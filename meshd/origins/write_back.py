@@ -1,0 +1,238 @@
+"""Write-back: copies committed objects to their origin, and the barrier between old and new primaries.
+
+Law: a write stays in the durable store from its commit until the origin has it. A new primary touches an
+origin only after every reachable node has its map and has finished with the name there; a node in doubt
+about its map checks that first. Invariant: two reachable nodes never write one name concurrently, so the
+last write arrives last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.cluster.read_barrier import ReadBarrier
+from meshd.objects.copy_object import read_chunks
+from meshd.origins.client.origin_api import ObjectFacts
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    ExtentGoneError,
+    NotPrimaryError,
+    NotReplicatedError,
+)
+from meshd.store.records import NULL
+from meshwire.http_values.conditional_requests import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.origins.cache.fetcher import Fetcher
+    from meshd.origins.client.origin_pool import OriginPool
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+
+
+HANDOVER_PATH: Final = "/-/peer/origins/quiet"
+MAX_ASK_BYTES: Final = 16 << 10
+TURN: Final = 10.0  # seconds after which who is asked says that it is not done yet
+_SILENCE: Final = 30.0
+_PATIENCE: Final = 15.0  # seconds for a node that neither answers nor is taken out of the map
+_PAUSE: Final = 0.05
+_YOUNG: Final = 600.0  # seconds from a new map for which others are asked: as long as one request may take
+
+
+class HandoverQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A name about which the asker decides by now."""
+
+    bucket: str
+    key: str
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_decode_query: Final = msgspec.msgpack.Decoder(HandoverQuery).decode
+_decode_reply: Final = msgspec.msgpack.Decoder(bool).decode
+
+
+def decode_query(body: bytes) -> HandoverQuery:
+    """Raises msgspec.MsgspecError."""
+    return _decode_query(body)
+
+
+class HandoverBarrier:
+    """One a process."""
+
+    def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._mesh, self._peers, self._clock = mesh, peers, clock
+        self._doubts = ReadBarrier(mesh, clock)
+        self._seen = (-1, 0.0)  # the newest map a write has met, and when the first one did
+
+    def __repr__(self) -> str:
+        return f"<Succession of {self._mesh.node_id}, map {self._seen[0]}>"
+
+    async def settled(self, bucket: str, key: str) -> None:
+        """Returns when this node is sure of its map, and nobody else is at the origin of a name by an older
+        one, nor will be. Raises NotReplicatedError."""
+        why = "" if self._mesh.sure else await self._doubts.dispel(bucket, key)
+        if why:
+            raise NotReplicatedError(f"this node {why}, and does nothing at the origin until it is sure")
+        while not self._mesh.alone and self._is_young():
+            cluster = self._mesh.map()
+            others = [
+                node
+                for node in cluster.nodes
+                if node.node_id != self._mesh.node_id
+                and "store" in node.roles
+                and node.state not in ("away", "down")
+            ]
+            ask = HandoverQuery(bucket, key)
+            await asyncio.gather(*[self._quiet(node, cluster.version, ask) for node in others])
+            if self._mesh.map().version == cluster.version:
+                return
+
+    def _is_young(self) -> bool:
+        """Whether a write that was begun by an older map may still be under way."""
+        version, now = self._mesh.map().version, self._clock.monotonic()
+        if self._seen[0] != version:
+            self._seen = (version, now)
+        return now - self._seen[1] < _YOUNG
+
+    async def _quiet(self, node: Node, version: int, ask: HandoverQuery) -> None:
+        """Returns when a node is done with a name, or there is a newer map. Raises NotReplicatedError."""
+        deadline = self._clock.monotonic() + _PATIENCE
+        while self._mesh.map().version == version:
+            try:
+                async with self._peers.call(
+                    node, "POST", HANDOVER_PATH, body=encode(ask), timeout=_SILENCE
+                ) as answer:
+                    if _decode_reply(await answer.read()):
+                        return
+                deadline = self._clock.monotonic() + _PATIENCE
+            except PeerUnreachableError:
+                await self._mesh.suspect(node.node_id, version)
+                await self._late(node, version, deadline)
+            except (StaleMapError, BodyFramingError, PeerRefusedError):
+                await self._late(node, version, deadline)
+
+    async def _late(self, node: Node, version: int, deadline: float) -> None:
+        """A pause until it is asked again."""
+        if self._clock.monotonic() > deadline:
+            raise NotReplicatedError(
+                f"node {node.node_id} does not say whether it still writes this name to its origin; try again"
+            )
+        await self._mesh.newer_than(version, _PAUSE)
+
+
+class OriginWriter:
+    """Writes what belongs to this process. One a worker. `shared`: where all owners have it, `store` where
+    this node has."""
+
+    def __init__(
+        self,
+        origins: OriginPool,
+        store: Store,
+        shared: ObjectStore,
+        mesh: ClusterView,
+        fetcher: Fetcher,
+        succession: HandoverBarrier,
+    ) -> None:
+        self._origins, self._store, self._fetcher = origins, store, fetcher
+        self._shared, self._mesh = shared, mesh
+        self._succession = succession
+        self._touched: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<OriginWriter {len(self._locks)} keys under way>"
+
+    async def push(self, bucket: Bucket, key: str) -> str:
+        """Bring what is dirty under a key to the origin; its ETag there, "" when nothing was. Raises
+        OriginError, StoreError."""
+        async with self._alone(bucket.name, key):
+            etag = ""
+            while self._store.own(bucket.name, key) is not None:
+                await self._fetcher.forget(bucket, key)
+                await self._succession.settled(bucket.name, key)
+                record = self._store.own(bucket.name, key)  # another node may have brought it there meanwhile
+                if record is not None:
+                    with suppress(ExtentGoneError), self._at_origin(bucket, key):  # compaction moved it
+                        etag = await self._push(bucket, key, record)
+            return etag
+
+    async def _push(self, bucket: Bucket, key: str, record: Record) -> str:
+        """The origin has it, and it goes from the store; but not what is newer."""
+        facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
+        etag = await self._origins.of(bucket).put(key, self._bytes(record), facts)
+        await self._fetcher.forget(bucket, key)
+        same = self._store.own(bucket.name, key)
+        if same is not None and same.stamp == record.stamp:
+            with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
+                await self._shared.delete_version(
+                    bucket.name, key, NULL, conditions=Conditions(if_match=(record.etag,))
+                )
+        return etag
+
+    @contextmanager
+    def _at_origin(self, bucket: Bucket, key: str) -> Iterator[None]:
+        """Within it an origin is changed, by the node that decides. Raises NotDeciderError: another one may
+        have taken over, and bring newer writes there."""
+        if not self._mesh.is_decider(bucket.name, key):
+            raise NotPrimaryError("another node decides about this name now; it brings it to its origin")
+        name = (bucket.name, key)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._touched[name] = ended
+        try:
+            yield
+        finally:
+            del self._touched[name]
+            ended.set_result(None)
+
+    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool:
+        """Whether this process goes by map `version` or a newer one, and is done with a name at its origin;
+        waits a moment for both."""
+        if not await self._mesh.newer_than(version - 1, TURN):
+            return False
+        ended = self._touched.get((bucket.name, key))
+        if ended is not None:
+            await asyncio.wait((ended,), timeout=TURN)
+        return ended is None or ended.done()
+
+    async def _bytes(self, record: Record) -> AsyncIterator[bytes]:
+        async for piece in read_chunks(self._store, record, 0, record.size):
+            yield bytes(piece)
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
+        async with self._alone(bucket.name, key):
+            await self._fetcher.forget(bucket, key)
+            await self._succession.settled(bucket.name, key)
+            with self._at_origin(bucket, key):
+                await self._origins.of(bucket).delete([key])
+                await self._shared.delete(bucket.name, key)
+            await self._fetcher.forget(bucket, key)
+
+    @asynccontextmanager
+    async def _alone(self, bucket: str, key: str) -> AsyncIterator[None]:
+        name = (bucket, key)
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[name]
+            if users == 1:
+                del self._locks[name]
+            else:
+                self._locks[name] = (lock, users - 1)

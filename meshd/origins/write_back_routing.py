@@ -1,0 +1,184 @@
+"""WriteBackRouter: sends write-back and origin deletes of a name to its primary.
+
+Law: the primary executes the request locally; any other node forwards it. A forwarded request is never
+forwarded again. Both operations are idempotent: an object at the origin is no longer dirty, and a
+deleted object stays deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from meshd.cluster.replication.write_forwarding import reject_if_abandoned
+from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginMissingError
+from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.store.errors import NotPrimaryError, NotReplicatedError, StoreError
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import Bucket
+    from meshd.origins.cache.cache_store import CacheStore
+    from meshd.origins.worker_shards import WorkerShards
+    from meshd.origins.write_back import HandoverQuery
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.util.clock import Clock
+
+WRITE_BACK_PATH: Final = "/-/peer/origins/bring"
+MAX_ASK_BYTES: Final = 16 << 10
+_PATIENCE: Final = 15.0  # seconds until it is given up because nobody decides
+_SILENCE: Final = 30.0
+_TURN: Final = 10.0  # seconds after which who is asked says that it is still at it
+_NEWS: Final = 1.0  # seconds to wait for a map that another node has already
+_PAUSE: Final = 0.05
+_UNKNOWN: Final = "it may or may not have come to its origin; try again"
+WriteBackAction = Literal["push", "remove"]
+
+
+class WriteBackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """push: what is dirty under a key goes to its origin. remove: the object goes from there."""
+
+    what: WriteBackAction
+    bucket: str
+    key: str
+
+
+class WriteBackResult(msgspec.Struct, frozen=True):
+    """What came of it: done, or what was wrong, or still going on."""
+
+    failed: WorkerError | None = None
+    going: bool = False
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_decode_request: Final = msgspec.msgpack.Decoder(WriteBackRequest).decode
+_decode_result: Final = msgspec.msgpack.Decoder(WriteBackResult).decode
+
+
+def decode_request(body: bytes) -> WriteBackRequest:
+    """Raises msgspec.MsgspecError."""
+    return _decode_request(body)
+
+
+class WriteBackRouter:
+    """One a process."""
+
+    def __init__(
+        self, crew: WorkerShards, shelf: CacheStore, mesh: ClusterView, peers: PeerClient, clock: Clock
+    ) -> None:
+        self._crew, self._shelf, self._mesh, self._peers, self._clock = crew, shelf, mesh, peers, clock
+        self._tasks = BackgroundTasks("bringing")
+
+    def __repr__(self) -> str:
+        return f"<Bringer of {self._mesh.node_id}>"
+
+    async def push(self, bucket: Bucket, key: str) -> None:
+        """Bring what is dirty under a key to its origin; done when nothing is. Raises OriginError,
+        StoreError."""
+        await self._anywhere(bucket, WriteBackRequest("push", bucket.name, key))
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
+        await self._anywhere(bucket, WriteBackRequest("remove", bucket.name, key))
+
+    async def carried_out(self, asked: WriteBackRequest) -> WriteBackResult:
+        """For another node: what this one did, or that it is at it: then it goes on, and is to be asked for
+        again. Raises NotDeciderError: it does not decide about the name."""
+        bucket = self._shelf.backed(asked.bucket)
+        if bucket is None:
+            return _failed(OriginMissingError(f"there is no bucket {asked.bucket[:80]} with an origin"))
+        doing = self._tasks.spawn(self._told(bucket, asked), asked.what)
+        done, _ = await asyncio.wait((doing,), timeout=_TURN)
+        brought: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
+        if brought is None:
+            raise NotPrimaryError("another node decides about this name now; nothing was changed")
+        return brought
+
+    async def quiet(self, asked: HandoverQuery, version: int) -> bool:
+        """See `OriginWriter.quiet`, of whichever process it is."""
+        bucket = self._shelf.backed(asked.bucket)
+        if bucket is None:
+            return True
+        try:
+            return await self._crew.of(asked.bucket, asked.key).quiet(bucket, asked.key, version)
+        except OriginDownError:  # that process is being replaced
+            return False
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    async def _anywhere(self, bucket: Bucket, asked: WriteBackRequest) -> None:
+        deadline = self._clock.monotonic() + _PATIENCE
+        while self._clock.monotonic() < deadline:
+            version = self._mesh.map().version
+            if asked.what == "remove":  # what is pushed was committed for its caller
+                reject_if_abandoned(self._mesh)
+            if self._mesh.is_decider(asked.bucket, asked.key):
+                began = self._clock.monotonic()
+                brought = await self._here(bucket, asked)
+                deadline += self._clock.monotonic() - began  # an upload may have taken minutes
+            else:
+                brought = await self._there(version, asked)
+            if brought is None:
+                await self._mesh.newer_than(version, _PAUSE)
+            elif brought.going:
+                deadline = self._clock.monotonic() + _PATIENCE
+            elif brought.failed is not None:
+                raise decode_error(brought.failed)
+            else:
+                return
+        raise NotReplicatedError(f"no node that decides about this name answers; {_UNKNOWN}")
+
+    async def _here(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
+        """None where another node decides by now. Raises OriginError, StoreError."""
+        doer = self._crew.of(asked.bucket, asked.key)
+        try:
+            await (doer.push if asked.what == "push" else doer.remove)(bucket, asked.key)
+        except NotPrimaryError:
+            return None
+        return WriteBackResult()
+
+    async def _told(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
+        """As `_here`, errors in words."""
+        try:
+            return await self._here(bucket, asked)
+        except (OriginError, StoreError) as error:
+            return _failed(error)
+
+    async def _there(self, version: int, asked: WriteBackRequest) -> WriteBackResult | None:
+        """What the node that decides says; None where it does not, or nobody knows. Raises
+        NotReplicatedError."""
+        node = self._mesh.route(asked.bucket, asked.key).decider
+        if node is None:
+            raise NotReplicatedError(f"every node that has this name's data is away; {_UNKNOWN}")
+        try:
+            async with self._peers.call(
+                node, "POST", WRITE_BACK_PATH, body=encode(asked), timeout=_SILENCE
+            ) as answer:
+                brought = _decode_result(await answer.read())
+        except StaleMapError as error:
+            if error.version > version:
+                await self._mesh.newer_than(version, _NEWS)
+        except PeerUnreachableError:
+            await self._mesh.suspect(node.node_id, version)
+        except BodyFramingError:
+            pass  # cut short: it is asked again
+        except PeerRefusedError as error:
+            raise NotReplicatedError(
+                f"node {node.node_id} decides about this name now, and could not: {error}; {_UNKNOWN}"
+            ) from error
+        else:
+            if not brought.going:
+                metrics.origin_passed.labels(asked.what).inc()
+            return brought
+        return None
+
+
+def _failed(error: Exception) -> WriteBackResult:
+    return WriteBackResult(encode_error(0, error))

@@ -1,0 +1,421 @@
+"""Fetch: bring bytes by ETag, and finished frames, from peers and origins into shared memory.
+
+Bytes are named by their object's ETag: the caller gets exactly that content, or the reason it is lost.
+On a checksum mismatch, re-fetch with server-side verification, then try the next replica. Parts that the
+near cache holds are not requested. A frame is a function of its address: it is the same whichever node
+builds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import numpy as np
+from awscrt.checksums import crc32c
+
+from meshd.core import peer_messages
+from meshd.core.api_errors import busy
+from meshd.core.frame_address import BlockAddress, FrameAddress
+from meshd.core.remote_source import ReadFailure
+from meshd.core.shared_memory import MemoryFrame
+from meshd.errors import MeshdError
+from meshd.peer_reads.replica_selection import gather_limited
+from meshd.rpc.peer_client import SILENCE_TIMEOUT, PeerUnreachableError
+from meshd.store.records import Location
+from meshd.telemetry import metrics
+from meshwire.cluster.routes import batch_nodes, frame_address, rendezvous_order
+from meshwire.frame.sample_frames import BLOBS, CRC, INDEX, STATUS
+from meshwire.frame.tensor_frame import DTYPES, FrameError, Status, header_size, parse_frame_header
+from meshwire.http_values.mesh_headers import SERVER_TIMING_HEADER as TIMING
+from meshwire.http_values.mesh_headers import parse_timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.core.frame_address import AnyFrameAddress, Frame, FrameResult, FrameSource
+    from meshd.core.remote_source import ObjectRange
+    from meshd.core.shared_memory import MemoryAccount
+    from meshd.peer_reads.replica_selection import ReplicaSelector
+    from meshd.rpc.peer_client import PeerResponse
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Page, Record
+    from meshwire.cluster import Node
+
+
+_log = logging.getLogger(__name__)
+MAX_ORIGIN_READS: Final = 64
+"""Objects of buckets with origins that one request reads at a time."""
+_RETRYABLE_CODES: Final = frozenset({"NotHere", "NoSuchKey", "SnapshotChanged", "Unreadable", "Busy"})
+"""What another holder may know better."""
+_VERIFY_TIMEOUT_S: Final = 120.0
+"""Seconds of silence while another node reads the extents that parts lie in: of gigabytes, on a slow disk."""
+_AT_ONCE: Final = 256 << 10
+"""Bytes that are compared at once; more are by a thread."""
+_PIECE: Final = 1 << 20
+
+
+class OriginReader(Protocol):
+    """What is read of buckets with origins; see `meshd.origins.sample_source`."""
+
+    async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]: ...
+
+    async def page(self, name: str, prefix: str, after: str, limit: int) -> Page: ...
+
+    async def find(self, name: str, key: str) -> Record | None: ...
+
+    def here(self, name: str, key: str, etag: str) -> Record | None: ...
+
+    def used(self, name: str, key: str) -> None: ...
+
+    async def read(self, part: ObjectRange) -> bytes | ReadFailure: ...
+
+    async def bring(self, name: str, key: str, etag: str, size: int) -> None: ...
+
+
+class NearCache(Protocol):
+    """Copies that this node keeps of what other nodes own."""
+
+    async def parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]: ...
+
+    async def frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None: ...
+
+    def keep_parts(self, fd: int, kept: Sequence[tuple[ObjectRange, int, int]]) -> None: ...
+
+    def keep_frame(self, address: FrameAddress, fd: int, size: int, rows: int) -> None: ...
+
+
+class PeerFetcher:
+    """One a process. `origins` reads what buckets with origins have, while this process can; `near` has
+    copies, on a node that keeps some; `backs` says which buckets have an origin."""
+
+    def __init__(self, store: ObjectStore, asking: ReplicaSelector, backs: Callable[[str], bool]) -> None:
+        self._store, self._asking, self._mesh, self._backs = store, asking, asking.mesh, backs
+        self.origins: OriginReader | None = None
+        self.near: NearCache | None = None
+
+    def __repr__(self) -> str:
+        return f"<Fetching from {self._mesh.node_id}>"
+
+    def from_origins(self) -> OriginReader:
+        """Raises BatchError Busy."""
+        if self.origins is None:
+            raise busy("buckets with origins cannot be read by this process")
+        return self.origins
+
+    def is_mine(self, bucket: str, key: str) -> bool:
+        """Whether this node is the one that reads a name of a bucket with an origin."""
+        return self._backs(bucket) and self._mesh.is_reader(bucket, key)
+
+    async def fetch(
+        self, parts: Sequence[ObjectRange], memory: MemoryAccount, *, proven: bool = False
+    ) -> FetchedParts:
+        """See Elsewhere.fetch. `proven`: what is a part of an extent is of one that was read and compared as
+        a whole; for new objects."""
+        room = MemoryFrame(0, memory)
+        places: list[Location | ReadFailure | None] = [None] * len(parts)
+        silent: set[int] = set()
+
+        async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
+            wanted = [parts[number] for number in numbers]
+            try:
+                found = await self._compared(node, wanted, room, proven=proven)
+            except (MeshdError, FrameError):
+                silent.update(numbers)
+                raise
+            again = []
+            for number, place in zip(numbers, found, strict=True):
+                places[number] = place
+                if isinstance(place, ReadFailure) and place.code in _RETRYABLE_CODES:
+                    again.append(number)
+            return again
+
+        try:
+            named = {number: (part.bucket, part.key) for number, part in enumerate(parts)}
+            mine = [number for number, name in named.items() if self.is_mine(*name)]
+            lone = [number for number in named if self._mesh.alone and not self._backs(parts[number].bucket)]
+            for number in (*mine, *lone):
+                del named[number]
+            for number in lone:
+                places[number] = self._gone(parts[number])
+            await gather_limited(
+                MAX_ORIGIN_READS, [self._read_origin(parts, number, room, places) for number in mine]
+            )
+            if not proven:  # what is kept here came as it was sent
+                await self._take_near(parts, named, room, places)
+            asked = list(named)
+            left = await self._asking.holders(named, ask)
+            self._keep_near(parts, asked, room, places)
+        except BaseException:
+            room.close()
+            raise
+        for number, why in left.items():
+            lost = places[number]
+            if not isinstance(lost, ReadFailure):
+                places[number] = ReadFailure("Busy", why)
+            elif lost.code == "NotHere":
+                places[number] = ReadFailure("Busy", lost.message or why)
+            elif lost.code == "Unreadable" and number in silent:
+                places[number] = ReadFailure(
+                    "Busy", "one copy is damaged, and who has another does not answer"
+                )
+        return FetchedParts(room, [place or ReadFailure("Busy") for place in places])
+
+    async def _compared(
+        self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
+    ) -> list[Location | ReadFailure]:
+        """What a node has of these. It sends large objects without a look at them: where such a one does not
+        match, the node is to look, so that it learns of damage on its disks, and is asked for no more of it.
+        Raises MeshdError, FrameError."""
+        found = await self._asked(node, parts, room, proven=proven)
+        torn = await _mismatched_parts(room.fd, found)
+        if not torn:
+            return found
+        metrics.remote_failures.labels("Damaged").inc(len(torn))
+        name = f"{parts[torn[0]].bucket}/{parts[torn[0]].key}"
+        told = {"object": name, "parts": len(torn), "from": node.node_id}
+        _log.warning(
+            "bytes of another node do not match their checksum; it is to look at its disk", extra=told
+        )
+        again: Sequence[Location | ReadFailure] = ()
+        try:
+            again = await self._asked(node, [parts[number] for number in torn], room, proven=True)
+            still = await _mismatched_parts(room.fd, again)
+        except (MeshdError, FrameError) as error:
+            self._asking.note(node, error)
+            still = list(range(len(torn)))
+        for place, number in enumerate(torn):
+            damage = ReadFailure("Unreadable", f"what {node.node_id} sends of it does not match its checksum")
+            found[number] = damage if place in still else again[place]
+        return found
+
+    async def _asked(
+        self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
+    ) -> list[Location | ReadFailure]:
+        """One call. Raises MeshdError, FrameError."""
+        body, patience = (
+            peer_messages.encode(peer_messages.ReadRequest(list(parts), proven)),
+            _VERIFY_TIMEOUT_S if proven else SILENCE_TIMEOUT,
+        )
+        async with self._asking.peers.call(
+            node, "POST", peer_messages.READ_PATH, body=body, timeout=patience
+        ) as answer:
+            start, size = await receive_body(answer, room)
+        return _parse_frame(room.fd, start, size, f"/proc/{os.getpid()}/fd/{room.fd}")
+
+    async def _take_near(
+        self,
+        parts: Sequence[ObjectRange],
+        named: dict[int, tuple[str, str]],
+        room: MemoryFrame,
+        places: list[Location | ReadFailure | None],
+    ) -> None:
+        """What this node has copies of need not be asked for."""
+        if self.near is None or not named:
+            return
+        numbers = list(named)
+        for number, data in zip(
+            numbers, await self.near.parts([parts[each] for each in numbers]), strict=True
+        ):
+            if data is not None:
+                places[number] = append_bytes(room, data)
+                del named[number]
+
+    def _keep_near(
+        self,
+        parts: Sequence[ObjectRange],
+        numbers: Sequence[int],
+        room: MemoryFrame,
+        places: Sequence[Location | ReadFailure | None],
+    ) -> None:
+        if self.near is None:
+            return
+        came = [(parts[number], places[number]) for number in numbers]
+        kept = [(part, place.offset, place.length) for part, place in came if isinstance(place, Location)]
+        self.near.keep_parts(room.fd, kept)
+
+    def _gone(self, part: ObjectRange) -> ReadFailure:
+        """Why a lone node does not have what it was asked for."""
+        return ReadFailure(
+            "NoSuchKey" if self._store.get(part.bucket, part.key) is None else "SnapshotChanged"
+        )
+
+    async def _read_origin(
+        self,
+        parts: Sequence[ObjectRange],
+        number: int,
+        room: MemoryFrame,
+        places: list[Location | ReadFailure | None],
+    ) -> None:
+        data = await self.from_origins().read(parts[number])
+        if isinstance(data, ReadFailure):
+            places[number] = data
+            return
+        places[number] = append_bytes(room, data)
+
+
+class FetchedParts:
+    """Parts that came from other nodes, in one piece of shared memory."""
+
+    def __init__(self, room: MemoryFrame, places: Sequence[Location | ReadFailure]) -> None:
+        self._room, self.places = room, places
+        self.fd = room.fd
+
+    def __repr__(self) -> str:
+        return f"<Gathered {len(self.places)} parts, {self._room.size} bytes>"
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self._room.close()
+
+
+def append_bytes(room: MemoryFrame, data: bytes) -> Location:
+    """Bytes at the end of the memory."""
+    start = room.size
+    room.grow(start + len(data))
+    os.pwrite(room.fd, data, start)
+    return Location(f"/proc/{os.getpid()}/fd/{room.fd}", start, len(data), crc32c(data))
+
+
+async def receive_body(answer: PeerResponse, room: MemoryFrame) -> tuple[int, int]:
+    """An answer's body at the end of the memory: (offset, bytes)."""
+    start, size = room.size, int(answer.headers["content-length"])
+    room.grow(start + size)
+    at = start
+    async for piece in answer.pieces():
+        at += os.pwrite(room.fd, piece, at)
+    if at - start != size:
+        raise PeerUnreachableError(f"an answer of {size} bytes ended after {at - start}")
+    metrics.remote_bytes.inc(size)
+    return start, size
+
+
+async def _mismatched_parts(fd: int, found: Sequence[Location | ReadFailure]) -> list[int]:
+    """The numbers of what does not match its checksum."""
+    whole = sum(place.length for place in found if isinstance(place, Location))
+    return (
+        _verify_checksums(fd, found)
+        if whole <= _AT_ONCE
+        else await asyncio.to_thread(_verify_checksums, fd, found)
+    )
+
+
+def _verify_checksums(fd: int, found: Sequence[Location | ReadFailure]) -> list[int]:
+    """The same (blocking)."""
+    buffer = memoryview(bytearray(_PIECE))
+    torn: list[int] = []
+    for number, place in enumerate(found):
+        if not isinstance(place, Location):
+            continue
+        crc = 0
+        for at in range(0, place.length, _PIECE):
+            piece = buffer[: min(_PIECE, place.length - at)]
+            got = os.preadv(fd, [piece], place.offset + at)
+            crc = crc32c(piece[:got], crc)
+        if crc != place.crc32c:
+            torn.append(number)
+    return torn
+
+
+def _parse_frame(fd: int, start: int, size: int, path: str) -> list[Location | ReadFailure]:
+    """The places of a frame's blobs in the file. Raises FrameError."""
+    length = header_size(os.pread(fd, 8, start)) if size >= 8 else 0
+    header = parse_frame_header(os.pread(fd, min(length, size), start))
+    if header.size != size:
+        raise FrameError(f"a frame of {header.size} bytes came as {size}")
+
+    def read(name: str) -> list[Any]:
+        slot = header.tensors[name]
+        values = np.frombuffer(os.pread(fd, slot.nbytes, start + slot.offset), DTYPES[slot.dtype])
+        return cast("list[Any]", values.reshape(slot.shape).tolist())
+
+    errors = {int(number): error for number, error in json.loads(header.metadata["errors"]).items()}
+    first, room = start + header.tensors[BLOBS].offset, header.tensors[BLOBS].nbytes
+    found: list[Location | ReadFailure] = []
+    rows = zip(read(INDEX), read(STATUS), read(CRC), strict=True)
+    for number, ((offset, nbytes), verdict, crc) in enumerate(rows):
+        if number in errors:
+            found.append(ReadFailure(*errors[number]))
+        elif verdict == Status.FAILED:
+            found.append(ReadFailure("Unreadable", "its bytes are damaged or gone there"))
+        elif not 0 <= offset <= offset + nbytes <= room:
+            raise FrameError("a blob lies outside its frame")
+        else:
+            found.append(Location(path, first + offset, nbytes, crc))
+    return found
+
+
+class RendezvousFrameSource:
+    """A FrameSource: each frame is made where its address meets, so that no two nodes make one at once."""
+
+    def __init__(self, remote: PeerFrames, frames: FrameSource) -> None:
+        self._remote, self._frames = remote, frames
+
+    def __repr__(self) -> str:
+        return f"<MeetingFrames before {self._frames!r}>"
+
+    async def frame(self, address: AnyFrameAddress) -> Frame:
+        """See FrameSource."""
+        if isinstance(address, FrameAddress | BlockAddress):
+            met = await self._remote.met(address)
+            if met is not None:
+                return met
+        return await self._frames.frame(address)
+
+
+class PeerFrames:
+    """One a process."""
+
+    def __init__(self, asking: ReplicaSelector, fetching: PeerFetcher, memory: MemoryAccount) -> None:
+        self._asking, self._fetching, self._memory = asking, fetching, memory
+        self._mesh = asking.mesh
+
+    def __repr__(self) -> str:
+        return f"<RemoteFrames from {self._mesh.node_id}>"
+
+    async def met(self, address: FrameAddress | BlockAddress) -> Frame | None:
+        """The frame as the node has it at which its address meets; None where that is this node, or it does
+        not give it: then it is made here."""
+        node = next(iter(rendezvous_order(batch_nodes(self._mesh.map()), _rendezvous_name(address))), None)
+        if node is None or node.node_id == self._mesh.node_id:
+            return None
+        room = MemoryFrame(0, self._memory)
+        try:
+            async with self._asking.peers.call(
+                node, "POST", peer_messages.FRAMES_PATH, body=peer_messages.encode(address)
+            ) as answer:
+                await receive_body(answer, room)
+                room.rows = int(answer.headers["x-mesh-rows"])
+                room.took = parse_timing(answer.headers.get(TIMING, "")).took
+                return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
+        except MeshdError as error:
+            self._asking.note(node, error)
+            return None
+
+    async def kept_frame(self, address: FrameAddress) -> Frame | None:
+        """A batch of which this node has a copy."""
+        found = None if self._fetching.near is None else await self._fetching.near.frame(address)
+        if found is None:
+            return None
+        pieces, rows = found
+        room = MemoryFrame(0, self._memory)
+        for piece in pieces:
+            append_bytes(room, piece)
+        room.rows = rows
+        return room.hand_out("hit")
+
+    def keep_frame(self, address: FrameAddress, frame: Frame) -> None:
+        """Have this node keep a copy, if it keeps any."""
+        if self._fetching.near is not None:
+            self._fetching.near.keep_frame(address, frame.fd, frame.size, frame.rows)
+
+
+def _rendezvous_name(address: FrameAddress | BlockAddress) -> str:
+    """A text to meet at."""
+    if isinstance(address, BlockAddress):
+        return f"{address.digest}/{address.block}"
+    place = address.rank, address.world, address.batch, address.origin
+    return frame_address(address.plan, address.epoch, address.step, *place)

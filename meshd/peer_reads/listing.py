@@ -1,0 +1,352 @@
+"""Listings over all nodes: each primary lists its own names, and the pages are merged.
+
+A listing fails when a node cannot be asked; it is never shorter. All pages of one listing use one
+version of the cluster map, under which every slot has exactly one primary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from meshd.core import peer_messages
+from meshd.core.api_errors import busy
+from meshd.core.error_mapping import store_errors
+from meshd.errors import MeshdError
+from meshd.peer_reads import page_merge
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.store.records import EntryPage, Page, UploadPage, VersionPage
+from meshwire.cluster import routes, slot_of
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.peer_reads.page_merge import Item, Marker, PageSource
+    from meshd.peer_reads.replica_selection import ReplicaSelector
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.util.clock import Clock
+    from meshwire.cluster import ClusterMap, Node, Routes
+
+
+_T = TypeVar("_T")
+_ATTEMPTS: Final = 5
+_NEWER_MAP_WAIT_S: Final = 2.0
+"""Seconds a newer map is waited for when another node has one."""
+
+
+class ObjectListings:
+    """Of buckets whose objects live in the mesh. One a process."""
+
+    def __init__(self, store: ObjectStore, asking: ReplicaSelector) -> None:
+        self._store, self._asking, self._mesh = store, asking, asking.mesh
+
+    def __repr__(self) -> str:
+        return f"<RemoteListings from {self._mesh.node_id}>"
+
+    async def entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
+        """See RemoteObjects.entries."""
+        pages = await self._all(bucket, lambda node, version: self._listed(node, bucket, prefix, version))
+        found = [entry for page in pages for entry in page]
+        found.sort(key=lambda entry: entry[0].encode())
+        return found
+
+    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """See RemoteObjects.page."""
+
+        def ask(node: Node, version: int) -> Awaitable[peer_messages.ListResponse]:
+            return self._one_page(node, peer_messages.ListRequest(bucket, prefix, after, version, limit))
+
+        return _page_of(await self._all(bucket, ask), limit)
+
+    async def _all(self, bucket: str, ask: Callable[[Node, int], Awaitable[_T]]) -> list[_T]:
+        """What each node that decides says, under one map. Raises BatchError Busy."""
+        for _ in range(_ATTEMPTS):
+            cluster = self._mesh.map()
+            asked = [ask(node, cluster.version) for node in self._deciders(cluster, bucket)]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            wrong = [answer for answer in answers if isinstance(answer, BaseException)]
+            if any(isinstance(error, StaleMapError) for error in wrong):
+                await self._mesh.newer_than(cluster.version, _NEWER_MAP_WAIT_S)
+                continue
+            if wrong and isinstance(wrong[0], MeshdError):
+                raise busy(f"{bucket} cannot be listed now: {wrong[0]}") from wrong[0]
+            if wrong:
+                raise wrong[0]
+            return [answer for answer in answers if not isinstance(answer, BaseException)]
+        raise busy(f"{bucket} cannot be listed now: the nodes do not agree on the map yet")
+
+    async def _one_page(self, node: Node, ask: peer_messages.ListRequest) -> peer_messages.ListResponse:
+        if node.node_id == self._mesh.node_id:
+            return primary_page(self._store, self._mesh, ask)
+        return peer_messages.decode_list_response(
+            await self._asking.post(node, peer_messages.LIST_PATH, peer_messages.encode(ask))
+        )
+
+    def _deciders(self, cluster: ClusterMap, bucket: str) -> list[Node]:
+        """Raises BatchError Busy while there are names nobody decides about."""
+        table = routes(cluster, self._mesh.copies(bucket))  # of this map, whatever comes meanwhile
+        masks = {node.node_id: table.decided_by(node.node_id) for node in cluster.nodes}
+        if sum(int(mask.sum()) for mask in masks.values()) < cluster.slots:
+            raise busy(f"{bucket} cannot be listed now: nodes that hold a part of it are away")
+        return [node for node in cluster.nodes if masks[node.node_id].any()]
+
+    async def _listed(self, node: Node, bucket: str, prefix: str, version: int) -> list[tuple[str, Record]]:
+        found: list[tuple[str, Record]] = []
+        after, here = "", node.node_id == self._mesh.node_id
+        while True:
+            ask = peer_messages.ListRequest(bucket, prefix, after, version)
+            page = await self._one_page(node, ask)
+            if here:
+                await asyncio.sleep(0)  # other requests get their turn between pages
+            found += page.entries
+            if not page.after:
+                return found
+            after = page.after
+
+
+def primary_page(
+    store: ObjectStore, mesh: ClusterView, ask: peer_messages.ListRequest
+) -> peer_messages.ListResponse:
+    """A page of what this node decides. Raises StaleMapError unless the map is the one that is meant."""
+    cluster = mesh.map()
+    if cluster.version != ask.version:
+        raise StaleMapError(cluster.version)
+    decided = routes(cluster, mesh.copies(ask.bucket)).decided_by(mesh.node_id)
+    page = store.list(ask.bucket, prefix=ask.prefix, after=ask.after, limit=ask.limit)
+    entries = [
+        (key, record)
+        for key, found in page.entries
+        if decided[slot_of(ask.bucket, key, cluster.slots)]
+        and (record := peer_messages.to_remote_record(found)) is not None
+    ]
+    return peer_messages.ListResponse(entries, page.next_after if page.truncated else "")
+
+
+def _page_of(pages: Sequence[peer_messages.ListResponse], limit: int) -> Page:
+    """One page of those of all deciders: as far as all of them reach."""
+    ends = [page.after.encode() for page in pages if page.after]
+    found = sorted((entry for page in pages for entry in page.entries), key=lambda entry: entry[0].encode())
+    if ends:
+        found = [entry for entry in found if entry[0].encode() <= min(ends)]
+    kept = tuple(found[:limit])
+    if len(found) > limit:
+        return Page(kept, (), truncated=True, next_after=kept[-1][0])
+    return Page(kept, (), truncated=bool(ends), next_after=min(ends).decode() if ends else "")
+
+
+LISTING_PATH: Final = f"{PREFIX}listings"
+_LISTING_TIMEOUT_S: Final = 15.0
+_PEER_TIMEOUT_S: Final = 20.0
+_LIMIT: Final = 1000
+
+P = TypeVar("P", EntryPage, VersionPage, UploadPage)
+OwnEntries = Callable[[str, str, str, int, bytes | None], EntryPage]
+"""`Store.own_entries`."""
+
+
+class ListingRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What a node is asked for: a page of `kind` (`entries`, `versions`, `uploads`; `own`: of a bucket
+    with an origin, what is not there yet) of the names that it decides about."""
+
+    kind: str
+    bucket: str
+    prefix: str
+    delimiter: str
+    marker: tuple[str, str]
+    limit: int
+
+
+class LocalListings:
+    """What this node has of a listing: its own part."""
+
+    def __init__(self, store: ObjectStore, mesh: ClusterView, own: OwnEntries) -> None:
+        self._store, self._mesh, self._own = store, mesh, own
+        self._masks: dict[tuple[int, int], bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"<LocalLister of {self._mesh.node_id}>"
+
+    def page(self, asked: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
+        """The page by map `version`. Raises StaleMapError when this node goes by another, StoreError."""
+        cluster = self._mesh.map()
+        if cluster.version != version:
+            raise StaleMapError(cluster.version)
+        slots = self._mask(self._mesh.routes(asked.bucket), self._mesh.copies(asked.bucket))
+        store, (key, mark) = self._store, asked.marker
+        if asked.kind == "own":
+            return self._own(asked.bucket, asked.prefix, key, asked.limit, slots)
+        if asked.kind == "entries":
+            return store.list_entries(
+                asked.bucket,
+                prefix=asked.prefix,
+                delimiter=asked.delimiter,
+                after=key,
+                limit=asked.limit,
+                slots=slots,
+            )
+        if asked.kind == "versions":
+            return store.list_versions(
+                asked.bucket,
+                prefix=asked.prefix,
+                delimiter=asked.delimiter,
+                key_marker=key,
+                version_marker=mark,
+                limit=asked.limit,
+                slots=slots,
+            )
+        return store.list_uploads(
+            asked.bucket,
+            prefix=asked.prefix,
+            delimiter=asked.delimiter,
+            key_marker=key,
+            id_marker=mark,
+            limit=asked.limit,
+            slots=slots,
+        )
+
+    def _mask(self, routes: Routes, copies: int) -> bytes:
+        found = self._masks.get((routes.version, copies))
+        if found is None:
+            if len(self._masks) > 8:
+                self._masks.clear()
+            found = routes.decided_by(self._mesh.node_id).tobytes()
+            self._masks[routes.version, copies] = found
+        return found
+
+
+class MergedListings:
+    """Pages of the whole mesh. One a process."""
+
+    def __init__(self, local: LocalListings, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._local, self._mesh, self._peers, self._clock = local, mesh, peers, clock
+
+    def __repr__(self) -> str:
+        return f"<MergedListings of {self._mesh!r}>"
+
+    async def entries(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = _LIMIT
+    ) -> EntryPage:
+        """As `ObjectStore.list_entries`, of all nodes. Raises S3Error SlowDown."""
+        asked = ListingRequest("entries", bucket, prefix, delimiter, (after, ""), limit)
+        items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
+        return page_merge.entry_page(items, truncated=truncated)
+
+    async def own(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
+        """As `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
+        asked = ListingRequest("own", bucket, prefix, "", (after, ""), limit)
+        items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
+        return page_merge.entry_page(items, truncated=truncated)
+
+    async def versions(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        version_marker: str = "",
+        limit: int = _LIMIT,
+    ) -> VersionPage:
+        """As `ObjectStore.list_versions`, of all nodes. Raises S3Error SlowDown."""
+        asked = ListingRequest("versions", bucket, prefix, delimiter, (key_marker, version_marker), limit)
+        items, truncated = await self._merged(asked, VersionPage, page_merge.read_versions)
+        return page_merge.version_page(items, truncated=truncated)
+
+    async def uploads(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        id_marker: str = "",
+        limit: int = _LIMIT,
+    ) -> UploadPage:
+        """As `ObjectStore.list_uploads`, of all nodes. Raises S3Error SlowDown."""
+        asked = ListingRequest("uploads", bucket, prefix, delimiter, (key_marker, id_marker), limit)
+        items, truncated = await self._merged(asked, UploadPage, page_merge.read_uploads)
+        return page_merge.upload_page(items, truncated=truncated)
+
+    async def _merged(
+        self, asked: ListingRequest, kind: type[P], read: Callable[[P], tuple[list[Item], bool, Marker]]
+    ) -> tuple[list[Item], bool]:
+        if asked.limit <= 0:
+            return [], False
+        deadline = self._clock.monotonic() + _LISTING_TIMEOUT_S
+        while True:
+            version = self._mesh.map().version
+            try:
+                return await self._attempt(asked, version, kind, read)
+            except StaleMapError as error:
+                wanted, what = max(error.version, version), "the nodes do not agree on a map"
+                await self._mesh.newer_than(wanted - 1, min(2.0, _LISTING_TIMEOUT_S))
+                await asyncio.sleep(0.02)
+            except _NoAnswerError as error:
+                what = str(error)
+                if error.node_id:
+                    await self._mesh.suspect(error.node_id, version)
+                await self._mesh.newer_than(version, 0.5)
+            if self._clock.monotonic() > deadline:
+                raise S3Error("SlowDown", f"Not all nodes can be asked at present: {what}. Try again.")
+
+    async def _attempt(
+        self,
+        asked: ListingRequest,
+        version: int,
+        kind: type[P],
+        read: Callable[[P], tuple[list[Item], bool, Marker]],
+    ) -> tuple[list[Item], bool]:
+        nodes = self._deciders(asked.bucket)
+        sources = [self._source(node, asked, version, kind) for node in nodes]
+        share = page_merge.first_share(asked.limit + 1, len(sources))
+        await asyncio.gather(*(source.fill(share, read) for source in sources))
+        found = await page_merge.merge_sources(sources, asked.limit, read)
+        if self._mesh.map().version != version:  # pages asked for later went by another map
+            raise StaleMapError(version)
+        return found
+
+    def _deciders(self, bucket: str) -> Sequence[Node]:
+        """Whoever decides about names of the bucket. Raises _NoAnswerError while nobody does about some."""
+        routes, cluster = self._mesh.routes(bucket), self._mesh.map()
+        found = [node for node in cluster.nodes if routes.decided_by(node.node_id).any()]
+        if sum(int(routes.decided_by(node.node_id).sum()) for node in found) != routes.slots:
+            raise _NoAnswerError("", "nodes that hold a part of the names are away")
+        return found
+
+    def _source(self, node: Node, asked: ListingRequest, version: int, kind: type[P]) -> PageSource[P]:
+        async def fetch(marker: Marker, limit: int) -> P:
+            wanted = msgspec.structs.replace(asked, marker=marker, limit=limit)
+            if node.node_id == self._mesh.node_id:
+                with store_errors():
+                    page = self._local.page(wanted, version)
+                assert isinstance(page, kind)
+                return page
+            return await self._ask(node, wanted, kind)
+
+        return page_merge.PageSource(fetch, asked.marker)
+
+    async def _ask(self, node: Node, asked: ListingRequest, kind: type[P]) -> P:
+        try:
+            body = msgspec.msgpack.encode(asked)
+            async with self._peers.call(
+                node, "POST", LISTING_PATH, body=body, timeout=_PEER_TIMEOUT_S
+            ) as answer:
+                return msgspec.msgpack.decode(await answer.read(), type=kind)
+        except (PeerUnreachableError, PeerRefusedError) as error:
+            raise _NoAnswerError(node.node_id, f"node {node.node_id}: {error}") from error
+
+
+class _NoAnswerError(Exception):
+    """A part of the listing cannot be had; `node_id` of whom it was asked (empty: of nobody)."""
+
+    def __init__(self, node_id: str, message: str) -> None:
+        super().__init__(message)
+        self.node_id = node_id

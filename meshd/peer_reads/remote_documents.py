@@ -1,0 +1,124 @@
+"""Remote documents: read, replicate and inventory shared documents of the reserved bucket on other nodes.
+
+A document counts as written when enough nodes hold it that one may be lost. A document that a silent
+node may hold is Busy, never missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.core import peer_messages
+from meshd.core.api_errors import busy
+from meshd.documents.gc_policy import DocumentUsage
+from meshd.errors import MeshdError
+from meshd.peer_reads.replica_selection import UNREACHABLE_STATES
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
+from meshwire.http_values import percent_encoding
+
+if TYPE_CHECKING:
+    from meshd.documents.inventory import PeerInventories
+    from meshd.peer_reads.replica_selection import ReplicaSelector
+    from meshwire.cluster import Node
+
+_MIN_REPLICAS: Final = 2
+"""Nodes that have a document before it counts as written, where there are so many."""
+_AT_ONCE: Final = 4
+"""Nodes asked for a document at a time."""
+
+
+class PeerDocuments:
+    """One a process."""
+
+    def __init__(self, asking: ReplicaSelector) -> None:
+        self._asking, self._mesh = asking, asking.mesh
+
+    def __repr__(self) -> str:
+        return f"<RemoteDocuments from {self._mesh.node_id}>"
+
+    async def document(self, key: str) -> bytes | None:
+        """See Elsewhere.document."""
+        target, silent = peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/"), ""
+        others = self._asking.others()
+        for start in range(0, len(others), _AT_ONCE):
+            asked = [self._get(node, target) for node in others[start : start + _AT_ONCE]]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, bytes):
+                    return answer
+                if isinstance(answer, MeshdError):
+                    silent = str(answer)
+                elif answer is not None:
+                    raise answer
+        if silent:
+            raise busy(f"another node may have {key}, and does not answer: {silent}")
+        return None
+
+    async def documents(self, key: str) -> list[bytes]:
+        """What each of the nodes that answer has under a key that is every node's own."""
+        target = peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/")
+        asked = [self._get(node, target) for node in self._asking.others()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, bytes)]
+
+    async def _get(self, node: Node, target: str) -> bytes | None:
+        try:
+            async with self._asking.peers.call(node, "GET", target) as answer:
+                return await answer.read()
+        except PeerRefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+        except PeerUnreachableError as error:
+            self._asking.note(node, error)
+            raise
+
+    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
+        """See Elsewhere.spread."""
+        target, others = (
+            peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/"),
+            self._asking.others(),
+        )
+        if again:
+            target += f"?{peer_messages.REWRITE_QUERY}"
+        own = self._mesh.map().node(self._mesh.node_id)
+        needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)
+        tasks = [self._put(node, target, document) for node in others]
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        wrong = [answer for answer in answers if isinstance(answer, BaseException)]
+        if len(answers) - len(wrong) < needed:
+            raise busy(f"too few nodes could keep {key}: {wrong[0]}")
+
+    async def kept(self, prefix: str) -> PeerInventories:
+        """What each other node has under a prefix, whatever its role, and which could not be asked. One that
+        was given up (`down`) is nobody."""
+        there = [node for node in self._mesh.map().nodes if node.node_id != self._mesh.node_id]
+        asked = [node for node in there if node.state not in UNREACHABLE_STATES]
+        answers = await asyncio.gather(*[self._table(node, prefix) for node in asked])
+        silent = [node.node_id for node, found in zip(asked, answers, strict=True) if found is None]
+        silent += [node.node_id for node in there if node.state == "away"]
+        return [found for found in answers if found is not None], silent
+
+    async def _table(self, node: Node, prefix: str) -> dict[str, DocumentUsage] | None:
+        found: dict[str, DocumentUsage] = {}
+        after, more = "", True
+        try:
+            while more:
+                body = peer_messages.encode(peer_messages.InventoryRequest(prefix, after))
+                answer = peer_messages.decode_inventory_response(
+                    await self._asking.post(node, peer_messages.INVENTORY_PATH, body)
+                )
+                found |= {key: DocumentUsage(size, made, used) for key, size, made, used in answer.rows}
+                after, more = answer.after, bool(answer.after)
+        except MeshdError as error:
+            self._asking.note(node, error)
+            return None
+        return found
+
+    async def _put(self, node: Node, target: str, document: bytes) -> None:
+        try:
+            async with self._asking.peers.call(node, "PUT", target, body=document) as answer:
+                await answer.read()
+        except PeerUnreachableError as error:
+            self._asking.note(node, error)
+            raise

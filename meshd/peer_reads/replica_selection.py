@@ -1,0 +1,153 @@
+"""Replica selection: which node is asked for a name, and which one next.
+
+One call per node, to all nodes at once; names that a node cannot serve go to their next replica. A node
+that does not answer is reported to the failure detector, once at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
+
+from meshd.core import peer_messages
+from meshd.core.api_errors import BatchError, Code, busy, damaged
+from meshd.errors import MeshdError
+from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import BackgroundTasks
+from meshwire.frame.tensor_frame import FrameError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.core.remote_source import ReadFailure
+    from meshd.rpc.peer_client import PeerClient, PeerRefusedError
+    from meshwire.cluster import Node
+
+_T = TypeVar("_T")
+UNREACHABLE_STATES: Final = ("away", "down")
+
+
+async def gather_limited(most: int, doing: Sequence[Awaitable[_T]]) -> list[_T]:
+    """The results in order, at most so many under way."""
+    slots = asyncio.Semaphore(most)
+
+    async def one(each: Awaitable[_T]) -> _T:
+        async with slots:
+            return await each
+
+    return await asyncio.gather(*[one(each) for each in doing])
+
+
+class ReplicaSelector:
+    """One a process."""
+
+    def __init__(self, mesh: ClusterView, peers: PeerClient) -> None:
+        self.mesh, self.peers = mesh, peers
+        self._tasks = BackgroundTasks("remote-objects")
+        self._suspected: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Asking from {self.mesh.node_id}>"
+
+    async def aclose(self) -> None:
+        """End what runs in the background."""
+        await self._tasks.aclose()
+
+    async def holders(
+        self,
+        names: dict[int, tuple[str, str]],
+        ask: Callable[[Node, Sequence[int]], Awaitable[list[int]]],
+    ) -> dict[int, str]:
+        """Asks for each name a reader of it, one call a node, then the next reader for what `ask` says was
+        not had; gives the names nobody could answer for, and why. This node is asked as any other for what
+        it came to read meanwhile: a change of the map may move all readers of a name at once."""
+        me = self.mesh.node_id
+        tried = {number: {me} if self.mesh.is_reader(*name) else set() for number, name in names.items()}
+        why: dict[int, str] = {}
+        left = list(names)
+        while left:
+            groups: dict[str, list[int]] = defaultdict(list)
+            nodes: dict[str, Node] = {}
+            for number in left:
+                readers = self.mesh.route(*names[number]).readers
+                node = next((node for node in readers if node.node_id not in tried[number]), None)
+                if node is None:
+                    why.setdefault(number, "no node that holds it answers")
+                    continue
+                tried[number].add(node.node_id)
+                nodes[node.node_id] = node
+                groups[node.node_id].append(number)
+            asked = [self._ask_one(nodes[each], numbers, ask, why) for each, numbers in groups.items()]
+            left = [number for again in await asyncio.gather(*asked) for number in again]
+        return why
+
+    async def _ask_one(
+        self,
+        node: Node,
+        numbers: list[int],
+        ask: Callable[[Node, Sequence[int]], Awaitable[list[int]]],
+        why: dict[int, str],
+    ) -> list[int]:
+        """The numbers to ask another node for. `why` has those without an answer so far."""
+        again: list[int] = []
+        for start in range(0, len(numbers), peer_messages.MAX_PARTS):
+            some = numbers[start : start + peer_messages.MAX_PARTS]
+            try:
+                left = await ask(node, some)
+            except (MeshdError, FrameError) as error:
+                metrics.remote_failures.labels(type(error).__name__).inc()
+                self.note(node, error)
+                why |= dict.fromkeys(some, f"{node.node_id}: {error}")
+                again += some
+                continue
+            for number in set(some) - set(left):
+                why.pop(number, None)
+            why |= dict.fromkeys(left, f"{node.node_id} does not have it")
+            again += left
+        return again
+
+    def note(self, node: Node, error: Exception) -> None:
+        """Has a node that does not answer looked at, once at a time."""
+        if isinstance(error, PeerUnreachableError) and node.node_id not in self._suspected:
+            self._suspected.add(node.node_id)
+            self._tasks.spawn(self._suspect(node.node_id, self.mesh.map().version), "suspect")
+
+    async def _suspect(self, node_id: str, version: int) -> None:
+        try:
+            await self.mesh.suspect(node_id, version)
+        finally:
+            self._suspected.discard(node_id)
+
+    def others(self) -> list[Node]:
+        """The storing nodes besides this one that are to have documents."""
+        return [
+            node
+            for node in self.mesh.map().nodes
+            if node.node_id != self.mesh.node_id and node.stores and node.state not in UNREACHABLE_STATES
+        ]
+
+    async def post(self, node: Node, target: str, body: bytes) -> bytes:
+        """An answer of another node. Raises MeshdError."""
+        async with self.peers.call(node, "POST", target, body=body) as answer:
+            return await answer.read()
+
+
+def missing_part_error(name: str, lost: ReadFailure) -> BatchError:
+    """What could not be had, as an error."""
+    if lost.code == "NoSuchKey":
+        return BatchError("NoSuchKey", f"{name} is gone")
+    if lost.code == "SnapshotChanged":
+        return BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
+    if lost.code == "Unreadable":
+        return damaged(name, lost.message, {"url": name})
+    return busy(f"{name} cannot be read now: {lost.message or lost.code}")
+
+
+def peer_refusal_error(error: PeerRefusedError) -> BatchError:
+    """Another node's refusal in this node's name."""
+    if error.code in get_args(Code) and error.code != "Busy":
+        return BatchError(cast("Code", error.code), error.message)
+    return busy(f"another node refused: {error.message}")

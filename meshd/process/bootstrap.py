@@ -1,0 +1,179 @@
+"""Bootstrap before heavy imports: environment variables, and the lock of the data directory.
+
+Law: light; call `set_environment` once, before any heavy import. Each library gets one thread: processes
+provide the parallelism, and forking requires a single thread. Nothing in the data directory is touched
+before its lock is held. The kernel holds the lock (flock) and releases it when the last process of the
+daemon has ended, for whatever reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from meshd.config import ConfigError
+from meshd.errors import DirectoryInUseError
+from meshd.util.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, MutableMapping
+
+    from meshd.config import NodeSettings
+
+
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+_AUTHORITIES: Final = "SSL_CERT_FILE"  # where OpenSSL looks for the system's
+
+
+def set_environment(settings: NodeSettings, env: MutableMapping[str, str]) -> None:
+    """Thread counts, and where the processes share their metrics."""
+    for name in _ONE_THREAD:
+        env[name] = "1"
+    env["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)
+
+
+@contextmanager
+def without_system_authorities(env: MutableMapping[str, str]) -> Iterator[None]:
+    """While modules load, the system's authorities seem to be none; afterwards they are where they were.
+    aiohttp's client, which a node does not use, reads them when it is imported: half of its time."""
+    before = env.get(_AUTHORITIES)
+    env[_AUTHORITIES] = os.devnull
+    try:
+        yield
+    finally:
+        del env[_AUTHORITIES]
+        if before is not None:
+            env[_AUTHORITIES] = before
+
+
+_LOCK_TIMEOUT = 3.0  # seconds for the children of a killed daemon to be gone
+_STEP = 0.05
+_MIN_FREE_BYTES = 2 << 20  # bytes
+
+
+class DataDirLock:
+    """Holds `<data_dir>/lock`. Children inherit it, so it is held until the last of them has ended."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / "lock"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def __repr__(self) -> str:
+        return f"<DirectoryLock {self._path}>"
+
+    def _take(self) -> None:
+        clock = SystemClock()
+        deadline = clock.monotonic() + _LOCK_TIMEOUT
+        while not self._try():
+            holder = self._holder()
+            if _alive(holder) or clock.monotonic() > deadline:
+                raise DirectoryInUseError(
+                    f"the data directory {self._path.parent} is in use by another meshd "
+                    f"(process {holder or '?'}); stop that one, or give this one another --data-dir"
+                )
+            threading.Event().wait(_STEP)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _holder(self) -> int:
+        written = os.pread(self._fd, 32, 0).strip()
+        return int(written) if written.isdigit() else 0
+
+    def release(self) -> None:
+        """Let another daemon in (once the children are gone too)."""
+        os.close(self._fd)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not yet reaped by its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def prepare_data_dir(settings: NodeSettings) -> DataDirLock:
+    """Create what is missing, lock, empty `run/`. Raises ConfigError, DirectoryInUseError."""
+    store, cache = settings.store, settings.cache_store
+    for directory in (store.data_dir, store.index_dir):
+        _create(directory)
+    for disk in store.disks:
+        _create(disk, is_disk=True)
+    try:
+        lock = DataDirLock(store.data_dir)
+    except OSError as error:
+        raise ConfigError(f"cannot write in {store.data_dir}: {error.strerror}") from error
+    try:
+        _require_free_space(store.data_dir)
+    except ConfigError:
+        lock.release()
+        raise
+    for directory in (cache.data_dir, cache.index_dir, settings.origin_credentials):
+        _create(directory)
+    for disk in cache.disks:
+        _create(disk, is_disk=True)
+    shutil.rmtree(settings.run_dir, ignore_errors=True)
+    settings.metrics_dir.mkdir(parents=True, mode=0o700)
+    return lock
+
+
+def _create(directory: Path, *, is_disk: bool = False) -> None:
+    """One that fails is an error of the node's; of a `disk` recovery says whether the node does without."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writable = os.access(directory, os.R_OK | os.W_OK | os.X_OK) or (is_disk and _is_read_only(directory))
+    except OSError as error:
+        if is_disk and not isinstance(error, PermissionError):
+            return
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"cannot make the directory {directory}: {why}") from error
+    if not writable:
+        raise ConfigError(f"the directory {directory} is not writable by this user")
+
+
+def _require_free_space(directory: Path) -> None:
+    """Counters are files mapped into memory: on a full file system whoever counts would end by SIGBUS."""
+    probe = directory / f"room.{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _MIN_FREE_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise ConfigError(f"cannot write in {directory}: {error.strerror}") from error
+        raise ConfigError(
+            f"{directory} is on a full disk: a node needs {_MIN_FREE_BYTES >> 20} MiB there to start; "
+            "remove what is "
+            "not the node's, or enlarge the file system (what the node stores is deleted while it runs)"
+        ) from error
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def _is_read_only(directory: Path) -> bool:
+    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)

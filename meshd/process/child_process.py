@@ -1,0 +1,182 @@
+"""Child processes: fork, a report pipe to the supervisor, and death together with it.
+
+Law: a child is forked from a single-threaded supervisor, keeps only the descriptors it was given, and is
+killed by the kernel when the supervisor dies for any reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from meshd.errors import MeshdError
+from meshd.process.restart_backoff import MAX_DELAY, CrashHistory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_OOM: Final = Path("/proc/self/oom_score_adj")
+_OOM_SCORE: Final = 100  # of 1000: as if it had a tenth of the memory more; transform processes say 500
+_SIGNAL_HINTS: Final[dict[int, str]] = {
+    signal.SIGBUS: " (what it reads as memory cannot be read: the index)",
+    signal.SIGKILL: " (if nobody did, the kernel: memory ran out, see dmesg)",
+}
+_log = logging.getLogger("meshd.child")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ChildReporter:
+    """The child's end of the pipe to the supervisor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def ready(self) -> None:
+        """The child does its work from now on."""
+        self._write({"state": "ready"})
+
+    def alive(self) -> None:
+        """Sent every few seconds by children with an event loop: it still turns."""
+        self._write({"state": "alive"})
+
+    def failed(self, reason: str) -> None:
+        """Why the child cannot do its work; it ends after this."""
+        self._write({"state": "failed", "reason": reason[:2000]})
+
+    def _write(self, report: dict[str, str]) -> None:
+        with contextlib.suppress(OSError):  # a supervisor that is gone takes this process with it
+            os.write(self._fd, json.dumps(report).encode() + b"\n")
+
+
+ChildBody = Callable[[ChildReporter], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A child the supervisor keeps alive. `name` is `role-number`; `fds` are the descriptors it inherits."""
+
+    name: str
+    body: ChildBody
+    fds: frozenset[int] = frozenset()
+    longest_delay: float = MAX_DELAY
+    """Seconds between a death and the next start, at most."""
+    door: int | None = None
+    """A listening socket: the child is started when somebody connects, and ends by itself (with code 0) when
+    it has nothing to do. None: it always runs."""
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("-")[0]
+
+
+@dataclass(slots=True)
+class Child:
+    """What the supervisor knows of one child. `pid` 0: not running; `due`: when to start it (again); infinite
+    while one with a door waits for somebody to come."""
+
+    spec: ChildSpec
+    pid: int = 0
+    pipe: int = -1
+    started: float = 0.0
+    due: float = 0.0
+    reason: str = ""
+    deaths: CrashHistory = field(default_factory=CrashHistory)
+    heard: float = 0.0
+    """When it last said that its loop turns; 0 for a child that never does."""
+    unread: bytearray = field(default_factory=bytearray)
+
+    def reports(self) -> list[dict[str, str]]:
+        """What the child wrote since the last call; empty when nothing did."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.pipe, 65536):
+                self.unread += chunk
+        *lines, rest = self.unread.split(b"\n")
+        self.unread = bytearray(rest)
+        return [json.loads(line) for line in lines]
+
+
+def fork_child(spec: ChildSpec, close: Iterable[int]) -> tuple[int, int]:
+    """Start `spec.body` in a child that closes `close` first. Returns (pid, non-blocking end of its pipe)."""
+    mine, theirs = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(spec, theirs, parent, [mine, *(fd for fd in close if fd not in spec.fds)])
+    os.close(theirs)
+    os.set_blocking(mine, False)
+    return pid, mine
+
+
+def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> NoReturn:
+    """The life of a child, from fork to exit; nothing of the supervisor's stack runs after it."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        # a terminal sends these to all, and the supervisor decides; SIGUSR1 is heeded once there are logs
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        die_with_parent(parent)
+        prefer_oom_kill()
+        _libc.prctl(_PR_SET_NAME, spec.name[:15].encode(), 0, 0, 0)
+        for fd in close:
+            os.close(fd)
+        code = _run(spec, ChildReporter(pipe))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _run(spec: ChildSpec, reporter: ChildReporter) -> int:
+    try:
+        spec.body(reporter)
+    except MeshdError as error:
+        reporter.failed(str(error))
+    except Exception as error:
+        _log.exception("%s failed", spec.name)
+        reporter.failed(f"{type(error).__name__}: {error}")
+    else:
+        return 0
+    return 1
+
+
+def prefer_oom_kill() -> None:
+    """Have the kernel, when memory runs out, rather kill this process than the supervisor: with that one all
+    others would go, and nobody would start them again. The steward's death also gives back finished batches,
+    the memory that is nobody's otherwise."""
+    with contextlib.suppress(OSError, ValueError):  # not on Linux, or forbidden
+        if int(_OOM.read_text()) < _OOM_SCORE:
+            _OOM.write_text(str(_OOM_SCORE))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that took effect
+        os._exit(1)
+
+
+def exit_signal(status: int) -> int:
+    """The signal that ended a process, from its wait status; 0 if none did."""
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def describe_exit(status: int) -> str:
+    """How a process ended, from its wait status, in words."""
+    number = exit_signal(status)
+    if number:
+        return f"killed by {signal.Signals(number).name}{_SIGNAL_HINTS.get(number, '')}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -1,0 +1,110 @@
+"""Coordinator process: work that a node does once, not once per worker (batches, periodic tasks).
+
+Law: workers reach it only through its Unix socket, so it can run in a process of its own or inside the
+only worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from meshd.batches.assembly.assembler import Assembler
+from meshd.batches.assembly.assembler_rpc import serve_assembler
+from meshd.origins.access_hints import PlanReadHints
+from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
+from meshd.process.rebalance_process import rebalance_socket
+from meshd.process.wiring.cluster import join_and_maintain, scrub_scheduler
+from meshd.process.wiring.data_services import data_services, job_runner, node_catalog
+from meshd.process.wiring.node import node_access, open_node, view_reader
+from meshd.process.wiring.origins import cache_manager, cache_tasks, open_backed_service
+from meshd.telemetry import logs
+from meshd.transform.pool import TransformPool
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Coroutine
+
+    from meshd.config import NodeSettings
+    from meshd.process.child_process import ChildReporter
+    from meshd.process.listen_sockets import ListenSockets
+    from meshd.process.wiring.node import NodeContext
+
+_log = logging.getLogger("meshd.steward")
+
+
+def run_coordinator(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
+    """The steward as a process of its own, from start to end."""
+    logs.configure(settings.log_format, settings.log_level, "steward")
+    logs.follow_runtime_level(settings.log_level)
+    with (
+        open_node(settings, "s", rebalance_socket(settings)) as node,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_run_until_stopped(node, doors.steward, reporter))
+
+
+async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    chores = BackgroundTasks("chores")
+    async with start_coordinator(node, listener):
+        start_periodic_tasks(process_tasks(node, reporter), chores)
+        reporter.ready()
+        await stop.wait()
+    await chores.aclose()
+
+
+@asynccontextmanager
+async def start_coordinator(node: NodeContext, listener: socket.socket) -> AsyncIterator[Assembler]:
+    """The steward's work, running in this process for the length of the block; gives its assembler."""
+    tasks, settings = BackgroundTasks("steward"), node.settings
+    pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
+    pool.start()
+    assembler = Assembler(
+        node.store,
+        pool,
+        settings.transform,
+        node.archives,
+        node=settings.node_id,
+        elsewhere=node.objects,
+        catalog=node_catalog(node),
+    )
+    try:
+        async with open_backed_service(node, None) as backed:
+            tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
+            tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
+            keeper = cache_manager(node)
+            tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")
+            hints = assembler.hints = PlanReadHints(keeper, node.buckets)
+            start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, keeper, backed)], tasks)
+            access = node_access(node)
+            views = view_reader(node, access, data_services(node, access, assembler))
+            jobs = job_runner(node, access, views, backed)
+            tasks.spawn(_vital(jobs.run()), "jobs")
+            try:
+                yield assembler
+            finally:
+                await tasks.aclose()
+                await hints.aclose()
+    finally:
+        await tasks.aclose()
+        await assembler.aclose()
+        await pool.aclose()
+        listener.close()
+
+
+async def _vital(work: Coroutine[Any, Any, None]) -> None:
+    """Work without which this process is of no use: when it fails, the process ends, and is replaced."""
+    try:
+        await work
+    except Exception:
+        _log.exception("work that must go on failed; restarting this process")
+        os.kill(os.getpid(), signal.SIGTERM)

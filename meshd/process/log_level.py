@@ -1,0 +1,66 @@
+"""The supervisor's part in the runtime log level: signals changes and ends temporary levels.
+
+Law: `telemetry.logs` holds the level; a process that changes it sends the supervisor SIGUSR1. SIGUSR2
+toggles debug logging for an operator whose node does not answer requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from meshd.server.api.log_level import DEFAULT_SECONDS
+from meshd.telemetry import logs
+
+if TYPE_CHECKING:
+    from meshd.telemetry.logs import RequestedLevel, RuntimeLogLevel
+    from meshd.util.clock import Clock
+
+_log = logging.getLogger("meshd.supervisor")
+
+
+def notify_supervisor() -> None:
+    """From a child of its: the level was changed."""
+    os.kill(os.getppid(), signal.SIGUSR1)
+
+
+class LogLevelWatcher:
+    """What the supervisor knows of the level."""
+
+    def __init__(self, configured: str, verbosity: RuntimeLogLevel, clock: Clock) -> None:
+        self._configured, self._verbosity, self._clock = configured, verbosity, clock
+        self._last: RequestedLevel | None = None
+
+    def __repr__(self) -> str:
+        return f"<LevelWatch {self._last}>"
+
+    def due(self) -> float | None:
+        """The second of the monotonic clock at which to look again."""
+        return self._last.until if self._last else None
+
+    def toggle(self) -> None:
+        """`debug` for a while, or an end to what was asked for."""
+        if self._verbosity.asked():
+            self._verbosity.forget()
+        else:
+            self._verbosity.ask("debug", self._clock.monotonic() + DEFAULT_SECONDS)
+
+    def look(self) -> bool:
+        """Whether the level is another than it was: the children are to be told."""
+        now, asked = self._clock.monotonic(), self._verbosity.asked()
+        if asked and now >= asked.until:
+            self._verbosity.forget()
+            asked = None
+        if asked == self._last:
+            return False
+        self._last = asked
+        level = asked.level if asked else self._configured
+        logs.set_level("warning")  # the next line is written whatever the level was, and will be
+        _log.warning(
+            "the log level changes",
+            extra={"now": level, "seconds": round(asked.until - now) if asked else "for good"},
+        )
+        logs.set_level(level)
+        return True

@@ -1,0 +1,132 @@
+"""Memory usage: how much memory the node may still allocate, and how much its processes have.
+
+Law: reads what the kernel reports (/proc, control groups v1 and v2) and decides nothing. Memory that the
+kernel reclaims on demand (the page cache) counts as free.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROC: Final = Path("/proc")
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_UNLIMITED: Final = 1 << 60  # what version 1 says where nobody set a limit is more
+_FREEABLE: Final = ("active_file", "inactive_file", "slab_reclaimable")
+_OWN: Final = ("RssAnon", "RssShmem", "VmSwap")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """`free` bytes may still be taken, of `whole`."""
+
+    free: int
+    whole: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CgroupVersion:
+    """The names of a version of control groups."""
+
+    limit: str
+    used: str
+    prefix: str
+
+
+_V1: Final = _CgroupVersion("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2: Final = _CgroupVersion("memory.max", "memory.current", "")
+
+
+def memory_room(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryRoom | None:
+    """Of the machine, or of the control group with a limit that is nearest to it; None where the kernel does
+    not tell."""
+    return min([*_machine(proc), *_limits(proc, groups)], key=lambda found: found.free, default=None)
+
+
+def free_memory() -> int | None:
+    """Bytes that may still be taken; None where the kernel does not tell."""
+    found = memory_room()
+    return None if found is None else found.free
+
+
+def resident_by_role(supervisor: int, proc: Path = _PROC) -> dict[str, int]:
+    """Bytes that the processes of a node have for themselves, by role; what one started counts with it. Pages
+    that they share since they were forked count in each; finished batches that nobody has mapped in none."""
+    found = {"supervisor": _resident(supervisor, proc)}
+    for child in _children(supervisor, proc):
+        role = _text(proc / str(child) / "comm").strip().partition("-")[0]
+        if role:
+            found[role] = found.get(role, 0) + sum(_resident(each, proc) for each in _family(child, proc))
+    return found
+
+
+def _machine(proc: Path) -> Iterator[MemoryRoom]:
+    told = _sizes(proc / "meminfo")
+    if "MemAvailable" in told and "MemTotal" in told:
+        yield MemoryRoom(told["MemAvailable"], told["MemTotal"])
+
+
+def _limits(proc: Path, groups: Path) -> Iterator[MemoryRoom]:
+    """Of all groups that the process is in, from its own to the outermost."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            places = [(groups, _V2), (groups / "unified", _V2)]
+        elif "memory" in controllers.split(","):
+            places = [(groups / "memory", _V1)]
+        else:
+            continue
+        for root, kind in places:
+            inner = root / path.lstrip("/")
+            for folder in (inner, *inner.parents):
+                yield from _limit(folder, kind)
+                if folder == root:
+                    break
+
+
+def _limit(folder: Path, kind: _CgroupVersion) -> Iterator[MemoryRoom]:
+    limit, used = _text(folder / kind.limit).strip(), _text(folder / kind.used).strip()
+    if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
+        words = (line.split() for line in _text(folder / "memory.stat").splitlines())
+        told = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
+        freeable = sum(told.get(kind.prefix + name, 0) for name in _FREEABLE)
+        yield MemoryRoom(max(0, min(int(limit), int(limit) - int(used) + freeable)), int(limit))
+
+
+def _family(pid: int, proc: Path) -> Iterator[int]:
+    yield pid
+    for child in _children(pid, proc):
+        yield from _family(child, proc)
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    return [int(word) for thread in proc.glob(f"{pid}/task/*") for word in _text(thread / "children").split()]
+
+
+def _resident(pid: int, proc: Path) -> int:
+    told = _sizes(proc / str(pid) / "status")
+    return sum(told.get(name, 0) for name in _OWN)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """`Name:  12 kB` in bytes."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB":
+            found[name] = int(words[0]) << 10
+    return found
+
+
+def _text(path: Path) -> str:
+    """Empty where there is none: processes end while they are looked at."""
+    with suppress(OSError):
+        return path.read_text()
+    return ""

@@ -1,0 +1,188 @@
+"""Periodic tasks: small jobs that run repeatedly while a node runs.
+
+Law: a task that fails is logged and retried; it never ends its process. A task that moves data rests as
+long as it worked, so that clients keep at least half of the disk bandwidth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.cluster.clock_skew import compare_clocks
+from meshd.cluster.peer_checks import survey_peers
+from meshd.control.control_api import ControlError
+from meshd.datasets.archives.background_indexer import BackgroundIndexer
+from meshd.documents.garbage_collector import DocumentCollector, IndexCollector, is_collector_leader
+from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
+from meshd.process import memory_usage
+from meshd.process.wiring.cluster import quarantine_damaged, replace_disks, watch_disks
+from meshd.process.wiring.data_services import node_catalog
+from meshd.process.wiring.node import document_inventory, document_references
+from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
+from meshd.views.transform_results import ResultEvictor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.process.child_process import ChildReporter
+    from meshd.process.wiring.node import NodeContext
+    from meshd.store.store import Store
+    from meshd.util.async_tasks import BackgroundTasks
+    from meshd.util.clock import Clock
+
+_log = logging.getLogger("meshd.chores")
+_ROLES = ("supervisor", "worker", "steward", "transform", "mover")
+_COMPACTION_SHARE = 0.5  # below this, rewriting a segment costs more than the room it wins
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTask:
+    """`run` is awaited, then again `every` so many seconds later."""
+
+    name: str
+    every: float
+    run: Callable[[], Awaitable[object]]
+
+
+def start_periodic_tasks(chores: list[PeriodicTask], tasks: BackgroundTasks) -> None:
+    """Run these until the tasks are closed."""
+    for chore in chores:
+        tasks.spawn(_repeat(chore), chore.name)
+
+
+def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTask]:
+    """What every process with a store has to do."""
+
+    async def tidy() -> None:
+        node.store.tidy()
+
+    async def beat() -> None:
+        reporter.alive()
+
+    async def look() -> None:
+        node.mesh.map()  # the node waits for the slowest of its processes to go by a new map
+
+    return [
+        PeriodicTask("tidy", 10.0, tidy),
+        PeriodicTask("heartbeat", node.settings.hang_timeout / 10, beat),
+        PeriodicTask("map", 0.5, look),
+        PeriodicTask("damage", 0.25, lambda: quarantine_damaged(node)),
+    ]
+
+
+def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
+    """What is done once a node: the steward's."""
+    settings = node.settings
+    lifecycle = LifecycleRunner(
+        node.shared, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh
+    )
+    results = ResultEvictor(node.store, node.uses, settings.view_cache_bytes)
+    indexer = BackgroundIndexer(
+        node.store, node.archives, lambda: _bucket_names(node), results.room, node.clock
+    )
+    documents = document_collector(node)
+    indexes = IndexCollector(node.store, node.uses, node.clock)
+    return [
+        PeriodicTask("indexes of files", 6 * 3600.0, indexes.sweep),
+        PeriodicTask("documents", 6 * 3600.0, documents.sweep),
+        PeriodicTask("removed documents", 30.0, documents.clear),
+        PeriodicTask("measure documents", 300.0, lambda: asyncio.to_thread(documents.measure)),
+        PeriodicTask("archives", 1.0, indexer.work),
+        PeriodicTask("archive indexes", 6 * 3600.0, indexer.tidy),
+        PeriodicTask("view results", 60.0, results.sweep),
+        PeriodicTask("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
+        PeriodicTask("measure", 15.0, lambda: asyncio.to_thread(measure_store, node)),
+        PeriodicTask("memory", 15.0, lambda: asyncio.to_thread(measure_memory)),
+        PeriodicTask("others", 30.0, lambda: measure_peers(node)),
+        PeriodicTask("disks", 5.0, lambda: watch_disks(node)),
+        PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
+        PeriodicTask("compact", 60.0, lambda: compact(node.store, node.clock)),
+        PeriodicTask("removals", 3600.0, node.store.forget_graves),
+    ]
+
+
+def document_collector(node: NodeContext) -> DocumentCollector:
+    """Of plans, snapshots and what they name."""
+    settings = node.settings
+    return DocumentCollector(
+        node.store,
+        node_catalog(node),
+        document_inventory(node),
+        node.removals,
+        lambda: (text for _, text in document_references(node)),
+        node.clock,
+        lambda: is_collector_leader(node.mesh),
+        days=settings.keep_documents_days,
+        memory_ms=int(1000 * settings.remember_removals),
+    )
+
+
+def _bucket_names(node: NodeContext) -> list[str]:
+    return [bucket.name for bucket in node.buckets.list_all()]
+
+
+async def _repeat(chore: PeriodicTask) -> None:
+    while True:
+        try:
+            await chore.run()
+        except ControlError as error:
+            _log.warning("chore has to wait", extra={"chore": chore.name, "why": str(error)})
+        except Exception:
+            _log.exception("chore failed; it is tried again", extra={"chore": chore.name})
+        await asyncio.sleep(chore.every)
+
+
+def measure_store(node: NodeContext) -> None:
+    """Put the store's size into the gauges."""
+    stats = node.store.stats()
+    metrics.store_objects.set(stats.objects)
+    metrics.store_versions.set(stats.versions)
+    metrics.store_uploads.set(stats.uploads)
+    metrics.store_quarantined.set(stats.quarantined)
+    metrics.store_live_bytes.set(stats.live_bytes)
+    metrics.store_dead_bytes.set(stats.dead_bytes)
+    for disk in node.settings.store.disks:
+        with suppress(OSError):  # it fails: the probes say so
+            room = os.statvfs(disk)
+            metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
+            metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
+
+
+def measure_memory() -> None:
+    """Put what the machine and the node's processes have into the gauges; the parent is the supervisor."""
+    found = memory_usage.memory_room()
+    if found is not None:
+        metrics.memory_free_bytes.set(found.free)
+        metrics.memory_bytes.set(found.whole)
+    sizes = memory_usage.resident_by_role(os.getppid())
+    for role in _ROLES:
+        metrics.process_memory_bytes.labels(role).set(sizes.get(role, 0))
+
+
+async def measure_peers(node: NodeContext) -> None:
+    """Put what this node sees of the others' certificates and clocks into the gauges. Connections that are
+    open hide both until they end."""
+    seen = await survey_peers(node.mesh, node.peers, node.clock)
+    metrics.cluster_refused.set(len(seen.refused))
+    metrics.cluster_clock_ahead.set(compare_clocks(seen.ahead).of(node.mesh.node_id))
+
+
+async def compact(store: Store, clock: Clock) -> int:
+    """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier; how many
+    were emptied now."""
+    emptied = 0
+    for file in store.compactable(_COMPACTION_SHARE):
+        began = clock.monotonic()
+        try:
+            emptied += await store.compact(file)
+        except StoreError as error:
+            _log.warning("a segment cannot be compacted", extra={"file": file, "why": str(error)})
+        await asyncio.sleep(clock.monotonic() - began)
+    await store.purge()
+    return emptied

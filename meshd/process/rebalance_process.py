@@ -1,0 +1,130 @@
+"""Rebalance process: compares and fetches for the coordinator, and serves other nodes that compare.
+
+Law: it starts when a client connects to its socket and exits when it has been idle; killing it at any
+point costs nothing but time. It runs at low priority: it gets the CPU time that others leave, and a
+minimum share. Invariant: code that waits for the store's lock never waits for a low-priority thread; the
+committer is not one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import uvloop
+
+from meshd.cluster.rebalance.anti_entropy import RemoteSyncPeer
+from meshd.cluster.rebalance.worker import LocalWorker, SyncRequest, WorkerSocket
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.process.periodic_tasks import process_tasks, start_periodic_tasks
+from meshd.process.wiring.cluster import local_rebalance_routes, sync_source
+from meshd.process.wiring.node import REBALANCE_WRITER, open_node
+from meshd.rpc.unix_messages import accept_streams
+from meshd.server.peer.endpoint import PeerAuthenticator
+from meshd.server.peer.rebalance_handlers import HandedConnection, HandoffServer
+from meshd.telemetry import logs, metrics
+from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.malloc_tuning import keep_freed_pages
+from meshd.util.shared_counters import BackgroundThrottle, lower_thread_priority
+
+if TYPE_CHECKING:
+    import socket
+
+    from meshd.config import NodeSettings
+    from meshd.process.child_process import ChildReporter
+    from meshd.process.listen_sockets import ListenSockets
+    from meshd.process.wiring.node import NodeContext
+    from meshd.rpc.unix_messages import MessageStream
+
+_log = logging.getLogger("meshd.moving")
+REBALANCE_PROCESS: Final = "mover-0"
+_IDLE_TIMEOUT: Final = 5.0  # seconds without work after which it ends
+_POLL_INTERVAL: Final = 0.5
+
+
+def rebalance_socket(settings: NodeSettings) -> WorkerSocket | None:
+    """The way there, of a node in a mesh."""
+    return None if settings.cluster.control is None else WorkerSocket(settings.mover_socket)
+
+
+def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
+    """From start to end."""
+    logs.configure(settings.log_format, settings.log_level, "mover")
+    logs.follow_runtime_level(settings.log_level)
+    keep_freed_pages()
+    with (
+        open_node(settings, REBALANCE_WRITER) as node,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        lower_thread_priority()
+        runner.run(_until_idle(node, doors.mover, reporter))
+
+
+async def _until_idle(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
+    stop, tasks = asyncio.Event(), BackgroundTasks("mover")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    work = _Connections(node)
+    start_periodic_tasks(process_tasks(node, reporter), tasks)
+    tasks.spawn(accept_streams(listener, work.take), "work")
+    reporter.ready()
+    try:
+        while not stop.is_set() and not work.is_over():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _POLL_INTERVAL)
+    finally:
+        await tasks.aclose()
+        await work.aclose()
+        listener.close()
+
+
+class _Connections:
+    """What this process is asked for."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+        rest = BackgroundThrottle(node.clock, metrics.moves_pause.set).rest
+        given, holder = sync_source(node, rest), partial(RemoteSyncPeer, node.peers)
+        self._carrier = LocalWorker(node.store, given, node.mesh, holder, rest, node.clock)
+        gate = PeerAuthenticator(ClusterSecret(node.control).derive, node.clock)
+        self._guests = HandoffServer(
+            local_rebalance_routes(node, given), gate, node.clock, node.settings.http
+        )
+        self._carrying = 0
+        self._last = node.clock.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<_Work, carrying {self._carrying}, {self._guests!r}>"
+
+    def is_over(self) -> bool:
+        """Whether there was none for a while."""
+        now = self._node.clock.monotonic()
+        if self._carrying or self._guests.answering:
+            self._last = now
+        return now - self._last > _IDLE_TIMEOUT
+
+    async def aclose(self) -> None:
+        await self._guests.aclose()
+        await self._node.peers.aclose()
+
+    async def take(self, stream: MessageStream) -> None:
+        body, fds = await stream.receive()
+        self._last = self._node.clock.monotonic()
+        try:
+            wanted = msgspec.convert(body, SyncRequest | HandedConnection, str_keys=True)
+            if isinstance(wanted, HandedConnection):
+                await self._guests.welcome(wanted, fds)
+                return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._carrying += 1
+        try:
+            await self._carrier.serve(wanted, stream)
+        finally:
+            self._carrying -= 1

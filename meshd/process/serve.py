@@ -1,0 +1,323 @@
+"""`meshd serve` after the settings are known: recover, bind, fork, supervise.
+
+Law: the caller holds the directory lock and has set the environment (`bootstrap`) before it imports this
+module, which imports everything heavy, once, so that all children share the memory. A node starts
+without one of its disks only when, by the map, an available node has everything it has, or with
+--lost-disk: a disk may just not be mounted, and what is given up is never looked for on it again. A node
+that cannot read its index stops and refuses to restart until an operator intervenes; otherwise it would
+rejoin and crash on the next read. `mesh cluster status` keeps its last report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.node_identity import require_single_node
+from meshd.cluster.repair.scrub_scheduler import publish_disks
+from meshd.config import ConfigError
+from meshd.control.buckets import BucketTable
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.factory import open_control
+from meshd.control.identities import IdentityTable
+from meshd.control.migrations import migrate_control_state
+from meshd.errors import IndexLostError, MeshdError, StartupError
+from meshd.process.child_process import ChildSpec, describe_exit, fork_child
+from meshd.process.coordinator import run_coordinator
+from meshd.process.join_cluster import ROOT_MADE, join_cluster
+from meshd.process.listen_sockets import local_endpoint, open_listen_sockets
+from meshd.process.log_level import LogLevelWatcher
+from meshd.process.rebalance_process import REBALANCE_PROCESS, run_rebalance_process
+from meshd.process.root_credentials import has_environment_credentials, root_credentials
+from meshd.process.supervisor import Hooks, ProcessStatus, Stage, Supervisor
+from meshd.process.transform_process import run_transform
+from meshd.process.wiring.origins import close_cache, recover_cache
+from meshd.process.worker import run_worker
+from meshd.store.disks.data_dir_guards import mark_index_unreadable, recovery_advice, require_readable_index
+from meshd.store.disks.health_monitor import DiskState
+from meshd.store.disks.startup_recovery import recover
+from meshd.store.errors import FormatError
+from meshd.telemetry import logs
+from meshd.telemetry.audit_log import open_audit_file
+from meshd.util.clock import SystemClock
+from meshwire.cluster import transitions as turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from meshd.config import NodeSettings
+    from meshd.control.control_api import ControlStore
+    from meshd.control.identities import Account, Origin
+    from meshd.process.child_process import ChildReporter
+    from meshd.process.listen_sockets import ListenSockets
+
+
+_disk_log = logging.getLogger("meshd.disks")
+
+
+def require_covered_disk(settings: NodeSettings, path: Path, how: str) -> None:
+    """Raises FormatError where the node must not do without a disk that `is missing` or `cannot be read`."""
+    if path in settings.lost_disks:
+        _disk_log.warning("a disk is given up, as --lost-disk says", extra={"disk": str(path), "why": how})
+    elif settings.cluster.control is None:
+        raise FormatError(
+            f"disk {path} {how}; mount it and start again with its --disk. Is it lost for good: "
+            f"--lost-disk {path} starts without what was on it"
+        )
+    elif _is_covered(settings):
+        told = {"disk": str(path), "why": how}
+        _disk_log.error("a disk is out of service: what it had comes from other nodes", extra=told)
+    else:
+        raise FormatError(
+            f"disk {path} {how}, and by the map no other node that is up has all that this one has: "
+            "mount it, or bring the other nodes back first. Is it lost for good, and what only it had: start "
+            f"once with --lost-disk {path}"
+        )
+
+
+def _is_covered(settings: NodeSettings) -> bool:
+    with closing(open_control(settings, SystemClock())) as control:
+        cluster = ClusterMapStore(control).current()
+        if cluster is None:
+            return False
+        copies = BucketTable(control).fewest_copies(cluster.copies, cluster.counts)
+        return turn.can_lose_node(cluster, settings.node_id, copies)
+
+
+_REPORT_TIMEOUT: Final = 10.0
+_INDEX_LOST: Final = "has the index, and cannot be read: the node has ended, and its log says what to do"
+
+
+def record_index_loss(settings: NodeSettings) -> None:
+    """For the next start, and, in a mesh, for those who look after it. In a child: it opens the control
+    store. Raises ControlError, TimeoutError."""
+    mark_index_unreadable(settings.store)
+    if settings.cluster.control is None:
+        return
+    state = DiskState(str(settings.store.index_dir), False, _INDEX_LOST)
+    with closing(open_control(settings, SystemClock())) as control:
+        asyncio.run(asyncio.wait_for(publish_disks(control, settings.node_id, (state,)), _REPORT_TIMEOUT))
+
+
+_log = logging.getLogger("meshd.supervisor")
+_TRANSFORM_DELAY = 0.2  # samples may kill these; whoever brings such is not to slow down the others
+_STAGE_GRACE = 5.0  # seconds beyond a stage's own before its children are killed
+
+
+def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Run the node until it is told to stop; `say` prints the lines meant for the operator.
+
+    Raises ConfigError and StartupError.
+    """
+    logs.configure(settings.log_format, settings.log_level, "supervisor")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # ask for another log level once it runs
+        signal.signal(number, signal.SIG_IGN)
+    _set_limits()
+    _warn_if_open(settings.store.data_dir)
+    require_readable_index(settings.store)
+    if settings.cluster.control is None:
+        require_single_node(settings.store.data_dir)
+    else:
+        given = has_environment_credentials(env)
+        _in_child("joining", lambda _: join_cluster(settings, root_given=given))
+    root = root_credentials(settings.store.data_dir, env)
+    people = _Accounts(settings, root.account())
+    people.read()
+    _check_audit(settings.audit_log)
+    doors = open_listen_sockets(settings)
+    settings = _advertised(settings, doors)
+    if root.made or (settings.run_dir / ROOT_MADE).exists():
+        say(
+            f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
+            f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})\n"
+            f"  export AWS_ENDPOINT_URL={settings.cluster.advertise} "
+            f"AWS_ACCESS_KEY_ID={root.access_key} AWS_SECRET_ACCESS_KEY={root.secret_key}"
+        )
+    _in_child("recovery", lambda _: _recover(settings, people))
+    doors.listen(settings.http.backlog)
+    try:
+        _supervise(settings, doors, people, say)
+    except IndexLostError as error:
+        _log.critical(recovery_advice(settings.store.index_dir), extra={"why": str(error)})
+        with suppress(StartupError):
+            _in_child("last word", lambda _: record_index_loss(settings))
+        raise StartupError(f"{error}: {recovery_advice(settings.store.index_dir)}") from error
+    _in_child("cache", lambda _: close_cache(settings.cache_store))
+
+
+def _advertised(settings: NodeSettings, doors: ListenSockets) -> NodeSettings:
+    """With the URL that others are told: where it listens, unless it was said."""
+    where = settings.cluster.advertise or local_endpoint(doors)
+    return replace(settings, cluster=replace(settings.cluster, advertise=where))
+
+
+def _supervise(
+    settings: NodeSettings, doors: ListenSockets, people: _Accounts, say: Callable[[str], None]
+) -> None:
+    ready = (
+        f"meshd ready endpoint={local_endpoint(doors)} node={settings.node_id} data={settings.store.data_dir}"
+    )
+    on_demand = [REBALANCE_PROCESS] if settings.cluster.control is not None else []
+    board = ProcessStatus(_names(settings), on_demand)
+    clock = SystemClock()
+    supervisor = Supervisor(
+        [_spec(settings, doors, board, name) for name in (*_names(settings), *on_demand)],
+        _stages(settings),
+        board=board,
+        clock=clock,
+        level=LogLevelWatcher(settings.log_level, logs.runtime_level, clock),
+        hooks=Hooks(ready=lambda: say(ready), draining=doors.close_http, hangup=people.reload),
+        held=doors.fds,
+        hang_timeout=settings.hang_timeout,
+    )
+    gc.collect()
+    gc.freeze()  # keeps the collector of a child from touching, and so copying, what all share
+    supervisor.run()
+
+
+def _names(settings: NodeSettings) -> list[str]:
+    workers = [f"worker-{index}" for index in range(settings.workers)]
+    transforms = [f"transform-{index}" for index in range(settings.transform.processes)]
+    return [*workers, *(["steward-0"] if settings.workers > 1 else []), *transforms]
+
+
+def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, name: str) -> ChildSpec:
+    role, _, number = name.partition("-")
+    index = int(number)
+    if role == "transform":
+        sock = doors.transforms[index]
+        body = partial(run_transform, settings, index, sock)
+        return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
+    if role == "mover":
+        door = doors.mover.fileno()
+        return ChildSpec(name, partial(run_rebalance_process, settings, doors), frozenset([door]), door=door)
+    if role == "steward":
+        return ChildSpec(name, partial(run_coordinator, settings, doors), frozenset([doors.steward.fileno()]))
+    own = {doors.http.fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())
+    return ChildSpec(name, partial(run_worker, settings, index, doors, board.trouble), frozenset(own))
+
+
+def _stages(settings: NodeSettings) -> Sequence[Stage]:
+    """Workers finish their requests first, for these may need the steward, and it the transforms."""
+    return (
+        Stage(frozenset({"worker"}), settings.http.drain_timeout + _STAGE_GRACE),
+        Stage(frozenset({"steward", "mover"}), _STAGE_GRACE),
+        Stage(frozenset({"transform"}), _STAGE_GRACE),
+    )
+
+
+def _set_limits() -> None:
+    """All the open files the system allows: connections, data files and descriptors in flight add up."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.umask(0o077)  # objects and keys are nobody else's to read
+
+
+def _warn_if_open(data_dir: Path) -> None:
+    if data_dir.stat().st_mode & 0o077:
+        _log.warning("the data directory can be read by others; chmod 700 it", extra={"path": str(data_dir)})
+
+
+def _check_audit(path: Path | None) -> None:
+    """Raise ConfigError if lines could not be appended to the audit log."""
+    if path is None:
+        return
+    try:
+        os.close(open_audit_file(path))
+    except OSError as error:
+        raise ConfigError(f"audit-log: cannot append to {path}: {error.strerror}") from error
+
+
+class _Accounts:
+    """Root and the users of the file, as the supervisor last read them."""
+
+    def __init__(self, settings: NodeSettings, root: Account) -> None:
+        self._settings, self._root = settings, root
+        self._users: tuple[Account, ...] = ()
+
+    def read(self) -> None:
+        """Read the file. Raises ConfigError."""
+        path = self._settings.users_file
+        if path is not None:
+            from meshd.process.users_file import read_users  # it needs YAML, which most nodes do not
+
+            self._users = read_users(path, [self._root.key.access_key])
+        logs.secret_masker.hide(account.key.secret_key for account in (self._root, *self._users))
+
+    def reload(self) -> None:
+        """Read the file again and have a child write it to the control state, and say how that went; a bad
+        file changes nothing."""
+        try:
+            self.read()
+        except ConfigError as error:
+            _log.error("users not reloaded", extra={"why": str(error)})
+            return
+        _, pipe = fork_child(ChildSpec("users-0", lambda _: self._store_anew()), ())
+        os.close(pipe)
+
+    def _store_anew(self) -> None:
+        try:
+            self.store()
+        except MeshdError as error:
+            why = f"{error}; they are as they were: send SIGHUP again then"
+            _log.error("users not reloaded", extra={"why": why})
+        else:
+            _log.info("users reloaded", extra={"users": len(self._users)})
+
+    def store(self) -> None:
+        """Make the control state's identities these. In a child: it opens LMDB."""
+        clock = SystemClock()
+        with closing(open_control(self._settings, clock)) as control:
+            asyncio.run(self._store(control, clock.now_ms()))
+
+    async def _store(self, control: ControlStore, now_ms: int) -> None:
+        await ClusterSecret(control).ensure()
+        await migrate_control_state(control, now_ms)
+        accounts = (self._root, *self._users)
+        # In a mesh a node without a users file says nothing about those of another node's.
+        shared = self._settings.cluster.control is not None and self._settings.users_file is None
+        origins: frozenset[Origin] = frozenset({"root"} if shared else {"root", "file"})
+        await IdentityTable(control).replace(origins, accounts, now_ms)
+
+
+def _recover(settings: NodeSettings, people: _Accounts) -> None:
+    lost = recover(settings.store, partial(require_covered_disk, settings))
+    if lost:
+        _log.error("the bytes of versions are lost with a disk", extra={"number": lost})
+    recover_cache(settings.cache_store)
+    people.store()
+
+
+def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
+    """Do `work` in a child and wait: LMDB must not be open across a fork. Raises StartupError."""
+
+    def body(reporter: ChildReporter) -> None:
+        try:
+            work(reporter)
+        except MeshdError as error:
+            reporter.failed(str(error))
+            raise
+
+    pid, pipe = fork_child(ChildSpec(name, body), ())
+    os.set_blocking(pipe, True)
+    with os.fdopen(pipe, "rb") as reports:
+        said = reports.read()
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise StartupError(f"{name} failed: {_reason(said) or describe_exit(status)}")
+
+
+def _reason(said: bytes) -> str:
+    lines = said.splitlines()
+    return str(json.loads(lines[0]).get("reason", "")) if lines else ""

@@ -1,0 +1,390 @@
+"""Supervisor: keeps the child processes alive until it is told to stop, then stops them in order.
+
+Law: single-threaded, no event loop, no store; it waits for pipes and signals and does little else, so
+that it outlives everything. All children of one stage end before those of the next are asked to. When
+children repeatedly die of SIGBUS (memory mapped from the index's device), the node stops. Process phases
+are one byte each in shared memory, allocated before the first fork; only the supervisor writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import mmap
+import os
+import selectors
+import signal
+import socket
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from meshd.errors import IndexLostError, StartupError
+from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from meshd.process.child_process import ChildSpec
+    from meshd.process.log_level import LogLevelWatcher
+    from meshd.util.clock import Clock
+
+
+class Phase(IntEnum):
+    """What a process, or the node, is doing."""
+
+    DOWN = 0
+    STARTING = 1
+    READY = 2
+    DRAINING = 3
+
+
+class ProcessStatus:
+    """Phases of the node and of its processes, by name; nobody waits for those that start `on_demand`."""
+
+    def __init__(self, names: Sequence[str], on_demand: Sequence[str] = ()) -> None:
+        self._slots = {name: index for index, name in enumerate(("", *names, *on_demand))}
+        self._on_demand = frozenset(on_demand)
+        self._page = mmap.mmap(-1, max(len(self._slots), mmap.PAGESIZE))
+        self.node = Phase.STARTING
+
+    def __repr__(self) -> str:
+        return f"<Board {self.node.name} { ({name: self[name].name for name in self._slots if name}) }>"
+
+    @property
+    def node(self) -> Phase:
+        """The node as a whole."""
+        return self[""]
+
+    @node.setter
+    def node(self, phase: Phase) -> None:
+        self[""] = phase
+
+    def __getitem__(self, name: str) -> Phase:
+        return Phase(self._page[self._slots[name]])
+
+    def __setitem__(self, name: str, phase: Phase) -> None:
+        self._page[self._slots[name]] = phase
+
+    def names(self, role: str) -> list[str]:
+        """The processes of a role: `worker`, `steward`, `transform`."""
+        return [name for name in self._slots if name.partition("-")[0] == role]
+
+    def trouble(self) -> str:
+        """Why the node should get no traffic; empty when it should."""
+        if self.node is not Phase.READY:
+            needed = [name for name in self._slots if name and name not in self._on_demand]
+            waiting = [name for name in needed if self[name] is not Phase.READY]
+            return f"the node is {self.node.name.lower()}" + (f": {', '.join(waiting)}" if waiting else "")
+        if any(self[name] is not Phase.READY for name in self.names("steward")):
+            return "the steward is being restarted"
+        transforms = self.names("transform")
+        if transforms and all(self[name] is not Phase.READY for name in transforms):
+            return "no transform process is up"
+        return ""
+
+
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_log = logging.getLogger("meshd.supervisor")
+_INDEX_ROLES = frozenset({"worker", "steward"})  # roles that have the index in memory
+_MAX_INDEX_DEATHS = 3  # deaths of it, in
+_DEATH_WINDOW = 600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the composition root does at turning points. All run in the supervisor and must be quick."""
+
+    ready: Callable[[], None]
+    """Every child reported ready for the first time."""
+    draining: Callable[[], None]
+    """Before the first child is asked to end: let go of the listening sockets."""
+    hangup: Callable[[], None]
+    """SIGHUP came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Roles that end together, and the seconds they get before they are killed."""
+
+    roles: frozenset[str]
+    grace: float
+
+
+class Supervisor:
+    """Runs children until SIGTERM or SIGINT. `held`: descriptors that only children naming them inherit;
+    `hang_timeout`: seconds of silence after which a child that used to be heard is killed."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        stages: Sequence[Stage],
+        *,
+        board: ProcessStatus,
+        clock: Clock,
+        level: LogLevelWatcher,
+        hooks: Hooks,
+        held: Callable[[], Iterable[int]],
+        hang_timeout: float = 60.0,
+    ) -> None:
+        self._children = [Child(spec) for spec in specs]
+        self._stages = list(stages)
+        self._board, self._clock, self._hooks, self._held = board, clock, hooks, held
+        self._hang_timeout, self._level = hang_timeout, level
+        self._selector = selectors.DefaultSelector()
+        self._deadline = 0.0
+        self._draining = False
+        self._failure: StartupError | None = None
+        self._unreadable: list[float] = []
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._board!r}>"
+
+    def run(self) -> None:
+        """Until every child has ended. Raises StartupError when one could not be started at all,
+        IndexLostError when they could not read the index."""
+        with _wakeups() as wakeups:
+            self._wakeups = wakeups
+            self._selector.register(wakeups, selectors.EVENT_READ)
+            for child in self._children:
+                if child.spec.door is not None:
+                    self._wait_at(child.spec.door, child)
+            while not self._turn():
+                pass
+        self._selector.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _turn(self) -> bool:
+        """Look at everything once, wait for more. True when there is nothing left to keep."""
+        self._reap()
+        self._advance()
+        if self._draining and not self._stages:
+            return True
+        self._start_due()
+        self._announce()
+        for key, _ in self._selector.select(self._patience()):
+            if isinstance(key.data, Child) and not self._draining:
+                self._let_in(key.data)
+        for child in self._running():
+            self._listen(child)
+        self._end_hung()
+        for number in self._signals():
+            self._on_signal(number)
+        self._tell_level()
+        return False
+
+    def _running(self) -> list[Child]:
+        return [child for child in self._children if child.pid]
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due; None when only events matter."""
+        now = self._clock.monotonic()
+        if self._draining:
+            return max(self._deadline - now, 0.0)
+        due = [child.due for child in self._children if not child.pid and child.due < math.inf]
+        due += [over] if (over := self._level.due()) is not None else []
+        due += [child.heard + self._hang_timeout for child in self._running() if child.heard]
+        return max(min(due) - now, 0.0) if due else None
+
+    # starting and dying
+
+    def _start_due(self) -> None:
+        now = self._clock.monotonic()
+        for child in self._children:
+            if not self._draining and not child.pid and child.due <= now:
+                self._start(child, now)
+
+    def _start(self, child: Child, now: float) -> None:
+        pipes = [other.pipe for other in self._running()]
+        close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
+        child.reason, child.started, child.heard = "", now, 0.0
+        self._board[child.spec.name] = Phase.STARTING
+        child.pid, child.pipe = fork_child(child.spec, close)
+        self._selector.register(child.pipe, selectors.EVENT_READ)
+
+    def _listen(self, child: Child) -> None:
+        for report in child.reports():
+            if report["state"] == "alive":
+                child.heard = self._clock.monotonic()
+            elif report["state"] == "ready":
+                child.deaths = child.deaths.ready()
+                self._board[child.spec.name] = Phase.READY
+                self._count(child.spec.role)
+            else:
+                child.reason = report["reason"]
+
+    def _wait_at(self, door: int, child: Child) -> None:
+        """Start the child when somebody connects."""
+        child.due = math.inf
+        self._selector.register(door, selectors.EVENT_READ, child)
+
+    def _let_in(self, child: Child) -> None:
+        """Somebody is at its door."""
+        child.due = self._clock.monotonic()
+        assert child.spec.door is not None
+        self._selector.unregister(child.spec.door)
+
+    def _end_hung(self) -> None:
+        """A child whose loop has stood still for too long answers nobody: it is killed, and replaced."""
+        now = self._clock.monotonic()
+        for child in self._running():
+            if child.heard and now - child.heard >= self._hang_timeout:
+                _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.heard})
+                child.heard, child.reason = 0.0, "its event loop stood still"
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for child in self._running():
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                self._listen(child)
+                self._bury(child, status)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                if not self._reap_stranger():
+                    break
+
+    def _reap_stranger(self) -> bool:
+        """A short-lived child that some hook started."""
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None or any(child.pid == found.si_pid for child in self._children):
+            return False
+        os.waitpid(found.si_pid, 0)
+        return True
+
+    def _bury(self, child: Child, status: int) -> None:
+        now, name = self._clock.monotonic(), child.spec.name
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        metrics.drop_dead_processes()
+        pid, child.pid, child.pipe = child.pid, 0, -1
+        self._board[name] = Phase.DOWN
+        self._count(child.spec.role)
+        if self._draining:
+            return
+        if child.spec.door is not None and not status:
+            self._wait_at(child.spec.door, child)
+            return
+        child.deaths = child.deaths.died(now - child.started)
+        delay = min(child.deaths.delay, child.spec.longest_delay)
+        child.due = now + delay
+        metrics.process_restarts.labels(child.spec.role).inc()
+        why = child.reason or describe_exit(status)
+        _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": delay})
+        if child.spec.role in _INDEX_ROLES and exit_signal(status) == signal.SIGBUS:
+            self._unreadable = [then for then in self._unreadable if now - then < _DEATH_WINDOW] + [now]
+        if len(self._unreadable) >= _MAX_INDEX_DEATHS:
+            self._fail(
+                IndexLostError(f"{_MAX_INDEX_DEATHS} processes were {describe_exit(status)} within minutes")
+            )
+        elif child.deaths.hopeless and child.spec.door is None:
+            self._fail(StartupError(f"{name} cannot start: {why}"))
+
+    def _fail(self, failure: StartupError) -> None:
+        self._failure = failure
+        self._drain()
+
+    def _count(self, role: str) -> None:
+        up = sum(self._board[name] is Phase.READY for name in self._board.names(role))
+        metrics.processes_up.labels(role).set(up)
+
+    def _announce(self) -> None:
+        if self._board.node is not Phase.STARTING or self._draining:
+            return
+        needed = [child.spec.name for child in self._children if child.spec.door is None]
+        if all(self._board[name] is Phase.READY for name in needed):
+            self._board.node = Phase.READY
+            self._hooks.ready()
+
+    # signals and stopping
+
+    def _signals(self) -> set[int]:
+        with contextlib.suppress(BlockingIOError):
+            return set(self._wakeups.recv(4096))
+        return set()
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._hooks.hangup()
+            for child in self._running():
+                os.kill(child.pid, signal.SIGHUP)  # ignored by those that have nothing to do
+        elif number == signal.SIGUSR2:
+            self._level.toggle()
+        elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
+            _log.info("stopping", extra={"signal": signal.Signals(number).name})
+            self._drain()
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            _log.warning("asked twice to stop: not waiting any longer")
+            self._deadline = 0.0
+
+    def _tell_level(self) -> None:
+        """Have all children look at the log level, if it is another."""
+        if self._level.look():
+            for child in self._running():
+                os.kill(child.pid, signal.SIGUSR1)
+
+    def _drain(self) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        self._board.node = Phase.DRAINING
+        for child in self._children:
+            if child.spec.door is not None and child.due == math.inf and not child.pid:
+                self._selector.unregister(child.spec.door)
+        self._hooks.draining()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask the children of the present stage to end."""
+        if self._stages:
+            self._deadline = self._clock.monotonic() + self._stages[0].grace
+            for child in self._of_stage():
+                self._board[child.spec.name] = Phase.DRAINING
+                os.kill(child.pid, signal.SIGTERM)
+
+    def _of_stage(self) -> list[Child]:
+        return [child for child in self._running() if child.spec.role in self._stages[0].roles]
+
+    def _advance(self) -> None:
+        """While draining: kill who is late, go on to the next stage when one is empty."""
+        if not self._draining:
+            return
+        if self._stages and self._of_stage() and self._clock.monotonic() >= self._deadline:
+            for child in self._of_stage():
+                _log.warning("%s did not end in time; killing it", child.spec.name)
+                os.kill(child.pid, signal.SIGKILL)
+                self._bury(child, os.waitpid(child.pid, 0)[1])
+        while self._stages and not self._of_stage():
+            self._stages.pop(0)
+            self._ask()
+
+
+@contextlib.contextmanager
+def _wakeups() -> Iterator[socket.socket]:
+    """A socket that tells the numbers of arriving signals. Afterwards SIGTERM and SIGINT are ignored:
+    the process is about to end anyway, and as it should."""
+    mine, theirs = socket.socketpair()
+    for end in (mine, theirs):
+        end.setblocking(False)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    try:
+        yield mine
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        mine.close()
+        theirs.close()

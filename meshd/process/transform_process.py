@@ -1,0 +1,45 @@
+"""Transform process: the body of a process that decodes and augments samples.
+
+Law: holds no store and no event loop; it stops when told, in the middle of a sample if necessary: the
+pool renders those rows in another process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.telemetry import logs
+from meshd.transform import worker_main
+from meshd.transform.resource_limits import RowLimits
+from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcessPool
+from meshd.transform.sandbox.user_modules import MODULES
+
+if TYPE_CHECKING:
+    import socket
+
+    from meshd.config import NodeSettings
+    from meshd.process.child_process import ChildReporter
+
+
+def sandbox_limits(settings: NodeSettings) -> SandboxPolicy | None:
+    """What users' ops are granted, None where they are not run."""
+    if not settings.transform.user_ops:
+        return None
+    store = settings.store
+    hidden = {store.data_dir, store.index_dir, *store.disks}
+    return SandboxPolicy(
+        tuple(sorted(map(str, hidden))), settings.transform.user_op_seconds, settings.transform.user_op_memory
+    )
+
+
+def run_transform(
+    settings: NodeSettings, index: int, listener: socket.socket, reporter: ChildReporter
+) -> None:
+    """Transform process `index`, until SIGTERM."""
+    logs.configure(settings.log_format, settings.log_level, f"transform-{index}")
+    logs.follow_runtime_level(settings.log_level)
+    granted = sandbox_limits(settings)
+    if granted is not None:
+        MODULES.processes = SandboxProcessPool(granted)
+    reporter.ready()
+    worker_main.main(listener, RowLimits(memory=settings.transform.process_bytes))

@@ -1,0 +1,343 @@
+"""Wiring of the cluster: view and membership, peer endpoints, the rebalancer, scrubbing and disk checks.
+
+Law: constructed from a `NodeContext` like everything else. Endpoints and the view exist in every
+process; the coordinator alone runs membership, the failure detector, the rebalancer and the scrub
+scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+from meshd.cluster.cluster_view import ClusterView, RetryAfter, single_node_map
+from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter, SuspectProbe
+from meshd.cluster.membership import Membership
+from meshd.cluster.node_identity import increment_generation_hourly, read_identity
+from meshd.cluster.peer_checks import domain_mismatches, publish_domains
+from meshd.cluster.rebalance.anti_entropy import RemoteSyncPeer
+from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
+from meshd.cluster.rebalance.sync_source import SyncSource
+from meshd.cluster.repair.repairer import Repairer, UnderReplication
+from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, publish_disks
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.control_api import ControlError
+from meshd.core.document_store import SHARED_PREFIXES
+from meshd.errors import StartupError
+from meshd.objects.buckets.service import BucketService, ChangeBroadcast, PeerBuckets
+from meshd.origins.cache.peer_cache import PeerCacheServer
+from meshd.origins.prefetch_worker import PrefetchWorker
+from meshd.peer_reads.listing import LocalListings, MergedListings
+from meshd.peer_reads.resume_read import ResumeSource
+from meshd.process.wiring.data_services import node_catalog
+from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
+from meshd.server.peer.object_handlers import (
+    CopySourceHandlers,
+    bucket_peer_routes,
+    listing_peer_routes,
+    resume_read_routes,
+)
+from meshd.server.peer.origin_handlers import PrefetchHandlers, WriteBackHandlers, write_mark_routes
+from meshd.server.peer.owner_write_handlers import OwnerWriteHandlers
+from meshd.server.peer.rebalance_handlers import RebalanceHandlers, handoff_routes
+from meshd.server.peer.replication_handlers import ReplicaHandlers, handover_peer_routes
+from meshd.server.proxy.fan_out import FanOut
+from meshd.server.proxy.forwarder import Forwarder
+from meshd.server.proxy.hop_headers import HopSigner
+from meshd.store.replica.inventory import HeldName, HeldVersion
+from meshd.util import shared_counters
+from meshd.util.shared_counters import InLoopThrottle
+from meshwire.cluster import Node as Member
+from meshwire.cluster.cluster_map import MAX_WEIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.config import NodeSettings
+    from meshd.control.buckets import BucketTable
+    from meshd.control.control_api import ControlStore
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.origins.service import BackedService
+    from meshd.process.wiring.node import NodeContext
+    from meshd.reads.archive_members import MemberService
+    from meshd.server.http_server import HttpRoute
+    from meshd.store.store import Store
+    from meshd.util.async_tasks import BackgroundTasks
+    from meshd.util.clock import Clock
+    from meshwire.cluster.cluster_map import Role
+
+
+_MAP_GRACE: Final = 2.0  # seconds for what a process began to answer by an earlier map
+
+
+def sync_source(node: NodeContext, rest: Callable[[int], Awaitable[None]] | None = None) -> SyncSource:
+    """What this node gives to others that compare; `rest` between two pieces of work."""
+    return SyncSource(node.store, node.mesh.copies, rest=rest or InLoopThrottle(node.clock).rest)
+
+
+def replica_counts_in_use(node: NodeContext) -> set[int]:
+    """Of all buckets, as `routes` takes them."""
+    return {node.mesh.copies(bucket.name) for bucket in node.buckets.list_all()}
+
+
+def rebalance_routes(node: NodeContext) -> list[HttpRoute]:
+    """The doors for others that compare themselves with this node."""
+    doors = local_rebalance_routes(node, sync_source(node))
+    return doors if node.mover is None else handoff_routes(doors, node.mover)
+
+
+def local_rebalance_routes(node: NodeContext, given: SyncSource) -> list[HttpRoute]:
+    """The same, answered in this process."""
+    return RebalanceHandlers(given, node.mesh, node.clock).routes()
+
+
+def rebalancer(node: NodeContext) -> Rebalancer:
+    """The one of this node, to be run in its steward."""
+    sources = RebalancerDeps(
+        partial(RemoteSyncPeer, node.peers),
+        lambda: replica_counts_in_use(node),
+        InLoopThrottle(node.clock).rest,
+        lambda: shared_counters.oldest_map_version(node.clock.monotonic(), _MAP_GRACE),
+        (SHARED_PREFIXES, node_catalog(node).ensure),
+    )
+    maps = ClusterMapStore(node.control)
+    return Rebalancer(
+        node.store,
+        sync_source(node),
+        node.mesh,
+        maps,
+        node.control,
+        sources,
+        node.clock,
+        repair_every=node.settings.cluster.repair_interval,
+        door=node.mover,
+    )
+
+
+class PeerServices:
+    """The parts, each one a process."""
+
+    def __init__(
+        self, node: NodeContext, versions: VersionLookup, members: MemberService, backed: BackedService | None
+    ) -> None:
+        self._node, self._backed = node, backed
+        self.lister = LocalListings(node.store, node.mesh, node.store.own_entries)
+        self.merged = MergedListings(self.lister, node.mesh, node.peers, node.clock)
+        self.news = ChangeBroadcast(node.control, node.mesh, node.peers, node.settings.workers)
+        everywhere = PeerBuckets(node.mesh, node.peers, self.merged, self.news)
+        self.buckets = BucketService(node.buckets, node.store, node.clock, node.settings.region, everywhere)
+        self.sources = LocalCopySources(node.store, versions, members, backed)
+        self.far = RemoteCopySources(node.mesh, node.peers, versions, self.sources)
+        self.forwarder = Forwarder(
+            node.mesh,
+            node.peers,
+            HopSigner(ClusterSecret(node.control).derive, node.clock),
+            node.clock,
+            lambda: node.control.revision("buckets"),
+            node.settings.http.body_timeout,
+        )
+        self.scatterer = FanOut(self.forwarder, self.far, self.merged, node.mesh, node.clock)
+
+    def __repr__(self) -> str:
+        return f"<Meshing of {self._node.settings.node_id}>"
+
+    def routes(self) -> list[HttpRoute]:
+        """What other nodes may ask for."""
+        node, backed = self._node, self._backed
+        warming: list[HttpRoute] = []
+        if backed is not None:
+            warmer, lender = PrefetchWorker(backed, node.mesh), PeerCacheServer(backed.shelf)
+            warming = PrefetchHandlers(warmer, lender, node.mesh, node.clock).routes()
+            warming += write_mark_routes(backed.listings.marker, node.clock)
+            warming += WriteBackHandlers(backed.bringer, node.mesh, node.clock).routes()
+        return [
+            *listing_peer_routes(self.lister, node.mesh, node.clock),
+            *bucket_peer_routes(self.buckets, self.news, node.clock),
+            *CopySourceHandlers(self.sources, node.mesh, node.clock).routes(),
+            *ReplicaHandlers(node.store, node.mesh, node.clock).routes(),
+            *OwnerWriteHandlers(node.shared, node.mesh, node.clock).routes(),
+            *handover_peer_routes(node.shared, node.mesh, node.clock),
+            *rebalance_routes(node),
+            *resume_read_routes(ResumeSource(node.store, node.settings.node_id), node.clock),
+            *warming,
+        ]
+
+
+_log = logging.getLogger("meshd.cluster")
+_GIB: Final = 1 << 30
+
+
+def open_cluster_view(
+    settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock, process: int | None
+) -> ClusterView:
+    """The view of one process of a node, which is number `process` of those that answer by a map."""
+    if settings.cluster.control is None:
+        lone = single_node_map(settings.node_id, settings.endpoint)
+        return ClusterView(settings.node_id, control, buckets.copies, lone=lone, writes_of=buckets.writes)
+    marking = NodeStateWriter(control, ClusterMapStore(control))
+    look = SuspectProbe(marking, clock, settings.cluster.lease)
+
+    def goes_by(version: int) -> None:
+        if process is not None:
+            shared_counters.set_map_version(process, version, clock.monotonic())
+
+    def held() -> tuple[int, float]:
+        version, until = shared_counters.get_lease()
+        return version, until - clock.monotonic()
+
+    return ClusterView(
+        settings.node_id,
+        control,
+        buckets.copies,
+        look=look,
+        writes_of=buckets.writes,
+        homes_of=buckets.homes,
+        born_of=buckets.born,
+        goes_by=goes_by,
+        held=held,
+        newest=shared_counters.newest_map_version,
+        retry_after=RetryAfter(settings.cluster.lease, clock),
+    )
+
+
+def own_member(settings: NodeSettings) -> Member:
+    """The node as it says of itself."""
+    wanted = settings.cluster
+    roles = cast("tuple[Role, ...]", wanted.roles)
+    weight = wanted.weight or _gibibytes(settings)
+    return Member(settings.node_id, settings.endpoint, wanted.zone, wanted.rack, weight, roles)
+
+
+def _gibibytes(settings: NodeSettings) -> int:
+    """Of the disks, each file system once."""
+    sizes = {}
+    for disk in settings.store.disks:
+        with suppress(OSError):  # it fails, and the node does without
+            found = os.statvfs(disk)
+            sizes[os.stat(disk).st_dev] = found.f_blocks * found.f_frsize
+    return min(max(1, sum(sizes.values()) // _GIB), MAX_WEIGHT)
+
+
+async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebalancer | None:
+    """Take the node's place in the map, and look after it and the others from now on; gives its mover. A lone
+    node does nothing. Raises StartupError, ControlError."""
+    settings, control, clock = node.settings, node.control, node.clock
+    if settings.cluster.control is None:
+        return None
+    belonging = read_identity(settings.store.data_dir)
+    if belonging is None:
+        raise StartupError(f"{settings.store.data_dir} belongs to no mesh; start the node again")
+    maps = ClusterMapStore(control)
+    membership = Membership(control, maps, own_member(settings), belonging.holder, clock, settings.cluster)
+    await membership.join()
+    await publish_domains(control, settings.node_id, settings.http.domains)
+    for node_id, why in domain_mismatches(control, node.mesh.map()).items():
+        _log.warning("a node answers for other domains", extra={"node": node_id, "why": why})
+    guardian = FailureDetector(
+        node.mesh,
+        control,
+        NodeStateWriter(control, maps),
+        lambda: node.buckets.fewest_copies(node.mesh.map().copies, node.mesh.map().counts),
+        clock,
+        ttl=settings.cluster.lease,
+        down_after=settings.cluster.down_after,
+    )
+    tasks.spawn(membership.keep(), "membership")
+    tasks.spawn(guardian.run(), "guardian")
+    tasks.spawn(increment_generation_hourly(control, settings.store.data_dir, belonging), "directory")
+    moving = rebalancer(node)
+    tasks.spawn(moving.run(), "mover")
+    return moving
+
+
+_disk_log = logging.getLogger("meshd.disks")
+_DISK_PROBES: Final = 4  # of a disk that failed one, before the next turn
+_PROBE_INTERVAL: Final = 1.0  # seconds between two of them
+_REPORT_TIMEOUT: Final = 5.0  # seconds for it
+
+
+def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubScheduler:
+    """The one of this node, to be run in its steward."""
+    rest = InLoopThrottle(node.clock).rest
+    mender = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
+    return ScrubScheduler(
+        node.settings.node_id,
+        node.store,
+        node.control,
+        node.clock,
+        mend=mender.mend,
+        compare=_no_peers if mover is None else mover.compared,
+        rest=RateLimiter(node.clock, rest, node.settings.scrub_rate).rest,
+        every=node.settings.scrub_interval,
+        debts=UnderReplication(
+            node.mesh, sync_source(node), lambda: replica_counts_in_use(node), node.clock
+        ).count,
+    )
+
+
+async def _no_peers() -> None:
+    """A lone node has nobody to be compared with."""
+
+
+async def watch_disks(node: NodeContext) -> None:
+    """Disks that fail go out of service; a node of a mesh that has none left, or whose index's device fails,
+    ends, so that the others do without it."""
+    disks = node.store.disks
+    watched = [disks] if node.shelf is None else [disks, node.shelf.cache.disks]
+    for _ in range(_DISK_PROBES):
+        if not any([await each.look() for each in watched]):
+            break
+        await asyncio.sleep(_PROBE_INTERVAL)
+    if node.settings.cluster.control is None or (disks.any and not disks.index_failed):
+        return
+    if disks.index_failed:
+        _disk_log.critical(
+            "the device of this node's index has failed: the node ends; the others have its share",
+            extra={"disk": str(node.settings.store.index_dir), "why": disks.index_failed},
+        )
+    else:
+        _disk_log.critical("every disk of this node has failed: it ends; the others have its share")
+    last = [disks.index_state()] if disks.index_failed else disks.states()
+    try:
+        await asyncio.wait_for(
+            publish_disks(node.control, node.settings.node_id, tuple(last)), _REPORT_TIMEOUT
+        )
+    except (ControlError, TimeoutError) as error:
+        _disk_log.warning("nobody could be told", extra={"why": str(error)})
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+async def replace_disks(node: NodeContext) -> None:
+    """Disks that were emptied or taken away go out of service, and empty ones in."""
+    await node.store.disks.look_for_gone()
+    if node.shelf is not None:
+        await node.shelf.cache.disks.look_for_gone()
+
+
+async def quarantine_damaged(node: NodeContext) -> None:
+    """What readers of this process found damaged goes into quarantine; out of the cache it goes for good. A
+    disk that the steward found to fail is out of service here, too."""
+    node.store.disks.heed()
+    await node.store.examine()
+    if node.shelf is None:
+        return
+    node.shelf.cache.disks.heed()
+    if await node.shelf.cache.examine() or node.shelf.cache.disks.take_news():
+        await _evict_damaged(node.shelf.cache)
+
+
+async def _evict_damaged(cache: Store) -> None:
+    after = None
+    while found := cache.quarantined(after=after):
+        records = [(name, stamp, cache.at(name, stamp)) for name, stamp, _ in found]
+        await cache.drop(
+            [HeldName(name, (HeldVersion(each.version, stamp),)) for name, stamp, each in records if each]
+        )
+        after = found[-1][:2]
+    await cache.sweep_quarantine()

@@ -1,0 +1,171 @@
+"""Wiring of datasets, views, batches and jobs in one process, shared by the S3 and the native endpoint.
+
+Law: the two tables of view kinds below, and the table of job kinds, are the only places that list kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from meshd.auth.dataset_access import DatasetAccess
+from meshd.batches.assets import AssetService
+from meshd.batches.service import BatchService
+from meshd.batches.user_modules import UserModules
+from meshd.control.jobs import JobTable
+from meshd.control.user_modules import ModuleTable
+from meshd.core.document_store import DocumentStore
+from meshd.datasets.archives.background_indexer import IndexQueue
+from meshd.datasets.bucket_incarnations import SnapshotIncarnations
+from meshd.datasets.service import DatasetService
+from meshd.datasets.snapshot_capacity import SnapshotCapacity
+from meshd.jobs.archives.extract import ExtractJob
+from meshd.jobs.archives.shard import ShardJob
+from meshd.jobs.job_kind import JobServices
+from meshd.jobs.job_service import JobService
+from meshd.jobs.materialize import MaterializeJob
+from meshd.jobs.outputs import ClusterOutputStore, LocalOutputStore
+from meshd.jobs.runner import JobRunner
+from meshd.jobs.scratch import PlanStore
+from meshd.jobs.source_inventory import SourceInventory
+from meshd.objects.version_lookup import VersionLookup
+from meshd.origins.prefetch_fan_out import PrefetchFanOut
+from meshd.origins.prefetch_job import PrefetchJob
+from meshd.origins.prefetch_worker import PrefetchWorker
+from meshd.process import memory_usage
+from meshd.process.transform_process import sandbox_limits
+from meshd.server.peer.owner_write_handlers import JobOutputHandlers
+from meshd.views.batch_reader import BatchReader, complete_batches
+from meshd.views.definitions import complete_transform
+from meshd.views.shards.reader import ShardReader
+from meshd.views.transform_reader import TransformReader
+from meshd.views.zarr.layout_cache import ZarrLayoutCache, ZarrViewCompleter
+from meshd.views.zarr.reader import ZarrReader
+from meshwire.views.batch_view import BatchesView
+from meshwire.views.shard_view import ShardsView
+from meshwire.views.transform_view import TransformView
+from meshwire.views.zarr_view import ZarrView
+
+if TYPE_CHECKING:
+    from meshd.auth.authorizer import Authorizer
+    from meshd.core.frame_address import FrameSource
+    from meshd.jobs.job_kind import JobKind
+    from meshd.origins.service import BackedService
+    from meshd.process.wiring.node import NodeContext
+    from meshd.server.http_server import HttpRoute
+    from meshd.views.dispatch import ViewDispatcher
+    from meshd.views.view_kind import ViewCompleter, ViewKind
+
+
+@dataclass(frozen=True, slots=True)
+class DataServices:
+    """`frames` is the steward's assembler, here or behind its socket."""
+
+    frames: FrameSource
+    catalog: DocumentStore
+    readers: DatasetAccess
+    datasets: DatasetService
+    assets: AssetService
+    batches: BatchService
+    user_ops: UserModules
+
+
+def node_catalog(node: NodeContext) -> DocumentStore:
+    """The node's documents, as this process has them."""
+    return DocumentStore(node.store, node.objects, node.uses, node.removals)
+
+
+def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) -> DataServices:
+    """Snapshots, plans, frames, with the rights of whoever asks."""
+    catalog = node_catalog(node)
+    readers = DatasetAccess(access)
+    births = SnapshotIncarnations(node.buckets, catalog, node.objects)
+    capacity = SnapshotCapacity(memory_usage.free_memory)
+    datasets = DatasetService(node.store, catalog, readers, node.archives, node.objects, births, capacity)
+    user_ops = UserModules(
+        ModuleTable(node.control), node.store, catalog, access, node.clock, sandbox_limits(node.settings)
+    )
+    assets = AssetService(catalog, readers, user_ops, node.objects)
+    batches = BatchService(
+        node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects
+    )
+    return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
+
+
+def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any]]:
+    """Who reads which kind of view."""
+    layouts = ZarrLayoutCache(node.store, node.clock, data.catalog, data.datasets, data.batches, node.objects)
+    return {
+        TransformView: TransformReader(node.store, data.frames, node.uses, node.objects),
+        ShardsView: ShardReader(node.store, node.clock, node.archives, node.objects),
+        ZarrView: ZarrReader(node.store, layouts, data.frames, node.uses, node.objects),
+        BatchesView: BatchReader(
+            node.store, data.catalog, data.batches, data.frames, node.uses, node.objects
+        ),
+    }
+
+
+def view_makers(data: DataServices) -> dict[type, ViewCompleter]:
+    """What is done to a view before it is kept; a kind that needs nothing is not listed."""
+    return {
+        TransformView: partial(complete_transform, data.assets),
+        ZarrView: ZarrViewCompleter(data.datasets, data.batches),
+        BatchesView: partial(complete_batches, data.batches),
+    }
+
+
+def job_service(node: NodeContext, access: Authorizer) -> JobService:
+    """What a worker needs."""
+    return JobService(JobTable(node.control), node.control, node.buckets, access, node.clock, node.mesh)
+
+
+def local_outputs(node: NodeContext) -> LocalOutputStore:
+    """Writes what this node decides about."""
+    return LocalOutputStore(
+        node.shared, VersionLookup(node.shared, node.buckets), IndexQueue(node.store).note
+    )
+
+
+def output_routes(node: NodeContext) -> list[HttpRoute]:
+    """What the nodes that run jobs may ask for."""
+    return JobOutputHandlers(local_outputs(node), node.mesh, node.clock).routes()
+
+
+def job_runner(
+    node: NodeContext, access: Authorizer, views: ViewDispatcher, backed: BackedService
+) -> JobRunner:
+    """What the steward needs."""
+    catalog = node_catalog(node)
+    outputs = ClusterOutputStore(local_outputs(node), node.objects, node.mesh, node.peers)
+    versions = VersionLookup(node.shared, node.buckets)
+    tools = JobServices(node.store, node.objects, node.archives, versions, access, outputs)
+    inventories = SourceInventory(node.store, catalog, node.archives, node.objects)
+    shelf = PlanStore(node.store, catalog)
+    spreading = PrefetchFanOut(node.mesh, node.peers, PrefetchWorker(backed, node.mesh))
+    sharding = ShardJob(tools, inventories, shelf)
+    kinds: dict[str, JobKind] = {
+        "shard": sharding,
+        "reshard": sharding,
+        "extract": ExtractJob(tools, inventories, shelf),
+        "materialize": MaterializeJob(tools, views),
+        "prefetch": PrefetchJob(
+            access,
+            backed,
+            catalog,
+            node.buckets,
+            node.objects,
+            spreading,
+            SnapshotIncarnations(node.buckets, catalog, node.objects),
+        ),
+    }
+    return JobRunner(
+        JobTable(node.control),
+        node.control,
+        node.identities,
+        node.buckets,
+        kinds,
+        shelf,
+        node.clock,
+        node.mesh,
+    )

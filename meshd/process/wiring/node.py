@@ -1,0 +1,365 @@
+"""Composition root of one process: store, control state, tables, services, routes.
+
+Law: everything is constructed here and passed down; no module below looks anything up. Opened once,
+after fork.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.auth.acls import AclService
+from meshd.auth.authorizer import Authorizer
+from meshd.auth.identities.named_policies import PolicyAdmin
+from meshd.auth.identities.sts_sessions import CredentialService, SessionRevocation
+from meshd.auth.identities.users import IdentityAdmin
+from meshd.auth.request_facts import record_finder
+from meshd.batches.assets import load_asset
+from meshd.batches.gather import GatherService
+from meshd.batches.op_trials import OpTrials
+from meshd.cluster.replication.replicated_store import replicated_store
+from meshd.control.access_keys import KeyLastUsed
+from meshd.control.buckets import BucketTable
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.control.deleted_documents import DeletedDocumentTable
+from meshd.control.factory import open_control
+from meshd.control.identities import IdentityTable
+from meshd.control.jobs import JobTable
+from meshd.control.user_modules import ModuleTable
+from meshd.core.document_store import DocumentStore
+from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.background_indexer import IndexQueue
+from meshd.documents.admin import DocumentAdmin
+from meshd.documents.inventory import DocumentInventory, UsageFile
+from meshd.objects.buckets.replication_factor import ReplicationFactors
+from meshd.objects.buckets.settings import SettingService
+from meshd.objects.delete import DeleteService
+from meshd.objects.list_objects import ListingService
+from meshd.objects.multipart_upload import UploadService
+from meshd.objects.object_metadata import ObjectAclService, TaggingService
+from meshd.objects.service import ObjectService
+from meshd.objects.version_lookup import VersionLookup
+from meshd.origins.admin import BackedAdmin
+from meshd.origins.cache.cache_store import CacheStore, FreshnessTable
+from meshd.origins.cache.residency import CacheResidency
+from meshd.origins.client.origin_pool import OriginPool
+from meshd.peer_reads.remote_objects import RemoteObjects
+from meshd.process.log_level import notify_supervisor
+from meshd.process.wiring.cluster import PeerServices, open_cluster_view
+from meshd.process.wiring.data_services import job_service, output_routes, view_kinds, view_makers
+from meshd.reads.archive_members import MemberService
+from meshd.reads.near_cache_reader import NearCacheReader
+from meshd.reads.peer_read_service import PeerReadService
+from meshd.rpc.peer_client import PeerClient
+from meshd.server.api.admin import AdminEndpoint, StsEndpoint
+from meshd.server.api.backed_buckets import backed_bucket_routes, cache_residency_routes
+from meshd.server.api.batches import batch_api_routes
+from meshd.server.api.cluster import ClusterEndpoint
+from meshd.server.api.cluster_admin import ClusterAdmin
+from meshd.server.api.documents import document_routes
+from meshd.server.api.jobs import job_routes
+from meshd.server.api.log_level import LogLevelService
+from meshd.server.api.op_catalog import op_catalog_routes, user_module_routes
+from meshd.server.http_server import ServerServices
+from meshd.server.peer.endpoint import PeerAuthenticator
+from meshd.server.peer.read_handlers import ViewResultHandlers, peer_read_routes
+from meshd.store.integrity.verification import ExpiringVerifiedExtents
+from meshd.store.store import Store
+from meshd.telemetry import logs
+from meshd.transform.sandbox.user_modules import MODULES
+from meshd.util.clock import SystemClock
+from meshd.views.definitions import ViewDefinitions
+from meshd.views.dispatch import ViewDispatcher
+from meshd.views.transform_results import TransformResultMaker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.rebalance.worker import WorkerSocket
+    from meshd.config import NodeSettings
+    from meshd.control.control_api import ControlStore
+    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.origins.service import BackedService
+    from meshd.process.wiring.data_services import DataServices
+    from meshd.server.http_server import HttpRoute
+    from meshd.server.local_handover import LocalFrameService
+    from meshd.store.api import ObjectStore
+    from meshd.telemetry.audit_log import AuditLog
+    from meshd.util.clock import Clock
+
+
+REBALANCE_WRITER = "m"
+"""The writer of the process that moves data. It answers nobody by a map."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What every process of a node has open."""
+
+    settings: NodeSettings
+    clock: Clock
+    store: Store
+    control: ControlStore
+    buckets: BucketTable
+    identities: IdentityTable
+    use: KeyLastUsed
+    uses: UsageFile
+    """Of results of views, and of documents."""
+    removals: DeletedDocumentTable
+    archives: ArchiveService
+    mesh: ClusterView
+    peers: PeerClient
+    objects: RemoteObjects
+    shared: ObjectStore
+    """What services write to: `store`, and in a mesh every other node that must have it."""
+    shelf: CacheStore | None = None
+    """What is cached of buckets with origins."""
+    mover: WorkerSocket | None = None
+    """The way to the process that moves data; None where there is none, or this is it."""
+
+
+def _open_cache(
+    settings: NodeSettings,
+    writer: str,
+    buckets: BucketTable,
+    store: Store,
+    mesh: ClusterView,
+    stack: ExitStack,
+) -> CacheStore:
+    """The cache beside the store."""
+    clock = SystemClock()
+    cache = Store.open(settings.cache_store, writer=writer, clock=clock)
+    stack.callback(cache.close)
+    fresh = FreshnessTable(settings.fresh_path, clock)
+    stack.callback(fresh.close)
+    shelf = CacheStore(cache, buckets, fresh, mesh)
+    store.attach(cache, shelf)
+    return shelf
+
+
+@contextmanager
+def open_node(
+    settings: NodeSettings, writer: str, mover: WorkerSocket | None = None
+) -> Iterator[NodeContext]:
+    """Open the store as `writer` and the control state; close both at the end. Raises MeshdError."""
+    clock = SystemClock()
+    with ExitStack() as stack:
+        control = open_control(settings, clock)
+        stack.callback(control.close)
+        store = Store.open(settings.store, writer=writer, clock=clock)
+        stack.callback(store.close)
+        uses = UsageFile(settings.uses_path, clock)
+        stack.callback(uses.close)
+        MODULES.read_from(partial(load_asset, DocumentStore(store)))
+        buckets, identities = BucketTable(control), IdentityTable(control)
+        process = int(writer[1:]) + 1 if writer.startswith("w") else None if writer == REBALANCE_WRITER else 0
+        mesh = open_cluster_view(settings, control, buckets, clock, process)
+        shelf = _open_cache(settings, writer, buckets, store, mesh, stack)
+        use = KeyLastUsed(control)
+        peers = PeerClient(
+            settings.node_id,
+            ClusterSecret(control).derive,
+            clock,
+            lambda: mesh.map().version,
+            ca=settings.cluster.peer_ca,
+        )
+        objects = RemoteObjects(store, mesh, peers, buckets)
+        archives = ArchiveService(
+            store, uses.note, objects, settings.view_cache_bytes, settings.archive_ratio
+        )
+        yield NodeContext(
+            settings,
+            clock,
+            store,
+            control,
+            buckets,
+            identities,
+            use,
+            uses,
+            DeletedDocumentTable(control),
+            archives,
+            mesh,
+            peers,
+            objects,
+            replicated_store(store, mesh, peers, clock),
+            shelf,
+            mover,
+        )
+
+
+def node_cache_store(node: NodeContext) -> CacheStore:
+    """The node's cache, of a node that has one."""
+    if node.shelf is None:
+        raise ValueError("this node was opened without a cache")
+    return node.shelf
+
+
+def node_access(node: NodeContext) -> Authorizer:
+    """Who may do what."""
+    return Authorizer(node.buckets, node.clock, record_finder(node.store))
+
+
+def view_reader(node: NodeContext, access: Authorizer, data: DataServices) -> ViewDispatcher:
+    """Views of every kind, read."""
+    return ViewDispatcher(
+        node.store, ViewDefinitions(node.buckets, node.clock, access), view_kinds(node, data)
+    )
+
+
+def peer_services(node: NodeContext, backed: BackedService | None = None) -> PeerServices:
+    """What answers for the whole mesh, for `web_deps` and for other nodes."""
+    versions = VersionLookup(node.store, node.buckets)
+    definitions = ViewDefinitions(node.buckets, node.clock, node_access(node))
+    members = MemberService(
+        node.store, versions, node.archives, lambda bucket: definitions.find(bucket) is not None
+    )
+    return PeerServices(node, versions, members, backed)
+
+
+def web_deps(
+    node: NodeContext,
+    access: Authorizer,
+    data: DataServices,
+    audit: AuditLog | None = None,
+    backed: BackedService | None = None,
+) -> ServerServices:
+    """The services of the S3 endpoint."""
+    versions = VersionLookup(node.shared, node.buckets)
+    objects = ObjectService(node.shared, versions, IndexQueue(node.store).note, backed)
+    acls = AclService(node.buckets, node.identities)
+    views = view_reader(node, access, data)
+    secret, mesh = ClusterSecret(node.control), peer_services(node, backed)
+    return ServerServices(
+        access=access,
+        sessions=CredentialService(node.identities, secret, node.use, node.clock),
+        buckets=mesh.buckets,
+        objects=objects,
+        uploads=UploadService(node.shared, objects, versions, acls.owner),
+        listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),
+        versions=versions,
+        deleter=DeleteService(node.shared, versions, backed),
+        tagging=TaggingService(node.shared, versions),
+        settings=SettingService(node.buckets, acls),
+        acls=acls,
+        views=views,
+        members=MemberService(node.shared, versions, node.archives, views.is_view),
+        object_acls=ObjectAclService(node.shared, node.buckets, versions, acls),
+        clock=node.clock,
+        mesh=node.mesh,
+        still=node.control.still,
+        audit=audit,
+        http=node.settings.http,
+        backed=backed,
+        near=NearCacheReader(node.objects, versions),
+        rest=node.objects.rest,
+        gate=PeerAuthenticator(secret.derive, node.clock),
+        forwarder=mesh.forwarder,
+        scatterer=mesh.scatterer,
+        far=mesh.far,
+        news=mesh.news,
+    )
+
+
+def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRoute]:
+    """The admin API, temporary credentials, whoami."""
+    identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
+    revoking = SessionRevocation(node.identities, node.clock)
+    own = node.settings
+    loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
+    policies = PolicyAdmin(node.identities, node.clock)
+    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock)
+    maps, census = ClusterMapStore(node.control), document_inventory(node)
+    cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census, node.clock)
+    return [
+        *admin.routes(),
+        *StsEndpoint(sessions, node.clock).routes(),
+        *ClusterEndpoint(node.mesh, cluster, node.clock).routes(),
+    ]
+
+
+def document_inventory(node: NodeContext) -> DocumentInventory:
+    """What documents there are, here and on the other nodes."""
+    return DocumentInventory(node.store, node.uses, node.objects.kept)
+
+
+def _backed_admin(node: NodeContext) -> BackedAdmin:
+    origins = OriginPool(node.settings.origin_credentials, node.clock)
+    return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
+
+
+def document_references(node: NodeContext) -> Iterator[tuple[str, str]]:
+    """What names plans, snapshots and assets: views, jobs, pushed modules; each with its text."""
+    yield from ((f"view {bucket.name}", bucket.view) for bucket in node.buckets.list_all() if bucket.view)
+    yield from ((f"job {name}", job.spec) for name, job in JobTable(node.control).list_all().items())
+    for name, module in ModuleTable(node.control).list_all().items():
+        yield from ((f"module {name}", build.version) for build in module.builds)
+
+
+def _copy_counts(node: NodeContext) -> ReplicationFactors:
+    maps, settings = ClusterMapStore(node.control), node.settings
+    return ReplicationFactors(node.buckets, node.mesh, maps, node.clock, settings.region)
+
+
+def _document_admin(node: NodeContext, access: Authorizer, data: DataServices) -> DocumentAdmin:
+    return DocumentAdmin(
+        node.store,
+        data.catalog,
+        document_inventory(node),
+        node.removals,
+        access,
+        partial(document_references, node),
+        node.clock,
+        node.settings.keep_documents_days,
+        data.datasets.births.recorded,
+    )
+
+
+def native_routes(
+    node: NodeContext,
+    access: Authorizer,
+    data: DataServices,
+    keeper: CacheManagerApi | None = None,
+    desk: LocalFrameService | None = None,
+) -> list[HttpRoute]:
+    """The native protocol. `keeper`: of the cache, a daemon's; `desk`: of a worker that hands frames over."""
+    gathers = GatherService(node.store, node.archives, data.readers, node.objects)
+    definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
+    tests = OpTrials(data.user_ops, data.assets, node.objects, data.readers, data.frames, node.clock)
+    also = [
+        job_routes(job_service(node, access)),
+        op_catalog_routes(data.user_ops, node.clock),
+        user_module_routes(data.user_ops, tests),
+        backed_bucket_routes(_backed_admin(node), _copy_counts(node)),
+        document_routes(_document_admin(node, access, data)),
+    ]
+    if node.shelf is not None and keeper is not None:  # tests may have none
+        room = node.settings.cache_bytes
+        residence = CacheResidency(node.store, node.shelf, node.buckets, node.mesh, keeper, room)
+        also.append(cache_residency_routes(residence))
+    holdings = PeerReadService(
+        node.store,
+        node.mesh,
+        node.archives,
+        data.catalog,
+        data.datasets.lines,
+        data.datasets.tfrecords,
+        data.datasets.parquets,
+        node.objects,
+        document_inventory(node),
+        ExpiringVerifiedExtents(node.clock),
+    )
+    return [
+        *batch_api_routes(
+            data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, desk
+        ),
+        *peer_read_routes(holdings, data.frames, node.clock),
+        *output_routes(node),
+        *ViewResultHandlers(
+            TransformResultMaker(node.store, data.frames, node.objects), node.mesh, node.clock
+        ).routes(),
+    ]

@@ -1,0 +1,195 @@
+"""Wiring of backed buckets: origin services, recovery of the cache store, and periodic cache tasks.
+
+Law: constructed once per process, in its running loop; a worker also serves fetches for the other
+workers. Relaxed writes may leave an index torn by a power cut: after a reboot without a clean stop the
+cache starts empty. It never holds the only copy of anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.origins.cache.cache_manager import CacheManager, CacheManagerClient
+from meshd.origins.cache.fetcher import Fetcher
+from meshd.origins.cache.near_cache import NearCacheStore
+from meshd.origins.cache.peer_cache import PeerCacheClient
+from meshd.origins.client.origin_api import OriginError
+from meshd.origins.client.origin_pool import OriginPool
+from meshd.origins.listing import BackedListings, WriteMarks
+from meshd.origins.read_through import BackedReader, Revalidator
+from meshd.origins.sample_source import OriginSampleSource
+from meshd.origins.service import BackedService
+from meshd.origins.worker_shards import LocalFetchWorker, WorkerShards, serve_fetches
+from meshd.origins.write_back import HandoverBarrier, OriginWriter
+from meshd.origins.write_back_routing import WriteBackRouter
+from meshd.peer_reads.listing import LocalListings, MergedListings
+from meshd.process.periodic_tasks import PeriodicTask
+from meshd.process.wiring.node import node_cache_store
+from meshd.store.disks.startup_recovery import recover
+from meshd.store.errors import FormatError, StoreError
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from meshd.config import StoreSettings
+    from meshd.control.buckets import Bucket
+    from meshd.process.wiring.node import NodeContext
+
+
+_log = logging.getLogger("meshd.cache")
+_CONCURRENCY = 8  # uploads of write-back under way
+_PAGE = 1000
+
+
+def recover_cache(settings: StoreSettings) -> None:
+    """Clean up after a crash; begin anew where that cannot be trusted."""
+    mark, boot = settings.data_dir / "boot", _boot_id()
+    told = mark.read_text() if mark.exists() else ""
+    if told not in ("", "clean", boot):
+        _log.warning("the machine went down without warning: the cache begins empty")
+        _remove_all(settings)
+    try:
+        recover(settings, _skip_lost_disk)
+    except FormatError as error:
+        _log.warning("the cache cannot be read and begins empty", extra={"why": str(error)})
+        _remove_all(settings)
+        recover(settings, _skip_lost_disk)
+    mark.write_text(boot)
+
+
+def _skip_lost_disk(disk: Path, how: str) -> None:
+    """Whatever was cached on a disk that is gone, its origin has."""
+    _log.warning("the cache does without a disk", extra={"disk": str(disk), "why": how})
+
+
+def close_cache(settings: StoreSettings) -> None:
+    """After the last process that used it has ended in order: it may be trusted after another boot."""
+    from meshd.store.index.index import Index
+
+    index = Index.open(settings)
+    index.env.sync(True)
+    index.close()
+    (settings.data_dir / "boot").write_text("clean")
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _remove_all(settings: StoreSettings) -> None:
+    shutil.rmtree(settings.index_dir, ignore_errors=True)
+    for disk in settings.disks:
+        shutil.rmtree(disk / "extents", ignore_errors=True)
+    settings.index_dir.mkdir(parents=True, exist_ok=True)
+
+
+def cache_manager(node: NodeContext) -> CacheManager:
+    """The node's keeper: one process's."""
+    settings = node.settings
+    return CacheManager(
+        node_cache_store(node), node.buckets, settings.cache_bytes, settings.store.segment_bytes
+    )
+
+
+def cache_tasks(node: NodeContext, keeper: CacheManager, backed: BackedService) -> list[PeriodicTask]:
+    """What the steward does for buckets with origins."""
+    return [
+        PeriodicTask("cache", 2.0, keeper.sweep),
+        PeriodicTask("write-back", 5.0, lambda: write_back_dirty(node, backed)),
+    ]
+
+
+async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
+    """Bring to their origins what is not there yet; how many are left."""
+    left, slots = 0, asyncio.Semaphore(_CONCURRENCY)
+    for bucket in node.buckets.list_all():
+        if bucket.origin is None:
+            continue
+        after = ""
+        while True:
+            page = node.store.own_entries(bucket.name, "", after, _PAGE)
+            own = [entry.key for entry in page.entries if node.mesh.is_decider(bucket.name, entry.key)]
+            wrong = [
+                why
+                for why in await asyncio.gather(*[_write_back(backed, bucket, k, slots) for k in own])
+                if why
+            ]
+            if wrong:
+                told = {"bucket": bucket.name, "objects": len(wrong), "why": wrong[0]}
+                _log.warning("not at their origin", extra=told)
+            left += len(wrong)
+            if not page.truncated:
+                break
+            after = page.next_after
+    metrics.origin_dirty.set(left)
+    return left
+
+
+async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> str:
+    """Why it is not there; "" when it is."""
+    async with slots:
+        try:
+            await backed.push(bucket, key)
+        except (OriginError, StoreError) as error:
+            return str(error)
+    return ""
+
+
+@asynccontextmanager
+async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIterator[BackedService]:
+    """Backed buckets as worker `index` has them, or (None) as the steward."""
+    settings, shelf = node.settings, node_cache_store(node)
+    keeper = CacheManagerClient(settings.keeper_socket)
+    origins = OriginPool(settings.origin_credentials, node.clock)
+    fetcher = Fetcher(origins, shelf, keeper, PeerCacheClient(node.mesh, node.peers, shelf))
+    succession = HandoverBarrier(node.mesh, node.peers, node.clock)
+    writer = OriginWriter(origins, node.store, node.shared, node.mesh, fetcher, succession)
+    own = LocalFetchWorker(fetcher, writer)
+    crew = WorkerShards([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
+    questions = Revalidator(crew, settings.origin_patience)
+    tasks = BackgroundTasks("backing")
+    if index is not None:
+        tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
+    tasks.spawn(keeper.run(), "notes")
+    lister = LocalListings(node.store, node.mesh, node.store.own_entries)
+    marker = WriteMarks(shelf, node.mesh, node.peers)
+    merged = MergedListings(lister, node.mesh, node.peers, node.clock)
+    service = BackedService(
+        node.store,
+        node.shared,
+        shelf,
+        crew,
+        WriteBackRouter(crew, shelf, node.mesh, node.peers, node.clock),
+        BackedReader(node.store, shelf, crew, keeper, questions),
+        BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged, marker),
+        node.mesh,
+    )
+    node.objects.origins = OriginSampleSource(node.store, service, node.archives)
+    near = node.objects.near = NearCacheStore(shelf.cache, keeper) if _is_near_cache(node) else None
+    try:
+        yield service
+    finally:
+        node.objects.origins = node.objects.near = None
+        if near is not None:
+            await near.aclose()
+        await tasks.aclose()
+        await service.aclose()
+        await questions.aclose()
+        await crew.aclose()
+        await fetcher.aclose()
+
+
+def _is_near_cache(node: NodeContext) -> bool:
+    """Whether this node is there to be near those who read: it caches, and stores nothing."""
+    roles = node.settings.cluster.roles
+    return not node.mesh.lone and "cache" in roles and "store" not in roles

@@ -1,0 +1,198 @@
+"""HTTP worker process: serves the port until SIGTERM, then finishes running requests.
+
+Law: it reports ready only when it accepts connections. After SIGTERM it accepts nothing new, lets
+requests finish within the grace period, closes idle connections and exits with code 0. Local frame
+handover (shared memory for jobs on the same host) is optional: where its socket cannot be opened, the
+node serves those jobs over TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from meshd.batches.assembly.assembler_rpc import AssemblerClient
+from meshd.process.coordinator import start_coordinator
+from meshd.process.periodic_tasks import PeriodicTask, process_tasks, start_periodic_tasks
+from meshd.process.rebalance_process import rebalance_socket
+from meshd.process.wiring.data_services import data_services
+from meshd.process.wiring.node import (
+    admin_routes,
+    native_routes,
+    node_access,
+    open_node,
+    peer_services,
+    web_deps,
+)
+from meshd.process.wiring.origins import open_backed_service
+from meshd.server.accept_balancer import Acceptor
+from meshd.server.api.health import health_routes
+from meshd.server.http_server import build_server, drain_server
+from meshd.server.local_handover import LocalFrameService
+from meshd.server.request_trace import flush_request_counters
+from meshd.server.tls import tls_listen_options
+from meshd.telemetry import logs
+from meshd.telemetry.audit_log import AuditLog, Rotation
+from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.shared_counters import measure_loop_delay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from meshd.config import NodeSettings
+    from meshd.core.frame_address import FrameSource
+    from meshd.process.child_process import ChildReporter
+    from meshd.process.listen_sockets import ListenSockets
+    from meshd.process.wiring.node import NodeContext
+    from meshd.server.http_server import HttpRoute, ServerServices
+    from meshd.server.tls import ServerTls
+
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def local_handover(settings: NodeSettings, index: int) -> AsyncIterator[LocalFrameService | None]:
+    """The desk of worker `index`; None where it is switched off, or cannot be opened."""
+    desk = _open_handover(settings, index)
+    if desk is None:
+        yield None
+        return
+    tasks = BackgroundTasks("handing")
+    tasks.spawn(desk.run(), "desk")
+    try:
+        yield desk
+    finally:
+        await tasks.aclose()
+
+
+def _open_handover(settings: NodeSettings, index: int) -> LocalFrameService | None:
+    directory = settings.local_dir
+    if directory is None:
+        return None
+    most = max(1, settings.transform.frame_cache_bytes // settings.workers)
+    try:
+        return LocalFrameService(directory, f"{settings.node_id}-{index}", most)
+    except OSError as error:
+        _log.warning("frames are not handed to jobs on this host: %s", error)
+        return None
+
+
+_AUDIT_TIMEOUT = 2.0  # seconds for the last audit lines
+
+
+def run_worker(
+    settings: NodeSettings,
+    index: int,
+    doors: ListenSockets,
+    trouble: Callable[[], str],
+    reporter: ChildReporter,
+) -> None:
+    """Worker `index` from start to end. A lone worker is the steward too."""
+    logs.configure(settings.log_format, settings.log_level, f"worker-{index}")
+    logs.follow_runtime_level(settings.log_level)
+    with (
+        open_node(settings, f"w{index}", rebalance_socket(settings)) as node,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_serve_node(node, index, doors, trouble, reporter))
+
+
+async def _serve_node(
+    node: NodeContext, index: int, doors: ListenSockets, trouble: Callable[[], str], reporter: ChildReporter
+) -> None:
+    chores = BackgroundTasks("chores")
+    async with (
+        _frame_source(node, doors) as frames,
+        _audit_log(node.settings) as audit,
+        open_backed_service(node, index) as backed,
+        local_handover(node.settings, index) as desk,
+    ):
+        access = node_access(node)
+        data = data_services(node, access, frames)
+        deps = web_deps(node, access, data, audit, backed)
+        start_periodic_tasks(
+            [*process_tasks(node, reporter), PeriodicTask("keyuse", 60.0, lambda: _save_key_usage(node))],
+            chores,
+        )
+        if node.mover is not None:
+            chores.spawn(measure_loop_delay(node.clock, index + 1), "waits")
+        native = native_routes(node, access, data, backed.keeper, desk)
+        routes = [*health_routes(trouble, lambda: node.mesh.map().version, node.clock), *native]
+        routes += admin_routes(node, deps.sessions) + peer_services(node, backed).routes()
+        if doors.tls is not None:
+            start_periodic_tasks([_tls_refresh_task(doors.tls)], chores)
+        _handle_sighup(audit, doors.tls)
+        await _serve(deps, routes, doors, index, reporter)
+        await chores.aclose()
+        await _save_key_usage(node)
+
+
+async def _save_key_usage(node: NodeContext) -> None:
+    await node.use.save(node.clock.now_ms(), node.identities.keys())
+
+
+@asynccontextmanager
+async def _frame_source(node: NodeContext, doors: ListenSockets) -> AsyncIterator[FrameSource]:
+    if node.settings.workers == 1:
+        async with start_coordinator(node, doors.steward) as assembler:
+            yield assembler
+        return
+    remote = AssemblerClient(node.settings.steward_socket)
+    try:
+        yield remote
+    finally:
+        await remote.aclose()
+
+
+@asynccontextmanager
+async def _audit_log(settings: NodeSettings) -> AsyncIterator[AuditLog | None]:
+    """The audit log, if there is to be one."""
+    if settings.audit_log is None:
+        yield None
+        return
+    audit = AuditLog(settings.audit_log, rotation=Rotation(settings.audit_bytes, settings.audit_files))
+    try:
+        yield audit
+    finally:
+        audit.close(_AUDIT_TIMEOUT)
+
+
+def _handle_sighup(audit: AuditLog | None, tls: ServerTls | None) -> None:
+    """On SIGHUP, open the audit log and read the TLS pair anew."""
+    loop = asyncio.get_running_loop()
+
+    def again() -> None:
+        if audit is not None:
+            audit.reopen()
+        if tls is not None:
+            loop.run_in_executor(None, partial(tls.refresh, anyway=True))
+
+    loop.add_signal_handler(signal.SIGHUP, again)
+
+
+def _tls_refresh_task(tls: ServerTls) -> PeriodicTask:
+    return PeriodicTask("tls", 1.0, lambda: asyncio.to_thread(tls.refresh))
+
+
+async def _serve(
+    deps: ServerServices, routes: list[HttpRoute], doors: ListenSockets, index: int, reporter: ChildReporter
+) -> None:
+    http = deps.http
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    server = build_server(deps, routes)
+    options = tls_listen_options(doors.tls, http.head_timeout)
+    porter = Acceptor(doors.http, server, doors.tally, index, options)
+    reporter.ready()
+    await stop.wait()
+    porter.close()
+    await porter.settled()
+    await drain_server(server, deps.clock, http.drain_timeout)
+    flush_request_counters()

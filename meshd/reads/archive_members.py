@@ -1,0 +1,268 @@
+"""Archive members for S3 clients: look up by name or key, list, copy.
+
+Permission on the archive's key covers its members, however a request names them. A stored key, in any
+version, is that object and never a member. A member's ETag changes with the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mimetypes
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.core.api_errors import BatchError
+from meshd.core.error_mapping import store_errors, to_s3_error
+from meshd.core.object_io import lookup_result
+from meshd.objects.copy_object import check_source_conditions, copy_part_range
+from meshd.objects.service import ReplacedError
+from meshd.store.errors import ExtentGoneError, StoreError
+from meshd.store.integrity.verification import damage_context
+from meshd.store.records import Record
+from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
+from meshd.views.view_kind import AssembledObject
+from meshwire import names
+from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, archive_kind, member_paths, name_page
+from meshwire.errors import S3Error
+from meshwire.s3 import operations as ops
+from meshwire.s3.results import MemberEntry, MemberListing, ObjectEntry, ObjectListing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+    from meshd.core.object_io import LookupResult
+    from meshd.datasets.archives.archive_service import ArchiveService, MemberLocation
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Span
+    from meshwire.dataset.archive_index import ArchiveIndex
+
+_GROUP: Final = 1 << 20
+_PAGE: Final = 1000
+_TYPES: Final = mimetypes.MimeTypes()  # Python's own table: the same on every machine
+
+
+class MemberService:
+    """One a worker. `is_view`: whether a bucket is a view."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        versions: VersionLookup,
+        archives: ArchiveService,
+        is_view: Callable[[str], bool],
+    ) -> None:
+        self._store, self._versions, self._archives, self._is_view = store, versions, archives, is_view
+
+    def __repr__(self) -> str:
+        return f"<MemberService over {self._archives!r}>"
+
+    def addressed(self, operation: ops.Operation) -> ops.Operation:
+        """The operation, a key that names a member (`x.tar/-/a.jpg`) turned to the archive's."""
+        if (
+            isinstance(operation, ops.GetObject)
+            and MEMBER_SEPARATOR in operation.key
+            and operation.member is None
+        ):
+            found = self._addressed(operation.bucket, operation.key)
+            return operation if found is None else replace(operation, key=found[0], member=found[1])
+        if (
+            isinstance(operation, ops.CopyObject | ops.UploadPartCopy)
+            and MEMBER_SEPARATOR in operation.source.key
+        ):
+            source = operation.source
+            found = self._addressed(source.bucket, source.key)
+            if found is not None:
+                return replace(operation, source=replace(source, key=found[0], member=found[1]))
+        return operation
+
+    def _addressed(self, bucket: str, key: str) -> tuple[str, str] | None:
+        with store_errors():
+            if self._store.newest(bucket, key) is not None:
+                return None
+            for path in member_paths(key):
+                if path.member and self._store.newest(bucket, path.key) is not None:
+                    return path
+        return None
+
+    async def find(self, operation: ops.GetObject) -> LookupResult:
+        """What GET or HEAD of a member answers. Raises S3Error, as for an object, and UnprocessableSource."""
+        assert operation.member is not None
+        bucket, key, member = operation.bucket, operation.key, operation.member
+        record = self._record(bucket, key, operation.version)
+        place = (await self._index(bucket, key, record)).find(member)
+        if place is None:
+            raise _missing(key, member)
+        version = self._versions.name(bucket, record)
+        found = lookup_result(operation, _as_object(record, member, place[1]), version)
+        if operation.head or not found.length:  # nothing need be inflated for that
+            return found
+        with _archive_errors():
+            plain = await self._archives.plain(bucket, key, record)
+        return replace(found, record=plain, base=place[0])
+
+    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
+        """A copy of a member as the upload that it is; None for a copy of an object."""
+        made = await self._made(operation)
+        return None if made is None else (copy_as_put(operation, made.record), AssembledBody(made))
+
+    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, AssembledBody] | None:
+        """The same for a part. Raises S3Error InvalidArgument."""
+        made = await self._made(operation)
+        if made is None:
+            return None
+        return copy_as_upload_part(operation), AssembledBody(
+            made, *copy_part_range(operation.range, made.record.size)
+        )
+
+    async def _made(self, operation: ops.CopyObject | ops.UploadPartCopy) -> AssembledObject | None:
+        if operation.source.member is None:
+            return None
+        made = await self.source(operation.source)
+        check_source_conditions(operation.source_conditions, made.record)
+        return made
+
+    async def source(self, source: ops.CopySource) -> AssembledObject:
+        """A member as the source of a copy. Raises S3Error."""
+        assert source.member is not None
+        record = self._record(source.bucket, source.key, source.version)
+        place = await self._place(source.bucket, source.key, record, source.member)
+        pretended = _as_object(record, source.member, place.size)
+        name = f"s3://{source.bucket}/{source.key}"
+        return AssembledObject(pretended, lambda offset, length: self._groups(place, name, offset, length))
+
+    async def members(self, operation: ops.ListMembers) -> MemberListing:
+        """A page of an archive's files. Raises S3Error."""
+        record = self._record(operation.bucket, operation.key, operation.version)
+        index = await self._index(operation.bucket, operation.key, record)
+        known, numbers = await asyncio.to_thread(lambda: index.ordered)
+        page = name_page(known, operation.prefix, "", operation.after, operation.limit)
+        entries = tuple(_entry(record, index, known[place], numbers[place]) for place in page.places)
+        version = self._versions.name(operation.bucket, record)
+        return MemberListing(
+            index.kind, record.etag, record.size, len(known), entries, page.next_after, version
+        )
+
+    async def listing(
+        self, operation: ops.ListObjects, may_read: Callable[[str], bool]
+    ) -> ObjectListing | None:
+        """A page of an archive's files as keys, where the prefix leads into one (`x.tar/-/`) and no stored
+        key has it; None for any other listing. `may_read`: whether the archive's key may be read."""
+        found = self._listed(operation)
+        if found is None or not may_read(found[0]):
+            return None
+        key, within = found
+        record = self._versions.find(operation.bucket, key)
+        index = await self._index(operation.bucket, key, record)
+        base = key + MEMBER_SEPARATOR
+        known, numbers = await asyncio.to_thread(lambda: index.ordered)
+        after = operation.after[len(base) :] if operation.after.startswith(base) else ""
+        if operation.after > base and not after:
+            return ObjectListing()
+        limit = min(operation.max_keys, _PAGE)
+        page = name_page(known, within, operation.delimiter, after, limit)
+        entries = []
+        for place in page.places:
+            try:
+                names.check_key(base + known[place])
+            except names.NameProblemError:  # no request could name it
+                continue
+            size = int(index.sizes[numbers[place]])
+            etag = member_etag(record, known[place])
+            entries.append(ObjectEntry(base + known[place], size, etag, record.modified))
+        more = page.next_after is not None and limit > 0
+        return ObjectListing(
+            tuple(entries), tuple(base + each for each in page.prefixes), more, base + (page.next_after or "")
+        )
+
+    def _listed(self, operation: ops.ListObjects) -> tuple[str, str] | None:
+        if MEMBER_SEPARATOR not in operation.prefix or self._is_view(operation.bucket):
+            return None
+        with store_errors():
+            if self._store.list(operation.bucket, prefix=operation.prefix, limit=1).entries:
+                return None
+            for path in member_paths(operation.prefix):
+                if self._store.get(operation.bucket, path.key) is not None:
+                    return path
+        return None
+
+    # --- what all of these need -----------------------------------------------------------------------
+
+    def _record(self, bucket: str, key: str, version: str | None) -> Record:
+        if self._is_view(bucket):
+            raise S3Error("NotImplemented", "Members are read of stored archives, not of those of a view.")
+        record = self._versions.find(bucket, key, version)
+        if archive_kind(key) is None:
+            raise S3Error(
+                "InvalidRequest",
+                "This object is no archive by its name: .tar, .tar.gz, .tgz, .tar.zst, .tzst or .zip.",
+            )
+        return record
+
+    async def _index(self, bucket: str, key: str, record: Record) -> ArchiveIndex:
+        with _archive_errors():
+            return await self._archives.index(bucket, key, record)
+
+    async def _place(self, bucket: str, key: str, record: Record, member: str) -> MemberLocation:
+        with _archive_errors():
+            place = await self._archives.member(bucket, key, record, member)
+        if place is None:
+            raise _missing(key, member)
+        return place
+
+    async def _groups(
+        self, place: MemberLocation, name: str, offset: int, length: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        for at in range(offset, offset + length, _GROUP):
+            taken = min(_GROUP, offset + length - at)
+            with damage_context(name), self._store.reading(place.record, place.offset + at, taken) as spans:
+                yield [span.named(name) for span in spans]
+
+
+def member_etag(archive: Record, member: str) -> str:
+    """In the form of a multipart object's: clients do not take it for an MD5."""
+    content = f"{archive.etag}\0{archive.size}\0{member}".encode()
+    return f"{hashlib.blake2b(content, digest_size=16).hexdigest()}-1"
+
+
+def _as_object(archive: Record, member: str, size: int) -> Record:
+    """A member as if it were stored."""
+    kind, encoding = _TYPES.guess_type(f"x/{member}", strict=False)
+    headers = {"content-type": kind} if kind and not encoding else {}
+    return msgspec.structs.replace(
+        Record(size, member_etag(archive, member), archive.stamp, archive.modified, ()), headers=headers
+    )
+
+
+def _missing(key: str, member: str) -> S3Error:
+    return S3Error("NoSuchKey", "The archive has no such member.", extra={"Key": key, "Member": member})
+
+
+def _entry(archive: Record, index: ArchiveIndex, name: str, number: int) -> MemberEntry:
+    offset = None if index.inflated else int(index.offsets[number])
+    return MemberEntry(name, int(index.sizes[number]), member_etag(archive, name), offset)
+
+
+@contextmanager
+def _archive_errors() -> Iterator[None]:
+    """Within it, what goes wrong with an archive leaves as an S3Error; ReplacedError where it went away."""
+    try:
+        yield
+    except ExtentGoneError as error:
+        raise ReplacedError from error
+    except StoreError as error:
+        raise to_s3_error(error) from error
+    except BatchError as error:
+        raise _translated(error) from error
+
+
+def _translated(error: BatchError) -> S3Error:
+    if error.code in ("BadSample", "TooLarge"):
+        return S3Error("UnprocessableSource", "; ".join(filter(None, (error.message, error.help))))
+    if error.code == "Busy":
+        return S3Error("SlowDown", error.message, headers={"retry-after": str(error.retry_after or 1)})
+    return S3Error("InternalError", error.message)

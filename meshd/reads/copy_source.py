@@ -1,0 +1,320 @@
+"""Copy sources on other nodes: look up and read there, store here.
+
+The node that holds a source decides what it is: an object, a version or an archive member. Its bytes
+arrive in checksummed pieces of exactly the content that was looked up. A source that changes during the
+copy makes the copy fail; a copy never mixes two contents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.core.error_mapping import retry_if_written_back, store_errors
+from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
+from meshd.objects.copy_object import (
+    check_copy_source,
+    check_source_conditions,
+    copy_meta,
+    copy_part_range,
+    read_chunks,
+)
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.store.records import Record
+from meshd.views.copy_out import AssembledBody, copy_as_upload_part
+from meshd.views.view_kind import AssembledObject
+from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
+from meshwire.errors import CODES, S3Error
+from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.origins.service import BackedService
+    from meshd.reads.archive_members import MemberService
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshwire.checksums.body_checksums import BodyDigest
+    from meshwire.cluster import Node
+
+FIND_SOURCE_PATH: Final = f"{PREFIX}sources/find"
+READ_SOURCE_PATH: Final = f"{PREFIX}sources/read"
+SOURCE_EXISTS_PATH: Final = f"{PREFIX}sources/stat"
+_SILENCE: Final = 30.0
+_ROUNDS: Final = 8
+_PAUSE: Final = 0.5  # seconds for a newer map
+_RETRYABLE: Final = (PeerUnreachableError, BodyFramingError, StaleMapError)
+
+Copy = ops.CopyObject | ops.UploadPartCopy
+
+
+class CopySourceRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What is to be copied; for reading, the bytes of content `etag`."""
+
+    bucket: str
+    key: str
+    version: str | None = None
+    member: str | None = None
+    etag: str = ""
+    offset: int = 0
+    length: int = 0
+
+
+class LocalCopySources:
+    """What this node gives others to copy. One a process."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        versions: VersionLookup,
+        members: MemberService,
+        backed: BackedService | None = None,
+    ) -> None:
+        self._store, self._versions, self._members, self._backed = store, versions, members, backed
+
+    def __repr__(self) -> str:
+        return "<LocalSources>"
+
+    def has(self, bucket: str, key: str) -> bool:
+        """Whether a name has any version here."""
+        return self._store.newest(bucket, key) is not None
+
+    async def find(self, ask: CopySourceRequest) -> Record:
+        """What a copy reads, without what only this node can use. Raises S3Error."""
+        record = await self._find(ask)
+        return msgspec.structs.replace(record, extents=(), manifest=None)
+
+    async def read(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
+        """Its bytes. Raises S3Error PreconditionFailed when the content is another one by now."""
+        if ask.member is not None:
+            body = await self._member(ask)
+            async for piece in body.pieces(BodyDigests()):
+                yield piece
+            return
+        record = await retry_if_written_back(partial(self._place, ask))
+        if isinstance(record, AssembledObject):
+            body = AssembledBody(record, ask.offset, ask.length)
+            async for piece in body.pieces(BodyDigests()):
+                yield piece
+            return
+        if record.etag != ask.etag:
+            raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
+        async with aclosing(read_chunks(self._store, record, ask.offset, ask.length)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _find(self, ask: CopySourceRequest) -> Record:
+        if ask.member is not None:
+            return (await self._members.source(_source(ask))).record
+        record = await retry_if_written_back(partial(self._place, ask))
+        return record.record if isinstance(record, AssembledObject) else record
+
+    async def _place(self, ask: CopySourceRequest) -> AssembledObject | Record:
+        """Where the bytes of a source are: at an origin, or here. Raises S3Error."""
+        return await self._made(ask) or self._versions.source(_source(ask))
+
+    async def _made(self, ask: CopySourceRequest) -> AssembledObject | None:
+        """What lies at an origin; None for the rest. Raises S3Error."""
+        made = None if self._backed is None else await self._backed.made(ask.bucket, ask.key)
+        if made is not None and ask.etag and made.record.etag != ask.etag:
+            raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
+        return made
+
+    async def _member(self, ask: CopySourceRequest) -> AssembledBody:
+        made = await self._members.source(_source(ask))
+        if made.record.etag != ask.etag:
+            raise S3Error("PreconditionFailed", "The archive was replaced while it was copied from.")
+        return AssembledBody(made, ask.offset, ask.length)
+
+
+def _source(ask: CopySourceRequest) -> ops.CopySource:
+    return ops.CopySource(ask.bucket, ask.key, ask.version, ask.member)
+
+
+class RemoteCopySources:
+    """What other nodes hold of copies that are made here. One a process."""
+
+    def __init__(
+        self, mesh: ClusterView, peers: PeerClient, versions: VersionLookup, local: LocalCopySources
+    ) -> None:
+        self._mesh, self._peers, self._versions, self._local = mesh, peers, versions, local
+
+    def __repr__(self) -> str:
+        return f"<FarSources of {self._mesh.node_id}>"
+
+    def is_far(self, source: ops.CopySource) -> bool:
+        """Whether other nodes hold a source, and this one does not."""
+        return not self._mesh.alone and not self._mesh.is_reader(source.bucket, source.key)
+
+    async def has(self, bucket: str, key: str) -> bool:
+        """Whether a name has any version, wherever it is. Raises S3Error SlowDown."""
+        found = await self._asked(CopySourceRequest(bucket, key), SOURCE_EXISTS_PATH)
+        return self._local.has(bucket, key) if found is None else bool(found)
+
+    async def find(self, source: ops.CopySource) -> Record:
+        """What a copy reads of another node. Raises S3Error, as `Versions.source` does, and SlowDown."""
+        ask = CopySourceRequest(source.bucket, source.key, source.version, source.member)
+        found = await self._asked(ask, FIND_SOURCE_PATH)
+        if found is None:
+            with store_errors():
+                return await self._local.find(ask)
+        return msgspec.msgpack.decode(found, type=Record)
+
+    async def copied(
+        self, operation: ops.CopyObject, record: Record
+    ) -> tuple[ops.PutObject, RemoteSourceBody]:
+        """The copy as the upload that it is. Raises S3Error."""
+        versioned = bool(self._versions.setting(operation.bucket))
+        check_copy_source(record, operation, MAX_PUT_BYTES, versioned=versioned)
+        meta = copy_meta(record, operation, "")
+        algorithm = operation.checksum_algorithm or next(iter(record.checksums), None)
+        put = ops.PutObject(
+            operation.bucket,
+            operation.key,
+            ops.ObjectHeaders(meta.headers, meta.metadata),
+            BodyDigests(wanted=() if algorithm is None else (algorithm,)),
+            operation.conditions,
+            meta.tags,
+            operation.acl,
+        )
+        return put, RemoteSourceBody(self, operation.source, record, 0, record.size)
+
+    async def part_copied(
+        self, operation: ops.UploadPartCopy, record: Record
+    ) -> tuple[ops.UploadPart, RemoteSourceBody]:
+        """The part as the upload that it is. Raises S3Error."""
+        check_source_conditions(operation.source_conditions, record)
+        offset, length = copy_part_range(operation.range, record.size)
+        check_put_size(length)
+        return copy_as_upload_part(operation), RemoteSourceBody(
+            self, operation.source, record, offset, length
+        )
+
+    async def pieces(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
+        """Bytes of a source, from a node that holds it; from the next one while none came. Raises S3Error."""
+        search = _ReplicaSearch(self._mesh, ask)
+        while (node := await search.holder()) is not None:
+            begun = False
+            try:
+                async with self._peers.call(
+                    node, "POST", READ_SOURCE_PATH, body=msgspec.msgpack.encode(ask), timeout=_SILENCE
+                ) as answer:
+                    async for piece in answer.pieces():
+                        begun = True
+                        yield piece
+            except PeerRefusedError as refused:
+                raise _refusal(refused) from refused
+            except _RETRYABLE as lost:
+                if begun:
+                    why = f"The source cannot be read at present: {lost}. Try again."
+                    raise S3Error("SlowDown", why) from lost
+                await search.missed(node, lost)
+            else:
+                return
+        with store_errors():
+            async with aclosing(self._local.read(ask)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _asked(self, ask: CopySourceRequest, door: str) -> bytes | None:
+        """What a node that holds it answers; None: this one holds it, by now. Raises S3Error."""
+        body, search = msgspec.msgpack.encode(ask), _ReplicaSearch(self._mesh, ask)
+        while (node := await search.holder()) is not None:
+            try:
+                async with self._peers.call(node, "POST", door, body=body, timeout=_SILENCE) as answer:
+                    return await answer.read()
+            except PeerRefusedError as refused:
+                raise _refusal(refused) from refused
+            except _RETRYABLE as lost:
+                await search.missed(node, lost)
+        return None
+
+
+class _ReplicaSearch:
+    """Who holds a source, by the map of each moment: a change that is completed moves all readers of a name
+    at once, this node among them."""
+
+    def __init__(self, mesh: ClusterView, ask: CopySourceRequest) -> None:
+        self._mesh, self._ask, self._rounds = mesh, ask, _ROUNDS
+        self._version = 0
+        self._missed: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<_Search of {self._ask.bucket}/{self._ask.key}, {self._rounds} rounds left>"
+
+    async def holder(self) -> Node | None:
+        """The next to be asked; None: this node. Raises S3Error SlowDown when nobody is left."""
+        while not self._mesh.is_reader(self._ask.bucket, self._ask.key):
+            self._version = self._mesh.map().version
+            for node in self._mesh.route(self._ask.bucket, self._ask.key).readers:
+                if self._missed.get(node.node_id, -1) < self._version:
+                    return node
+            if not self._rounds:
+                raise _no_replica_error(self._ask)
+            self._rounds -= 1
+            self._missed.clear()
+            await self._mesh.newer_than(self._version, _PAUSE)
+        return None
+
+    async def missed(self, node: Node, lost: Exception) -> None:
+        """It did not give it: by this map the others are asked first."""
+        self._missed[node.node_id] = self._version
+        if isinstance(lost, StaleMapError):
+            await self._mesh.newer_than(max(lost.version - 1, self._version), _PAUSE)
+        else:
+            await self._mesh.suspect(node.node_id, self._version)
+
+
+def _refusal(refused: PeerRefusedError) -> S3Error:
+    return S3Error(refused.code if refused.code in CODES else "SlowDown", refused.message)
+
+
+def _no_replica_error(ask: CopySourceRequest) -> S3Error:
+    return S3Error("SlowDown", f"No node that holds {ask.bucket}/{ask.key[:200]} answers; try again.")
+
+
+class RemoteSourceBody:
+    """`meshd.core.object_io.Body` over (a range of) a source that another node holds."""
+
+    def __init__(
+        self, far: RemoteCopySources, source: ops.CopySource, record: Record, offset: int, length: int
+    ) -> None:
+        self._ask = CopySourceRequest(
+            source.bucket, source.key, source.version, source.member, record.etag, offset, length
+        )
+        self._far, self._size = far, length
+        self._digest: BodyDigest | None = None
+
+    def __repr__(self) -> str:
+        return f"<FarBody of {self._size} bytes>"
+
+    @property
+    def size(self) -> int | None:
+        return self._size
+
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        verifier = BodyVerifier(digests, extra=also)
+        if self._size:
+            async with aclosing(self._far.pieces(self._ask)) as pieces:
+                async for piece in pieces:
+                    await asyncio.to_thread(verifier.update, piece)
+                    yield piece
+        self._digest = verifier.finish()
+
+    def digest(self) -> BodyDigest:
+        if self._digest is None or self._digest.size != self._size:
+            raise S3Error("IncompleteBody")
+        return self._digest
+
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
+        if self._size > limit:
+            raise S3Error("MaxMessageLengthExceeded")
+        return b"".join([piece async for piece in self.pieces(digests)])

@@ -1,0 +1,212 @@
+"""Peer read service: answers other nodes' reads of objects, listings, archive indexes and documents.
+
+It answers for what this node holds, says for which names it cannot answer, and never asks further nodes.
+The caller is a node of the mesh; the node that took the client's request checked permissions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from meshd.batches.blob_reader import stored_crc32c
+from meshd.batches.sample_stream import Blob, samples_body
+from meshd.core import peer_messages
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import SHARED_PREFIXES
+from meshd.core.remote_source import ObjectRange
+from meshd.peer_reads.listing import primary_page
+from meshd.store.errors import CorruptExtentError, StoreError
+from meshwire.frame.tensor_frame import FRAME_VERSION
+
+if TYPE_CHECKING:
+    from meshd.batches.sample_stream import StreamBody
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.core.api_errors import Code
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.parquet_files import ParquetFiles
+    from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+    from meshd.documents.inventory import DocumentInventory
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.integrity.verification import ExpiringVerifiedExtents
+    from meshd.store.records import Record
+
+_AT_A_TIME = 500
+_SOUND = ("up", "draining")
+PEER_READABLE_PREFIXES = (*SHARED_PREFIXES, "bad/")
+"""Documents other nodes may read."""
+
+
+class PeerReadService:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        mesh: ClusterView,
+        archives: ArchiveService,
+        catalog: DocumentStore,
+        lines: LineIndexer,
+        tfrecords: TfrecordIndexer,
+        parquets: ParquetFiles,
+        objects: RemoteObjects,
+        census: DocumentInventory,
+        proofs: ExpiringVerifiedExtents,
+    ) -> None:
+        self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
+        self._archives, self._catalog, self._lines = archives, catalog, lines
+        self._tfrecords, self._parquets, self._proofs = tfrecords, parquets, proofs
+
+    def __repr__(self) -> str:
+        return f"<Holdings of {self._mesh.node_id}>"
+
+    async def read(self, body: bytes) -> StreamBody:
+        """The stream of `wire.ReadAsk`. Raises msgspec.ValidationError."""
+        asked = peer_messages.decode_read_request(body)
+        errors: dict[str, tuple[str, str]] = {}
+        blobs = []
+        for number, part in enumerate(asked.parts):
+            try:
+                blob = await self._blob(*part)
+                lost = await self._proven(blob) if asked.proven else None
+                if lost is not None:
+                    errors[str(number)] = lost
+                    blob = Blob("", 0)
+                blobs.append(blob)
+            except BatchError as error:
+                errors[str(number)] = (error.code, error.message)
+                blobs.append(Blob("", 0))
+            except NotHereError as error:
+                errors[str(number)] = ("NotHere", str(error))
+                blobs.append(Blob("", 0))
+            if number % _AT_A_TIME == _AT_A_TIME - 1:
+                await asyncio.sleep(0)
+        metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
+        return samples_body(self._store, blobs, metadata, len(blobs), names=False, direct=not asked.proven)
+
+    async def _proven(self, blob: Blob) -> tuple[str, str] | None:
+        """What a blob's bytes are parts of is compared as a whole; whole extents are while they pass. Why
+        they cannot be given."""
+        record = blob.record
+        if record is None or stored_crc32c(record.extents, blob.offset, blob.length) is not None:
+            return None
+        try:
+            with self._store.reading(record, blob.offset, blob.length) as spans:
+                await self._proofs.now().require([span.part(0, 0) for span in spans])
+        except CorruptExtentError:
+            return "Unreadable", f"what {self._mesh.node_id} has of it is damaged"
+        except StoreError as error:  # moved by compaction at this moment; or its disk is lost
+            return "Busy", f"{self._mesh.node_id}: {error}"
+        return None
+
+    async def _blob(self, bucket: str, key: str, etag: str, size: int, offset: int, length: int) -> Blob:
+        if self._objects.backs(bucket):
+            self._require_reader(bucket, key)
+            data = await self._objects.own_part(ObjectRange(bucket, key, etag, size, offset, length))
+            return Blob(f"{bucket}/{key}", len(data), data=data)
+        record = self._held(bucket, key, etag)
+        if size not in (-1, record.size):
+            record = await self._archives.plain(bucket, key, record)
+        if size not in (-1, record.size) or offset < 0 or offset + max(length, 0) > record.size:
+            raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} has no {length} bytes at {offset}")
+        return Blob(f"{bucket}/{key}", record.size - offset if length < 0 else length, record, offset)
+
+    def _require_reader(self, bucket: str, key: str) -> None:
+        """Raises NotHereError."""
+        if not self._speaks_for(bucket, key):
+            raise NotHereError(f"{self._mesh.node_id} does not hold s3://{bucket}/{key}")
+
+    def _held(self, bucket: str, key: str, etag: str) -> Record:
+        """The record of exactly this content. Raises BatchError NoSuchKey, SnapshotChanged, NotHereError."""
+        record = self._store.get(bucket, key)
+        if record is not None and record.broken:
+            raise NotHereError(f"what {self._mesh.node_id} has of s3://{bucket}/{key} is damaged")
+        if record is not None and record.etag == etag:
+            return record
+        self._require_reader(bucket, key)
+        if record is None:
+            raise BatchError("NoSuchKey", f"s3://{bucket}/{key} is not there")
+        raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} was replaced")
+
+    def _speaks_for(self, bucket: str, key: str) -> bool:
+        """Whether what is not here is nowhere, by the map this node knows."""
+        readers = self._mesh.route(bucket, key).readers
+        return any(node.node_id == self._mesh.node_id for node in readers)
+
+    async def find(self, body: bytes) -> bytes:
+        """The answer to `wire.FindAsk`. Raises msgspec.ValidationError."""
+        records: list[peer_messages.RemoteRecord | None] = []
+        unknown: list[int] = []
+        names = peer_messages.decode_find_request(body).names
+        theirs = [name for name in names if self._objects.backs(name[0]) and self._speaks_for(*name)]
+        backed = dict(zip(theirs, await self._objects.many(theirs), strict=True)) if theirs else {}
+        for number, (bucket, key) in enumerate(names):
+            if not self._speaks_for(bucket, key):
+                unknown.append(number)
+                records.append(None)
+                continue
+            known = (bucket, key) in backed
+            records.append(
+                peer_messages.to_remote_record(backed[bucket, key] if known else self._store.get(bucket, key))
+            )
+        return peer_messages.encode(peer_messages.FindResponse(records, unknown))
+
+    def page(self, body: bytes) -> bytes:
+        """The answer to `wire.ListAsk`. Raises StaleMapError, msgspec.ValidationError."""
+        return peer_messages.encode(
+            primary_page(self._store, self._mesh, peer_messages.decode_list_request(body))
+        )
+
+    async def index(self, body: bytes) -> bytes:
+        """The answer to `wire.IndexAsk`. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy, and
+        NotHere's."""
+        asked = peer_messages.decode_index_request(body)
+        record = await self._indexable(asked.bucket, asked.key, asked.etag)
+        if asked.lines:
+            lines = await self._lines.index(asked.bucket, asked.key, record)
+            return await asyncio.to_thread(lines.to_bytes)
+        if asked.rows:
+            return (await self._parquets.rows(asked.bucket, asked.key, record)).document
+        if asked.features:
+            records = await self._tfrecords.index(asked.bucket, asked.key, record, asked.features)
+            return await asyncio.to_thread(records.to_bytes)
+        index = await self._archives.index(asked.bucket, asked.key, record)
+        return await asyncio.to_thread(index.to_bytes)
+
+    async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
+        """As `_held`; of a bucket with an origin, all of the object is brought here."""
+        if not self._objects.backs(bucket):
+            return self._held(bucket, key, etag)
+        self._require_reader(bucket, key)
+        record = await self._objects.find(bucket, key)
+        if record is None or record.etag != etag:
+            code: Code = "NoSuchKey" if record is None else "SnapshotChanged"
+            raise BatchError(code, f"s3://{bucket}/{key} is not there, or was replaced")
+        return record
+
+    def document(self, key: str) -> bytes | None:
+        """A document of the reserved bucket that other nodes may read, None when it is not here."""
+        return self._catalog.read(key) if key.startswith(PEER_READABLE_PREFIXES) else None
+
+    async def keep(self, key: str, document: bytes, *, again: bool = False) -> None:
+        """Keep a document that nodes share; `again`: written also where it is. Raises BatchError
+        BadRequest."""
+        if not key.startswith(SHARED_PREFIXES):
+            raise BatchError("BadRequest", f"{key[:80]!r} is no document that nodes share")
+        await self._catalog.write(key, document, once=not again)
+
+    async def kept(self, body: bytes) -> bytes:
+        """The answer to `wire.KeptAsk`. Raises BatchError BadRequest, msgspec.ValidationError."""
+        asked = peer_messages.decode_inventory_request(body)
+        if not asked.prefix.startswith(SHARED_PREFIXES):
+            raise BatchError("BadRequest", f"{asked.prefix[:80]!r} is nothing that nodes share")
+        rows, after = await asyncio.to_thread(self._census.page, asked.prefix, asked.after, asked.limit)
+        found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
+        return peer_messages.encode(peer_messages.InventoryResponse(found, after))
+
+
+class NotHereError(Exception):
+    """This node is none of those that hold the object."""

@@ -1,0 +1,460 @@
+"""Signed HTTP calls to other nodes over pooled connections.
+
+Law: a call is signed with SigV4 as `mesh-peer:NODE`, under a key that all nodes derive from the
+cluster's secret. A failed call raises one of three errors. No implicit retries: only the caller knows
+whether a request is idempotent. Use `call` for complete calls, `acquire_connection` to relay bytes
+directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from meshd.errors import MeshdError
+from meshd.rpc import checksummed_framing as framing
+from meshd.rpc.http_connection import HttpConnection, PeerUnreachableError
+from meshd.rpc.tcp_congestion import unpaced_socket
+from meshwire.s3.parse_request import RequestHead
+from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+    from meshd.rpc.http_connection import ResponseHead
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+
+_log = logging.getLogger("meshd.peers")
+PREFIX: Final = "/-/peer/"
+PEER_KEY: Final = "mesh-peer:"
+PURPOSE: Final = "peer calls"
+"""What the key of peer calls is derived from the mesh's secret for."""
+MAP_HEADER: Final = "x-mesh-map"
+FRAMED_HEADER: Final = "x-mesh-framed"
+POOL_HEADER: Final = "x-mesh-lane"
+"""Says that all calls on this connection are of one lane: it may be handed to whoever answers those."""
+REGION: Final = "mesh"
+SILENCE_TIMEOUT = 30.0  # seconds of silence
+_CONNECT = 3.0
+_MAX_IDLE = 128  # idle connections a node
+_IDLE_SECONDS = 20.0  # seconds for which an idle connection is used again; servers close theirs later
+_LOG_INTERVAL = 60.0  # seconds between two lines of the log about one certificate
+_BACKLOG = 1 << 20  # bytes of an answer that wait here for whoever reads it
+
+__all__ = ["PeerClient", "PeerRefusedError", "PeerResponse", "PeerUnreachableError", "StaleMapError"]
+
+
+class PeerRefusedError(MeshdError):
+    """A node answered with an error."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message or code)
+        self.status, self.code, self.message = status, code, message
+
+
+class StaleMapError(MeshdError):
+    """The two sides go by different maps: `version` is the one of the side that says so. Whoever has the
+    older one gets the newer (`Mesh.newer_than`) and routes again."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the other side goes by version {version} of the cluster map")
+        self.version = version
+
+
+def peer_secret(derived: bytes) -> str:
+    """The secret key peers sign with, of what was derived from the mesh's secret for PURPOSE."""
+    return derived.hex()
+
+
+class PeerResponse:
+    """One answer; its body is read once, by `read` or `pieces`. A body that was sent in pieces is checked."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self._loop = asyncio.get_running_loop()
+        self._head: asyncio.Future[ResponseHead] = self._loop.create_future()
+        self._go: asyncio.Future[bool] = self._loop.create_future()
+        self._queue: deque[bytes] = deque()
+        self._waiting = 0
+        self._news: asyncio.Future[None] | None = None
+        self._whole = False
+        self._error: PeerUnreachableError | None = None
+        self.wire: HttpConnection | None = None
+
+    def __repr__(self) -> str:
+        return f"<PeerAnswer {self.status}{', whole' if self._whole else ''}>"
+
+    async def read(self) -> bytes:
+        """The whole body. Raises PeerUnreachableError, PieceError."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises PeerUnreachableError, PieceError."""
+        if FRAMED_HEADER not in self.headers:
+            async for data in self._arriving():
+                yield data
+            return
+        frames = framing.FrameDecoder()
+        async for data in self._arriving():
+            for piece in frames.feed(data):
+                yield piece
+        frames.finish()
+
+    def close(self) -> None:
+        """Let go of the connection; one with an unread answer is ended."""
+        if not self._whole and self.wire is not None:
+            self.wire.abort()
+        self.wire = None
+
+    async def _arriving(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._queue:
+                data = self._queue.popleft()
+                self._waiting -= len(data)
+                if self._waiting <= _BACKLOG and self.wire is not None:
+                    self.wire.resume()
+                yield data
+            if self._error is not None:
+                raise self._error
+            if self._whole:
+                return
+            self._news = self._loop.create_future()
+            await self._news
+
+    # what its connection tells it
+
+    def continued(self) -> None:
+        if not self._go.done():
+            self._go.set_result(True)
+
+    def begun(self, head: ResponseHead) -> None:
+        self.status, self.headers = head.status, head.headers
+        if not self._go.done():
+            self._go.set_result(False)
+        if not self._head.done():
+            self._head.set_result(head)
+
+    def came(self, data: bytes) -> None:
+        self._queue.append(data)
+        self._waiting += len(data)
+        if self._waiting > _BACKLOG and self.wire is not None and self.wire.left != 0:
+            self.wire.pause()
+        self._tell()
+
+    def ended(self) -> None:
+        self._whole = True
+        self._tell()
+
+    def broke(self, error: PeerUnreachableError) -> None:
+        self._error = error
+        if not self._go.done():
+            self._go.set_result(False)
+        if not self._head.done():
+            self._head.set_exception(error)
+            self._head.exception()  # whoever waits for it is told; nobody may be waiting any more
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # what the call asks it
+
+    async def head(self) -> ResponseHead:
+        return await self._head
+
+    async def wanted(self) -> bool:
+        """Whether the body is to be sent; False: an answer came first, or the end."""
+        return await self._go
+
+    @property
+    def beginning(self) -> asyncio.Future[ResponseHead]:
+        """Done when the answer has begun, or will not."""
+        return self._head
+
+
+class PeerClient:
+    """Calls to other nodes; one a process. `derive` gives keys of the mesh's secret (`NodeSecret.derive`),
+    `map_version` the version of the cluster map this process goes by. `ca` is a file of certificates that
+    vouch for nodes with an https endpoint, beside those the machine trusts; read again when it changes."""
+
+    def __init__(
+        self,
+        node_id: str,
+        derive: Callable[[str], bytes],
+        clock: Clock,
+        map_version: Callable[[], int] = lambda: 0,
+        *,
+        ca: Path | None = None,
+    ) -> None:
+        self.node_id, self._derive, self._clock = node_id, derive, clock
+        self._map_version, self._ca = map_version, ca
+        self._idle: dict[tuple[str, str], deque[HttpConnection]] = {}
+        self._open: set[HttpConnection] = set()
+        self._credential: Credential | None = None
+        self._told: dict[str, float] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._ca_seen: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Peers of {self.node_id}, {len(self._open)} connections>"
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        for wire in list(self._open):
+            wire.abort()
+        self._open.clear()
+        self._idle.clear()
+
+    @asynccontextmanager
+    async def call(
+        self,
+        node: Node,
+        method: str,
+        target: str,
+        *,
+        body: bytes | AsyncIterable[bytes] = b"",
+        timeout: float = SILENCE_TIMEOUT,  # noqa: ASYNC109  of silence, not of the call
+        lane: str = "",
+    ) -> AsyncGenerator[PeerResponse, None]:
+        """`async with peers.call(node, "POST", "/-/peer/…", body=…) as answer`: the answer's head is here,
+        its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence. Calls
+        of a `lane` share their connections with each other only.
+
+        A body that is an iterable is sent when the peer asks for it: one that refuses costs no bytes. An
+        answer may begin before the body's end, which is sent while the answer is read. Raises
+        PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421), and whatever
+        making the body raises.
+        """
+        answer = PeerResponse()
+        sending: asyncio.Future[None] | None = None
+        try:
+            whole = framing.frame_body(body) if isinstance(body, bytes) else None
+            wire = await self._ask(answer, node, method, target, whole, timeout, lane)
+            if not isinstance(body, bytes) and await answer.wanted():
+                sending = asyncio.ensure_future(_send(answer, wire, body))
+                await _either(sending, answer)
+            await answer.head()
+            if answer.status >= 400:
+                raise await _refusal(answer)
+            yield answer
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            answer.close()
+
+    async def wire(self, node: Node, patience: float = _CONNECT, lane: str = "") -> HttpConnection:
+        """A connection to a node: an idle one, or a new one. Raises PeerUnreachableError."""
+        wire = self.idle(node, lane)
+        if wire is not None:
+            return wire
+        endpoint = node.endpoint
+        try:
+            async with asyncio.timeout(patience):
+                wire = await self._connect(
+                    endpoint,
+                    lambda: HttpConnection(node.node_id, lambda free: self._keep((endpoint, lane), free)),
+                )
+        except (OSError, TimeoutError) as error:
+            why = self._why(node, error)
+            raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
+        if len(self._open) > 4 * _MAX_IDLE:
+            self._open = {wire for wire in self._open if not wire.closed}
+        self._open.add(wire)
+        return wire
+
+    def _why(self, node: Node, error: OSError) -> str:
+        """In words; a certificate that is refused stays so until somebody does something: it is logged."""
+        if isinstance(error, TimeoutError):
+            return "it does not answer"
+        if not isinstance(error, ssl.SSLCertVerificationError):
+            return str(error)
+        why, now = _refused(error), self._clock.monotonic()
+        if now - self._told.get(node.node_id, -_LOG_INTERVAL) >= _LOG_INTERVAL:
+            self._told[node.node_id] = now
+            _log.warning("another node is not believed", extra={"node": node.node_id, "why": why})
+        return why
+
+    async def refuses(self, node: Node, patience: float = _CONNECT) -> str:
+        """Why another node's certificate is not believed here; "" where it is, where there is none, and
+        where the node does not answer."""
+        where = urlsplit(node.endpoint)
+        if where.scheme != "https":
+            return ""
+        try:
+            async with asyncio.timeout(patience):
+                _, writer = await asyncio.open_connection(
+                    where.hostname, where.port or 443, ssl=self._context()
+                )
+        except ssl.SSLCertVerificationError as error:
+            return self._why(node, error)
+        except (OSError, TimeoutError):
+            return ""
+        writer.transport.abort()
+        return ""
+
+    async def _connect(self, endpoint: str, protocol: Callable[[], HttpConnection]) -> HttpConnection:
+        """Raises OSError."""
+        where, loop = urlsplit(endpoint), asyncio.get_running_loop()
+        tls = self._context() if where.scheme == "https" else None
+        host, port = where.hostname or "", where.port or (443 if tls else 80)
+        own = unpaced_socket(host)
+        if own is None:
+            _, wire = await loop.create_connection(protocol, host, port, ssl=tls)
+            return wire
+        try:
+            await loop.sock_connect(own, (host, port))
+            name = host if tls else None
+            _, wire = await loop.create_connection(protocol, sock=own, ssl=tls, server_hostname=name)
+        except BaseException:
+            own.close()
+            raise
+        return wire
+
+    def idle(self, node: Node, lane: str = "") -> HttpConnection | None:
+        """A connection to a node that is free at this moment, or None."""
+        kept = self._idle.get((node.endpoint, lane))
+        if not kept:
+            return None
+        now = asyncio.get_running_loop().time()
+        while kept:
+            wire = kept.pop()
+            if not wire.closed and now - wire.touched < _IDLE_SECONDS:
+                return wire
+            self._open.discard(wire)
+            wire.abort()
+        return None
+
+    def _keep(self, where: tuple[str, str], wire: HttpConnection) -> None:
+        kept = self._idle.setdefault(where, deque())
+        kept.append(wire)
+        if len(kept) > _MAX_IDLE:
+            oldest = kept.popleft()
+            self._open.discard(oldest)
+            oldest.abort()
+
+    async def _ask(
+        self,
+        answer: PeerResponse,
+        node: Node,
+        method: str,
+        target: str,
+        whole: bytes | None,
+        patience: float,
+        lane: str,
+    ) -> HttpConnection:
+        """Send all but a body that is still to be made."""
+        head = self._head(node, method, target, None if whole is None else len(whole), lane)
+        wire = answer.wire = await self.wire(node, min(patience, _CONNECT), lane)
+        if whole is not None and method not in ("GET", "HEAD"):
+            head += whole
+        wire.start(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
+        return wire
+
+    def _head(self, node: Node, method: str, target: str, length: int | None, lane: str) -> bytes:
+        path, _, query = target.partition("?")
+        headers = {"host": urlsplit(node.endpoint).netloc, MAP_HEADER: str(self._map_version())}
+        headers |= {POOL_HEADER: lane} if lane else {}
+        if self._credential is None:
+            self._credential = Credential(PEER_KEY + self.node_id, peer_secret(self._derive(PURPOSE)))
+        headers |= sign(
+            RequestHead(method, path, query, headers),
+            self._credential,
+            region=REGION,
+            timestamp=self._clock.now_ms() // 1000,
+            payload_hash=UNSIGNED_PAYLOAD,
+        )
+        if length is None:
+            headers |= {"transfer-encoding": "chunked", "expect": "100-continue"}
+        elif method not in ("GET", "HEAD"):
+            headers["content-length"] = str(length)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
+
+    def _context(self) -> ssl.SSLContext:
+        seen = _seen(self._ca)
+        if self._tls is None or seen != self._ca_seen:
+            found = ssl.create_default_context()
+            try:
+                if self._ca is not None and seen is not None:
+                    found.load_verify_locations(self._ca)
+            except ssl.SSLError as error:  # being written: it is read again when it changes
+                _log.warning("peer-ca vouches for nobody", extra={"file": str(self._ca), "why": str(error)})
+            self._tls, self._ca_seen = found, seen
+        return self._tls
+
+
+def _refused(error: ssl.SSLCertVerificationError) -> str:
+    return (
+        f"its certificate is refused ({error.verify_message}): renew it, give it the name that nodes call it "
+        "by (--advertise), or have --peer-ca vouch for it"
+    )
+
+
+def _seen(ca: Path | None) -> tuple[int, int] | None:
+    """What tells a file that has changed; None: nobody is in it."""
+    if ca is None:
+        return None
+    try:
+        found = ca.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size) if found.st_size else None
+
+
+async def _either(sending: asyncio.Future[None], answer: PeerResponse) -> None:
+    """Until the answer begins, or all is sent. Raises what making the body raised."""
+    await asyncio.wait((sending, answer.beginning), return_when=asyncio.FIRST_COMPLETED)
+    if sending.done():
+        sending.result()
+
+
+async def _send(answer: PeerResponse, wire: HttpConnection, body: AsyncIterable[bytes]) -> None:
+    """The body in pieces, each a chunk of HTTP. One that cannot be made ends the connection."""
+    wire.sending = True
+    try:
+        await _send_pieces(wire, body)
+    except PeerUnreachableError:
+        if not answer.beginning.done():
+            raise
+    except Exception as error:
+        answer.broke(PeerUnreachableError(f"the body of a call could not be made: {error}", begun=True))
+        wire.abort()
+        raise
+
+
+async def _send_pieces(wire: HttpConnection, body: AsyncIterable[bytes]) -> None:
+    async for data in body:
+        with memoryview(data) as view:
+            for start in range(0, len(view), framing.MAX_PIECE_BYTES):
+                piece = view[start : start + framing.MAX_PIECE_BYTES]
+                announced = framing.piece_header(piece)
+                wire.send(b"%x\r\n%b" % (len(piece) + len(announced), announced))
+                wire.send(bytes(piece))
+                wire.send(b"\r\n")
+        await wire.drained()
+    wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
+    wire.sent_all()
+
+
+async def _refusal(answer: PeerResponse) -> MeshdError:
+    if answer.status == 421:
+        version = answer.headers.get(MAP_HEADER, "")
+        return StaleMapError(int(version) if version.isdigit() else 0)
+    body = await answer.read()
+    try:
+        error = msgspec.json.decode(body)["error"]
+        return PeerRefusedError(answer.status, str(error["code"]), str(error["message"]))
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return PeerRefusedError(answer.status, "", f"the node answered {answer.status}")

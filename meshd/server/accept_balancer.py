@@ -1,0 +1,179 @@
+"""Distributes new connections: the worker with the fewest connections accepts.
+
+Law: all workers listen on one socket. A worker that sees another worker with fewer connections waits a
+moment before it accepts. Each worker writes only its own count in shared memory. Invariant: connections
+spread evenly over the workers in any arrival pattern, and no connection waits for a busy worker. TLS
+handshakes that stall are bounded; a new one evicts the oldest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import mmap
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from meshd.rpc.tcp_congestion import disable_pacing, restore_pacing
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from meshd.server.connection import MeshServer
+
+_LOOK, _LOOKS = 0.002, 5  # seconds, and how often: so long a connection is left to a worker that has fewer
+_TURN = 4  # connections taken before they, and others of this loop, get their turn
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_HANDSHAKES_SHARE = 8  # of the connections a worker may have, how many may be in their TLS handshake
+_RESPITE = 0.5  # seconds until the next try when the system has no room
+_QUEUED = 4096  # connections that are taken at the end, at most
+_ARRIVAL = 1.0  # seconds they get to be there
+_AWAY = 1 << 40
+_log = logging.getLogger("meshd.web")
+
+
+class ConnectionCounts:
+    """How many connections each worker has, in memory that all share. Make it before they are forked."""
+
+    def __init__(self, workers: int) -> None:
+        self._counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
+
+    def __repr__(self) -> str:
+        return f"<Tally {list(self._counts)}>"
+
+    def tell(self, worker: int, count: int) -> None:
+        """The worker's own word."""
+        self._counts[worker] = count
+
+    def leave(self, worker: int) -> None:
+        """The worker takes no more."""
+        self._counts[worker] = _AWAY
+
+    def is_fewest(self, worker: int) -> bool:
+        """Whether no worker has fewer."""
+        return self._counts[worker] <= min(self._counts)
+
+
+class Acceptor:
+    """Takes connections from the common socket for one worker, as `options` say (TLS). `close` it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        server: MeshServer,
+        tally: ConnectionCounts,
+        worker: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._listener, self._server, self._tally, self._worker = listener, server, tally, worker
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._tasks = BackgroundTasks("connections")
+        self._coming: dict[socket.socket, asyncio.Task[None]] = {}
+        self._most_coming = max(16, server.guard.limit // _HANDSHAKES_SHARE)
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks = 0
+        listener.setblocking(False)
+        disable_pacing(listener)
+        server.when_lost = self._tell
+        self._tell()
+        self._watch()
+
+    def __repr__(self) -> str:
+        return f"<Porter of worker {self._worker}, {self._tally!r}>"
+
+    def close(self) -> None:
+        """Take no more than those that are connected already: closing the last listener would reset them.
+        Those that are taken stay. Idempotent."""
+        for _ in range(_QUEUED if self._listener.fileno() >= 0 else 0):
+            if not self._take():
+                break
+        self._server.when_lost = None
+        self._tally.leave(self._worker)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    async def settled(self) -> None:
+        """Returns when those that were taken last are the server's, or show no sign of it."""
+        if self._coming:
+            await asyncio.wait(self._coming.values(), timeout=_ARRIVAL)
+
+    def _tell(self) -> None:
+        self._tally.tell(self._worker, self._server.open_ones + len(self._coming))
+
+    def _watch(self) -> None:
+        self._timer, self._looks = None, 0
+        self._loop.add_reader(self._listener, self._knock)
+
+    def _later(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self._look_again)
+
+    def _knock(self) -> None:
+        """Somebody is at the door."""
+        for _ in range(_TURN):
+            if not self._tally.is_fewest(self._worker):
+                self._later(_LOOK)
+                return
+            if not self._take():
+                return
+
+    def _look_again(self) -> None:
+        """Wait on while others have fewer, but not for ever: they may be busy, or gone."""
+        self._looks += 1
+        waited = self._looks >= _LOOKS
+        if waited or self._tally.is_fewest(self._worker):
+            self._watch()
+            if waited:
+                self._take()
+        else:
+            self._later(_LOOK)
+
+    def _take(self) -> bool:
+        """Take one, if it is still there."""
+        try:
+            client, address = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError as error:
+            if error.errno in _SHORT_OF:
+                self._wait_for_room(error)
+            else:  # that client's own trouble (accept(2)): the next one may have none
+                _log.warning("a connection was not taken", extra={"why": error.strerror})
+            return False
+        client.setblocking(False)
+        restore_pacing(client, address)
+        task = self._coming[client] = self._tasks.spawn(self._welcome(client), "welcome")
+        task.add_done_callback(partial(self._arrived, client))
+        self._tell()
+        if len(self._coming) > self._most_coming:
+            metrics.http_turned_away.labels("slow handshake").inc()
+            self._coming.pop(next(iter(self._coming))).cancel()
+        return True
+
+    def _wait_for_room(self, error: OSError) -> None:
+        """Idle connections hold descriptors that a new one needs; without any, the system is asked again."""
+        made = self._server.guard.make_room()
+        level = logging.WARNING if made else logging.ERROR
+        _log.log(level, "no room for another connection", extra={"why": error.strerror})
+        self._later(_LOOK if made else _RESPITE)
+
+    async def _welcome(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._server, client, **self._options)
+        except (OSError, TimeoutError):  # it went away, or no handshake came about
+            client.close()
+
+    def _arrived(self, client: socket.socket, task: asyncio.Task[None]) -> None:
+        self._coming.pop(client, None)
+        if task.cancelled():
+            client.close()
+        if self._server.when_lost is not None:
+            self._tell()

@@ -1,0 +1,364 @@
+"""Admin API over signed JSON: users, keys, policies, log level; `/-/sts` and `/-/whoami`.
+
+Law: parse, call the service, answer. Only root may call `/-/admin/`; every signed caller may call the
+other two. Every error is `{"error": {code, message, request_id, detail, help}}`. Unknown query
+parameters and fields are refused, because a typing error must not widen anybody's rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from meshd.auth.identities.admin_responses import MAX_PAGE, AdminError, iso_time
+from meshd.auth.identities.sts_sessions import SessionRequest
+from meshd.auth.identities.users import KeyChange, NewKey, NewUser, UserChange
+from meshd.control.control_api import ControlError
+from meshd.server.api.log_level import LevelDuration
+from meshd.server.http_server import HttpRoute
+from meshd.server.response import Reply
+from meshwire.sigv4.parse_authorization import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.auth.identities.admin_responses import Code, Page
+    from meshd.auth.identities.named_policies import PolicyAdmin
+    from meshd.auth.identities.sts_sessions import CredentialService, SessionRevocation
+    from meshd.auth.identities.users import IdentityAdmin
+    from meshd.server.api.log_level import LogLevelService
+    from meshd.server.request import MeshRequest
+    from meshd.server.response import Header
+    from meshd.util.clock import Clock
+
+
+STATUS: Mapping[Code, int] = {
+    "BadRequest": 400,
+    "InvalidPolicy": 400,
+    "AccessDenied": 403,
+    "NoSuchUser": 404,
+    "NoSuchAccessKey": 404,
+    "NoSuchPolicy": 404,
+    "NotFound": 404,
+    "MethodNotAllowed": 405,
+    "UserExists": 409,
+    "AccessKeyExists": 409,
+    "UserOwnsBuckets": 409,
+    "PolicyInUse": 409,
+    "NotChangeableHere": 409,
+    "NoSuchNode": 404,
+    "NotNow": 409,
+    "Unavailable": 503,
+}
+_PREFIX = "/-/admin/"
+_LIMIT = 100
+
+T = TypeVar("T")
+Query = Mapping[str, str]
+ActionResult = tuple[int, object]
+Action = Callable[["MeshRequest", tuple[str, ...], Query], Awaitable[ActionResult]]
+
+
+class AdminEndpoint:
+    """One a worker; holds no state of its own."""
+
+    def __init__(
+        self,
+        identities: IdentityAdmin,
+        policies: PolicyAdmin,
+        revoking: SessionRevocation,
+        loudness: LogLevelService,
+        clock: Clock,
+    ) -> None:
+        self._identities, self._policies, self._clock = identities, policies, clock
+        self._revoking, self._loudness = revoking, loudness
+        # (method, path where * is one name, query parameters)
+        self._table: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]] = {
+            ("GET", "users"): (self._list_users, ("after", "limit")),
+            ("POST", "users"): (self._add_user, ()),
+            ("GET", "users/*"): (self._user, ()),
+            ("PATCH", "users/*"): (self._change_user, ()),
+            ("DELETE", "users/*"): (self._remove_user, ("force",)),
+            ("PUT", "users/*/policies/*"): (self._attach_to_user, ()),
+            ("DELETE", "users/*/policies/*"): (self._detach_from_user, ()),
+            ("DELETE", "users/*/sessions"): (self._revoke_of_user, ("before",)),
+            ("GET", "keys"): (self._list_keys, ("after", "limit", "user")),
+            ("POST", "keys"): (self._add_key, ()),
+            ("GET", "keys/*"): (self._key, ()),
+            ("PATCH", "keys/*"): (self._change_key, ()),
+            ("DELETE", "keys/*"): (self._remove_key, ()),
+            ("PUT", "keys/*/policies/*"): (self._attach_to_key, ()),
+            ("DELETE", "keys/*/policies/*"): (self._detach_from_key, ()),
+            ("DELETE", "keys/*/sessions"): (self._revoke_of_key, ("before",)),
+            ("GET", "policies"): (self._list_policies, ("after", "limit")),
+            ("GET", "policies/*"): (self._policy, ()),
+            ("PUT", "policies/*"): (self._put_policy, ()),
+            ("DELETE", "policies/*"): (self._remove_policy, ("force",)),
+            ("GET", "log-level"): (self._level, ()),
+            ("PUT", "log-level/*"): (self._change_level, ()),
+            ("DELETE", "log-level"): (self._reset_level, ()),
+        }
+
+    def __repr__(self) -> str:
+        return "<AdminEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        """All of them signed."""
+        methods = sorted({method for method, _ in self._table})
+        return [HttpRoute(method, _PREFIX, self._administer) for method in methods]
+
+    async def _administer(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        try:
+            check_root(identity)
+            check_fully_signed(request)
+            action, names, query = self._find(request)
+            status, document = await action(request, names, query)
+        except AdminError as error:
+            return admin_error_reply(request, error, self._now())
+        except ControlError as error:
+            return admin_error_reply(request, AdminError("Unavailable", str(error)), self._now())
+        return json_reply(status, document, self._now())
+
+    def _find(self, request: MeshRequest) -> tuple[Action, tuple[str, ...], Query]:
+        path, _, raw_query = request.raw_path.partition("?")
+        parts = [unquote(part) for part in path.removeprefix(_PREFIX).rstrip("/").split("/")]
+        place = "/".join("*" if number % 2 else part for number, part in enumerate(parts))
+        found = self._table.get((request.method, place))
+        if found is None:
+            methods = [method for method, other in self._table if other == place]
+            if methods:
+                raise AdminError("MethodNotAllowed", f"{path[:200]} takes {', '.join(methods)}")
+            raise AdminError(
+                "NotFound", f"there is nothing at {path[:200]}", help="docs/access.md has the paths"
+            )
+        action, known = found
+        return action, tuple(parts[1::2]), _query(raw_query, known)
+
+    # --- users --------------------------------------------------------------------------------------
+
+    async def _list_users(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, _listed("users", self._identities.list_users(query.get("after", ""), _limit(query)))
+
+    async def _add_user(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 201, await self._identities.add_user(await _read(request, NewUser))
+
+    async def _user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, self._identities.user(names[0])
+
+    async def _change_user(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, await self._identities.change_user(names[0], await _read(request, UserChange))
+
+    async def _remove_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._identities.remove_user(names[0], force=_flag(query, "force"))
+        return 200, {"removed": names[0]}
+
+    async def _attach_to_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._policies.attach_to_user(*names)
+        return 200, self._identities.user(names[0])
+
+    async def _detach_from_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._policies.detach_from_user(*names)
+        return 200, self._identities.user(names[0])
+
+    async def _revoke_of_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, await self._revoking.of_user(names[0], query.get("before", ""))
+
+    # --- keys ---------------------------------------------------------------------------------------
+
+    async def _list_keys(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        found = self._identities.list_keys(query.get("user", ""), query.get("after", ""), _limit(query))
+        return 200, _listed("keys", found)
+
+    async def _add_key(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 201, await self._identities.add_key(await _read(request, NewKey))
+
+    async def _key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, self._identities.key(names[0])
+
+    async def _change_key(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, await self._identities.change_key(names[0], await _read(request, KeyChange))
+
+    async def _remove_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._identities.remove_key(names[0])
+        return 200, {"removed": names[0]}
+
+    async def _attach_to_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._policies.attach_to_key(*names)
+        return 200, self._identities.key(names[0])
+
+    async def _detach_from_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._policies.detach_from_key(*names)
+        return 200, self._identities.key(names[0])
+
+    async def _revoke_of_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, await self._revoking.of_key(names[0], query.get("before", ""))
+
+    # --- policies -----------------------------------------------------------------------------------
+
+    async def _list_policies(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, _listed("policies", self._policies.list_policies(query.get("after", ""), _limit(query)))
+
+    async def _policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, self._policies.policy(names[0])
+
+    async def _put_policy(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        shown, made = await self._policies.put(names[0], await request.read())
+        return 201 if made else 200, shown
+
+    async def _remove_policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        await self._policies.remove(names[0], force=_flag(query, "force"))
+        return 200, {"removed": names[0]}
+
+    # --- this node ----------------------------------------------------------------------------------
+
+    async def _level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, self._loudness.shown()
+
+    async def _change_level(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, self._loudness.change(names[0], await _read(request, LevelDuration))
+
+    async def _reset_level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
+        return 200, self._loudness.reset()
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000
+
+
+def check_root(identity: Identity) -> None:
+    if not identity.root or identity.session is not None:
+        what = "temporary credentials cannot" if identity.session else "only root may"
+        raise AdminError("AccessDenied", f"{what} administer", help="sign with the node's root keys")
+
+
+def check_fully_signed(request: MeshRequest) -> None:
+    """Raise AdminError unless the signature is in the headers and covers query and body: a presigned URL may
+    be passed on, and into a request of version 2 more can be written.
+    """
+    claim = request.signer.claim if request.signer else None
+    if not isinstance(claim, Claim) or claim.presigned:
+        raise AdminError(
+            "AccessDenied", "presigned URLs are not taken here; sign the headers, with version 4"
+        )
+    if request.body_exists and claim.payload_hash in (UNSIGNED_PAYLOAD, *STREAMING_PAYLOADS):
+        raise AdminError("AccessDenied", "sign the body too: x-amz-content-sha256 must be its digest")
+
+
+def json_reply(status: int, document: object, now: int) -> Reply:
+    """A JSON answer that no cache keeps: it may hold a secret."""
+    body = msgspec.json.encode(document)
+    headers: list[Header] = [
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    return Reply(status, headers, body, now)
+
+
+def admin_error_reply(request: MeshRequest, error: AdminError, now: int) -> Reply:
+    """`error` in the native protocol's shape."""
+    request.trace.code = error.code
+    document = {
+        "code": error.code,
+        "message": error.message,
+        "request_id": request.trace.request_id,
+        "detail": error.detail,
+        "help": error.help,
+    }
+    return json_reply(STATUS[error.code], {"error": document}, now)
+
+
+async def read_document(request: MeshRequest, kind: type[T]) -> T:
+    """The request's JSON body. Raises AdminError BadRequest, which names the place and quotes no value."""
+    body = await request.read()
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AdminError("BadRequest", f"the body does not fit: {error}") from None
+
+
+_read = read_document
+
+
+def _listed(name: str, found: Page) -> dict[str, Any]:
+    return {name: found.items, "next": found.next}
+
+
+def _query(raw: str, known: tuple[str, ...]) -> Query:
+    pairs = [pair for pair in parse_qsl(raw, keep_blank_values=True) if not pair[0].startswith("X-Amz-")]
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise AdminError("BadRequest", "a query parameter stands twice")
+    for name in query:
+        if name not in known:
+            raise AdminError(
+                "BadRequest",
+                f"unknown query parameter {name[:80]!r}; known here: {', '.join(known) or 'none'}",
+            )
+    return query
+
+
+def _limit(query: Query) -> int:
+    text = query.get("limit", str(_LIMIT))
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_PAGE):
+        raise AdminError("BadRequest", f"limit must be a number from 1 to {MAX_PAGE}")
+    return int(text)
+
+
+def _flag(query: Query, name: str) -> bool:
+    text = query.get(name, "false")
+    if text not in ("true", "false"):
+        raise AdminError("BadRequest", f"{name} must be true or false")
+    return text == "true"
+
+
+class StsEndpoint:
+    """One a worker; holds no state of its own."""
+
+    def __init__(self, sessions: CredentialService, clock: Clock) -> None:
+        self._sessions, self._clock = sessions, clock
+
+    def __repr__(self) -> str:
+        return "<SessionEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        """Both of them signed."""
+        return [
+            HttpRoute("POST", "/-/sts", self._sts),
+            HttpRoute("GET", "/-/whoami", self._whoami),
+        ]
+
+    async def _sts(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        try:
+            check_fully_signed(request)
+            wanted = await read_document(request, SessionRequest)
+            document = self._sessions.make(identity, wanted)
+        except AdminError as error:
+            return admin_error_reply(request, error, self._now())
+        return json_reply(200, document, self._now())
+
+    async def _whoami(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        if request.method == "HEAD":
+            return admin_error_reply(request, AdminError("MethodNotAllowed", "use GET"), self._now())
+        session = identity.session
+        document = {
+            "user_id": identity.user_id,
+            "display_name": identity.display_name,
+            "access_key": identity.access_key,
+            "root": identity.root,
+            "bound": bool(identity.bounds),
+            "temporary": session is not None,
+        }
+        if session is not None:
+            document |= {
+                "name": session.name,
+                "made_with": session.parent,
+                "expiration": iso_time(session.expires * 1000),
+            }
+        return json_reply(200, document, self._now())
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000

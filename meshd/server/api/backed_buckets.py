@@ -1,0 +1,131 @@
+"""Bucket API: buckets with origins or their own replication factor (`/-/buckets`), and cache residency.
+
+Law: parse, call the service, answer JSON. Root only: an origin is a location that this node reads with
+its own credentials. `DELETE /-/residence/BUCKET` evicts only what is cached from an origin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import msgspec
+
+from meshd.core.api_errors import BatchError
+from meshd.server.api.batches import parse_query
+from meshd.server.http_server import HttpRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.objects.buckets.replication_factor import ReplicationFactors
+    from meshd.origins.admin import BackedAdmin
+    from meshd.origins.cache.residency import CacheResidency
+    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.request import MeshRequest
+
+
+_BUCKETS_PREFIX = "/-/buckets/"
+
+
+def backed_bucket_routes(
+    admin: BackedAdmin, counts: ReplicationFactors
+) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+    """The endpoint's routes, once the native protocol is there."""
+    return lambda native: BackedBucketEndpoint(admin, counts, native).routes()
+
+
+class BackedBucketEndpoint:
+    """One a worker."""
+
+    def __init__(self, admin: BackedAdmin, counts: ReplicationFactors, native: BatchEndpoint) -> None:
+        self._admin, self._counts, self._native = admin, counts, native
+
+    def __repr__(self) -> str:
+        return "<OriginEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        guarded = self._native.guarded
+        return [
+            HttpRoute("GET", "/-/buckets", guarded(self.list_all)),
+            HttpRoute("GET", _BUCKETS_PREFIX, guarded(self.show)),
+            HttpRoute("PUT", _BUCKETS_PREFIX, guarded(self.create)),
+            HttpRoute("PATCH", _BUCKETS_PREFIX, guarded(self.change)),
+        ]
+
+    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        found = [*self._admin.list_all(identity), *self._counts.list_all(identity)]
+        return self._native.json({"buckets": sorted(found, key=lambda bucket: bucket["name"])})
+
+    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        name = _bucket_name(request)
+        owner = self._admin if self._counts.is_backed(name) else self._counts
+        return self._native.json(owner.show(identity, name))
+
+    async def create(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        document = _document(await request.read())
+        owner = self._admin if "url" in document else self._counts
+        return self._native.json(await owner.create(identity, _bucket_name(request), document))
+
+    async def change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        document = _document(await request.read())
+        owner = self._counts if "copies" in document else self._admin
+        return self._native.json(await owner.change(identity, _bucket_name(request), document))
+
+
+def _bucket_name(request: MeshRequest) -> str:
+    return unquote(request.raw_path.partition("?")[0].removeprefix(_BUCKETS_PREFIX))
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise BatchError("BadRequest", f"the body must be a JSON object: {error}") from None
+
+
+_RESIDENCE_PREFIX = "/-/residence/"
+
+
+def cache_residency_routes(residence: CacheResidency) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+    """The endpoint's routes, once the native protocol is there."""
+    return lambda native: CacheResidencyEndpoint(residence, native).routes()
+
+
+class CacheResidencyEndpoint:
+    """One a worker."""
+
+    def __init__(self, residence: CacheResidency, native: BatchEndpoint) -> None:
+        self._residence, self._native = residence, native
+
+    def __repr__(self) -> str:
+        return "<ResidenceEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        guarded = self._native.guarded
+        return [
+            HttpRoute("GET", _RESIDENCE_PREFIX, guarded(self.count)),
+            HttpRoute("DELETE", _RESIDENCE_PREFIX, guarded(self.evict)),
+        ]
+
+    async def count(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?prefix=PREFIX`; without a bucket: of the whole node."""
+        if not _resident_bucket(request):
+            return self._native.json(await self._residence.node(identity))
+        prefix = parse_query(request, ("prefix",)).get("prefix", "")
+        return self._native.json(await self._residence.count(identity, _resident_bucket(request), prefix))
+
+    async def evict(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        prefix = parse_query(request, ("prefix",)).get("prefix", "")
+        return self._native.json(await self._residence.evict(identity, _resident_bucket(request), prefix))
+
+
+def _resident_bucket(request: MeshRequest) -> str:
+    return unquote(request.raw_path.partition("?")[0].removeprefix(_RESIDENCE_PREFIX))

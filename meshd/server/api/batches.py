@@ -1,0 +1,447 @@
+"""Batch API: snapshots, plans, frames, gather and views. JSON in; JSON or one body with Content-Length out.
+
+Law: parse, call the service, send. Every error is `{"error": {code, message, request_id, detail,
+help}}`. Unknown query parameters are refused, because a typing error must not change which rows are
+returned.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from meshd.auth.authorizer import NO_CONTEXT, Caller
+from meshd.batches.sample_stream import UnreadableError
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.frame_address import FrameAddress
+from meshd.server.http_server import HttpRoute
+from meshd.server.proxy.hop_headers import map_headers
+from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
+from meshd.server.sendfile import ResponseWriter, send_spans
+from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
+from meshd.store.records import Span
+from meshd.telemetry import metrics
+from meshd.util.admission import Admission, AdmissionRejectedError
+from meshwire.dataset import build_snapshot
+from meshwire.frame import tensor_frame
+from meshwire.http_values import mesh_headers
+from meshwire.http_values.mesh_headers import (
+    HANDOVER_TICKET_HEADER,
+    LOADER_REPORT_HEADER,
+    ServerTiming,
+    parse_report,
+)
+from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
+from meshwire.strict_json import PlanError, checked_choice, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.batches.gather import GatherService
+    from meshd.batches.sample_stream import StreamBody
+    from meshd.batches.service import BatchService
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.core.api_errors import Code
+    from meshd.core.frame_address import Frame
+    from meshd.datasets.service import DatasetService
+    from meshd.server.local_handover import LocalFrameService
+    from meshd.server.request import MeshRequest
+    from meshd.server.request_trace import RequestTrace
+    from meshd.server.response import Header
+    from meshd.util.clock import Clock
+    from meshd.views.definitions import ViewDefinitions
+
+_log = logging.getLogger(__name__)
+STATUS: Mapping[Code, int] = {
+    "BadRequest": 400,
+    "InvalidPlan": 400,
+    "UnknownOp": 400,
+    "AccessDenied": 403,
+    "NoSuchBucket": 404,
+    "NoSuchSnapshot": 404,
+    "NoSuchPlan": 404,
+    "NoSuchKey": 404,
+    "NoSuchView": 404,
+    "NoSuchJob": 404,
+    "MethodNotAllowed": 405,
+    "SnapshotChanged": 409,
+    "ViewExists": 409,
+    "BucketExists": 409,
+    "InUse": 409,
+    "Gone": 410,
+    "UnknownOpBuild": 410,
+    "NoSuchAsset": 410,
+    "TooLarge": 413,
+    "NotOwner": 421,
+    "BadSample": 422,
+    "Busy": 503,
+    "OpFailed": 500,
+    "CorruptData": 500,
+    "InternalError": 500,
+    "NotImplemented": 501,
+}
+MAX_CONCURRENT_REQUESTS = 32
+"""Snapshots, plans, views and trials of ops that one worker makes at a time."""
+MAX_STREAM_BYTES = 512 << 20
+STREAM_BYTES = 1 << 20
+"""What a stream of blobs holds of its client's pace: buffers here and in the kernel."""
+_ITEM_FACTOR = 30  # bytes held for each of a gather's body (measured): items, records, where they lie
+_ROW_BYTES = 1 << 11
+_STREAMS = "streams of samples"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
+_QUERY = (*_NUMBERS, "format", "share", "part")
+_FORMATS = ("tensors", "samples", "tar")
+_MAX_PARAMETERS = 64
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+Handler = Callable[["MeshRequest", "Identity"], Awaitable["web.StreamResponse"]]
+
+
+def batch_api_routes(
+    datasets: DatasetService,
+    batches: BatchService,
+    gathers: GatherService,
+    views: ViewDefinitions,
+    clock: Clock,
+    also: Sequence[Callable[[BatchEndpoint], list[HttpRoute]]] = (),
+    mesh: ClusterView | None = None,
+    desk: LocalFrameService | None = None,
+) -> list[HttpRoute]:
+    """The routes of the native protocol, all of them signed; `also` make those of other endpoints. Answers
+    say the version of the map of `mesh`, if there are several nodes, and where the `desk` is."""
+    native = BatchEndpoint(datasets, batches, gathers, views, clock, mesh, desk)
+    return [
+        HttpRoute("POST", "/-/snapshots", native.guarded(native.bounded(native.create_snapshot))),
+        HttpRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
+        HttpRoute("POST", "/-/plans", native.guarded(native.bounded(native.create_plan))),
+        HttpRoute("GET", "/-/plans/", native.guarded(native.get_plan)),
+        HttpRoute("POST", "/-/plans/", native.guarded(native.post_rows)),
+        HttpRoute("POST", "/-/gather", native.guarded(native.gather)),
+        HttpRoute("POST", "/-/views", native.guarded(native.bounded(native.create_view))),
+        HttpRoute("GET", "/-/views", native.guarded(native.list_views)),
+        HttpRoute("GET", "/-/views/", native.guarded(native.get_view)),
+        *[route for make in also for route in make(native)],
+    ]
+
+
+class BatchEndpoint:
+    """One a worker. Its only state is how much is under way, and for whom."""
+
+    def __init__(
+        self,
+        datasets: DatasetService,
+        batches: BatchService,
+        gathers: GatherService,
+        views: ViewDefinitions,
+        clock: Clock,
+        mesh: ClusterView | None = None,
+        desk: LocalFrameService | None = None,
+    ) -> None:
+        self._mesh, self._desk = mesh, desk
+        self._datasets, self._batches, self._gathers = datasets, batches, gathers
+        self._views, self._clock = views, clock
+        self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<NativeEndpoint {self._works!r}, {self._streams!r}>"
+
+    def bounded(self, handler: Handler) -> Handler:
+        """`handler`, a bounded number of times at once: for what holds a thread or much memory. Beyond, Busy,
+        but not for those who have less than an even share."""
+
+        async def bound(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+            with _admission(self._works, identity, 1, "requests of this kind"):
+                return await handler(request, identity)
+
+        return bound
+
+    def guarded(self, handler: Handler) -> Handler:
+        """`handler` with its errors turned into the protocol's documents."""
+
+        async def guard(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+            refuse = partial(self._refusal, request.trace)
+            if request.method == "HEAD":
+                return refuse(BatchError("MethodNotAllowed", "there is no HEAD here; use GET"))
+            try:
+                return await handler(request, identity)
+            except BatchError as error:
+                return refuse(error)
+            except PlanError as error:
+                return refuse(BatchError("BadRequest", str(error), detail={"path": error.path}))
+            except tensor_frame.FrameError as error:
+                return refuse(BatchError("BadRequest", str(error)))
+            except StoreError as error:
+                return refuse(store_batch_error(error))
+
+        return guard
+
+    async def create_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return self.json(await self._datasets.create(caller_of(request, identity), await request.read()))
+
+    async def get_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        (digest,) = _path(request, "/-/snapshots/", 1)
+        document = await self._datasets.document(caller_of(request, identity), digest)
+        return self._reply(200, build_snapshot.CONTENT_TYPE, document)
+
+    async def create_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return self.json(await self._batches.create(caller_of(request, identity), await request.read()))
+
+    async def get_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parts = _path(request, "/-/plans/", 1, 2, 3)
+        if len(parts) == 1:
+            return self.json((await self._batches.plan(caller_of(request, identity), parts[0])).describe())
+        if len(parts) == 2:
+            if parts[1] != "bad":
+                raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+            return self.json(await self._batches.bad(caller_of(request, identity), parts[0]))
+        return await self._get_frame(request, identity, parts)
+
+    async def _get_frame(
+        self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
+    ) -> web.StreamResponse:
+        query = parse_query(request, _QUERY)
+        _note_report(request)
+        form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
+        numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
+        address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
+        if form != "tensors":
+            make = self._batches.samples if form == "samples" else self._batches.tar
+            rows = max(1, address.batch) // max(1, address.world)
+            with _admission(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
+                return await send_stream(
+                    request, await make(caller_of(request, identity), address), self._now(), self.said()
+                )
+        return await send_frame(
+            request,
+            await self._tensors(caller_of(request, identity), address, query),
+            self._now(),
+            self.said(),
+            self._desk,
+        )
+
+    async def _tensors(self, caller: Caller, address: FrameAddress, query: Mapping[str, str]) -> Frame:
+        if "part" in query:
+            return await self._batches.part(caller, address, _number(query["part"], "part"))
+        return await self._batches.frame(caller, address, share=query.get("share", ""))
+
+    async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        digest, what = _path(request, "/-/plans/", 2)
+        if what != "rows":
+            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+        epoch = _number(parse_query(request, ("epoch",)).get("epoch", "0"), "epoch")
+        frame = await self._batches.rows(caller_of(request, identity), digest, epoch, await request.read())
+        return await send_frame(request, frame, self._now(), self.said(), self._desk)
+
+    async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        body = await request.read()
+        with _admission(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
+            outgoing = await self._gathers.gather(caller_of(request, identity), body)
+            return await send_stream(request, outgoing, self._now(), self.said())
+
+    async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return self.json(await self._views.create(caller_of(request, identity), await request.read()))
+
+    async def list_views(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        bucket = parse_query(request, ("bucket",)).get("bucket", "")
+        return self.json({"views": self._views.list_all(caller_of(request, identity), bucket)})
+
+    async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
+        return self.json(self._views.describe(caller_of(request, identity), name))
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000
+
+    def json(self, document: Any) -> Reply:
+        """An answer."""
+        return self._reply(200, "application/json", json.dumps(document).encode())
+
+    def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
+        headers = [*_headers(content_type, len(body)), *self.said(), *more]
+        return Reply(status, headers, body, self._now())
+
+    def said(self) -> list[Header]:
+        """What tells the SDK that there are more nodes, and where a job on this host finds frames."""
+        headers = [] if self._mesh is None else map_headers(self._mesh)
+        return headers if self._desk is None else [*headers, self._desk.said]
+
+    def _refusal(self, trace: RequestTrace, error: BatchError) -> Reply:
+        trace.code, request_id = error.code, trace.request_id
+        document = {
+            "code": error.code,
+            "message": error.message,
+            "request_id": request_id,
+            "detail": error.detail,
+            "help": error.help,
+        }
+        if error.code == "InternalError":
+            _log.error("%s (request %s)", error.message, request_id)
+        more: list[Header] = [
+            ("x-amz-request-id", request_id),
+            (mesh_headers.RELEASE_HEADER, mesh_headers.RELEASE),
+        ]
+        if error.retry_after is not None:
+            more.append(("Retry-After", str(error.retry_after)))
+        body = json.dumps({"error": document}).encode()
+        return self._reply(STATUS[error.code], "application/json", body, *more)
+
+
+def _note_report(request: MeshRequest) -> None:
+    """Count what the loader says of itself, if it does."""
+    report = parse_report(request.headers.get(LOADER_REPORT_HEADER))
+    if report is None:
+        return
+    loader = metrics.loader_label(report.name)
+    metrics.loader_samples.labels(loader).inc(report.samples)
+    metrics.loader_seconds.labels(loader).inc(report.seconds)
+    metrics.loader_waited.labels(loader).inc(report.waited)
+    for stage, seconds in report.stalls.items():
+        metrics.loader_stalls.labels(loader, stage).inc(seconds)
+
+
+@contextmanager
+def _admission(room: Admission, identity: Identity, units: int, what: str) -> Iterator[None]:
+    """Room for a request while it is answered. Raises BatchError Busy."""
+    try:
+        room.enter(identity.account, units)
+    except AdmissionRejectedError as error:
+        raise busy(f"this process of the node has too many {what} under way") from error
+    try:
+        yield
+    finally:
+        room.leave(identity.account, units)
+
+
+def caller_of(request: MeshRequest, identity: Identity) -> Caller:
+    """Who asks, and how."""
+    return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
+
+
+async def send_frame(
+    request: MeshRequest,
+    frame: Frame,
+    now: int,
+    more: Sequence[Header] = (),
+    desk: LocalFrameService | None = None,
+) -> web.StreamResponse:
+    """A finished frame, from its memory, or where to fetch it as such; its handle is closed."""
+    asked = request.headers.get(HANDS, "")
+    handed = desk.offer(frame, asked) if desk is not None and asked else None
+    headers = [
+        *_headers(tensor_frame.CONTENT_TYPE, 0 if handed else frame.size),
+        ("x-mesh-rows", str(frame.rows)),
+        ("x-mesh-frame", frame.result),
+        ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
+        *more,
+    ]
+    if handed is not None:
+        metrics.batch_rows_served.inc(frame.rows)
+        return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
+    try:
+        keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
+    finally:
+        frame.close()
+    metrics.batch_rows_served.inc(frame.rows)
+    request.trace.sent += frame.size
+    return StreamedReply(200, keep_alive=keep_alive)
+
+
+async def send_stream(
+    request: MeshRequest, outgoing: StreamBody, now: int, more: Sequence[Header] = ()
+) -> web.StreamResponse:
+    """Blobs as they are read. What cannot be read any more cuts the connection."""
+    headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows)), *more]
+    keep_alive = bool(request.keep_alive)
+    connection = connection_header(request, keep_alive)
+    head = head_bytes(200, headers, now, connection=connection)
+    try:
+        with closing(ResponseWriter(request)) as outlet:
+            await outlet.send(head)
+            await _pump(outlet, outgoing)
+    except BaseException as error:
+        if request.transport is not None:
+            request.transport.abort()
+        if isinstance(error, UnreadableError):
+            _log.warning("%s", error)
+            raise ConnectionAbortedError(str(error)) from error
+        raise
+    metrics.batch_rows_served.inc(outgoing.rows)
+    request.trace.sent += outgoing.size
+    return StreamedReply(200, keep_alive=keep_alive)
+
+
+async def _pump(outlet: ResponseWriter, outgoing: StreamBody) -> None:
+    """Every chunk, at the client's pace."""
+    left = outgoing.size
+    async with aclosing(outgoing.chunks) as chunks:
+        async for chunk in chunks:
+            if isinstance(chunk, (bytes, memoryview)):
+                left -= len(chunk)
+                await outlet.send(chunk)
+            else:
+                left -= sum(span.length for span in chunk)
+                await outlet.send(b"", chunk)
+    if left:
+        raise UnreadableError(f"{left} bytes fewer than promised")
+
+
+def _headers(content_type: str, size: int) -> list[Header]:
+    return [("Content-Type", content_type), ("Content-Length", str(size))]
+
+
+def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
+    """What follows `prefix`, cut at `/`; the first part is a hash. Raises BatchError NoSuchKey,
+    BadRequest.
+    """
+    parts = tuple(request.raw_path.partition("?")[0].removeprefix(prefix).split("/"))
+    if len(parts) not in counts:
+        raise BatchError("NoSuchKey", f"there is nothing at {request.raw_path[:200]}")
+    if not _HASH.fullmatch(parts[0]):
+        raise BatchError("BadRequest", f"{parts[0][:80]!r} is no hash of 64 lower-case hex digits")
+    return parts
+
+
+def parse_query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
+    """The query without its signature. Raises BatchError BadRequest for a parameter not `known`."""
+    raw = request.raw_path.partition("?")[2]
+    if raw.count("&") > _MAX_PARAMETERS:
+        raise BatchError("BadRequest", f"more than {_MAX_PARAMETERS} query parameters")
+    pairs = [pair for pair in parse_qsl(raw, keep_blank_values=True) if not _of_signature(pair[0])]
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise BatchError("BadRequest", "a query parameter stands twice")
+    for name in query:
+        if name not in known:
+            raise BatchError("BadRequest", f"unknown query parameter {name[:80]!r}{suggestion(name, known)}")
+    return query
+
+
+def _of_signature(name: str) -> bool:
+    return name.lower().startswith("x-amz-")
+
+
+def _number(text: str, name: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise BatchError("BadRequest", f"{name} must be a number from 0 on, got {text[:80]!r}")
+    return int(text)
+
+
+def store_batch_error(error: StoreError) -> BatchError:
+    """What the store could not do, in the protocol's words."""
+    if isinstance(error, DiskFullError):
+        return BatchError("Busy", "the node's disk is full", help="free some room", retry_after=60)
+    if isinstance(error, CorruptExtentError):
+        _log.error("corrupt extent, not served: %s", error)
+        what = error.name or "stored bytes"
+        return BatchError("InternalError", f"{what}: damaged on the disk and not served; run meshd fsck")
+    return BatchError("InternalError", f"the store refused: {type(error).__name__}")

@@ -1,0 +1,93 @@
+"""Cluster API over signed JSON: `GET /-/map` for every caller, `/-/cluster` and node changes for root.
+
+Law: parse, call the service, answer. The map says where nodes are, and nothing about what they hold.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from meshd.auth.identities.admin_responses import AdminError
+from meshd.control.control_api import ControlError
+from meshd.server.api.admin import (
+    admin_error_reply,
+    check_fully_signed,
+    check_root,
+    json_reply,
+    read_document,
+)
+from meshd.server.api.cluster_admin import NodeChange
+from meshd.server.http_server import HttpRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.server.api.cluster_admin import ClusterAdmin
+    from meshd.server.request import MeshRequest
+    from meshd.util.clock import Clock
+
+_NODES = "/-/cluster/nodes/"
+_UNAVAILABLE = "nodes are changed in the control store alone; data is read and written without it meanwhile"
+
+
+class ClusterEndpoint:
+    """One a worker; holds no state of its own."""
+
+    def __init__(self, mesh: ClusterView, admin: ClusterAdmin, clock: Clock) -> None:
+        self._mesh, self._admin, self._clock = mesh, admin, clock
+
+    def __repr__(self) -> str:
+        return f"<ClusterEndpoint of {self._mesh!r}>"
+
+    def routes(self) -> list[HttpRoute]:
+        """All of them signed."""
+        return [
+            HttpRoute("GET", "/-/map", self._map),
+            HttpRoute("GET", "/-/cluster", self._status),
+            HttpRoute("POST", _NODES, self._change),
+        ]
+
+    async def _map(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        document = {"node": self._mesh.node_id, "map": json.loads(self._mesh.map().to_json())}
+        return await self._answered(request, lambda: _immediate(document))
+
+    async def _status(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return await self._answered(request, lambda: self._looked(identity))
+
+    async def _looked(self, identity: Identity) -> object:
+        check_root(identity)
+        return await self._admin.status()
+
+    async def _change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return await self._answered(request, lambda: self._changed(request, identity))
+
+    async def _changed(self, request: MeshRequest, identity: Identity) -> object:
+        check_root(identity)
+        check_fully_signed(request)
+        node_id = unquote(request.raw_path.partition("?")[0].removeprefix(_NODES))
+        return await self._admin.change(node_id, await read_document(request, NodeChange))
+
+    async def _answered(
+        self, request: MeshRequest, work: Callable[[], Awaitable[object]]
+    ) -> web.StreamResponse:
+        now = self._clock.now_ms() // 1000
+        if request.method == "HEAD":
+            return admin_error_reply(request, AdminError("MethodNotAllowed", "use GET"), now)
+        try:
+            document = await work()
+        except AdminError as error:
+            return admin_error_reply(request, error, now)
+        except ControlError as error:
+            unavailable = AdminError("Unavailable", str(error), help=_UNAVAILABLE)
+            return admin_error_reply(request, unavailable, now)
+        return json_reply(200, document, now)
+
+
+async def _immediate(document: object) -> object:
+    return document

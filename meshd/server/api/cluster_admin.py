@@ -1,0 +1,258 @@
+"""Cluster administration: status of the nodes, and drain, replace, reweigh, remove and scrub commands.
+
+Only root reaches this module; the endpoint checks that. A change that would lose data is refused with an
+error that says what to do; `anyway` is for data that is known to be lost already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from meshd.auth.identities.admin_responses import AdminError
+from meshd.cluster.admin.rebalance_status import (
+    decode_progress,
+    decode_scrub_reports,
+    drain_status,
+    node_load,
+    rebalance_status,
+)
+from meshd.cluster.clock_skew import compare_clocks
+from meshd.cluster.membership import node_lease_name
+from meshd.cluster.node_identity import DIRECTORIES_TOPIC as DIRECTORIES
+from meshd.cluster.peer_checks import DOMAINS_TOPIC as DOMAINS
+from meshd.cluster.peer_checks import domain_mismatches, probe_map_version, survey_peers
+from meshd.cluster.rebalance.progress import PROGRESS_TOPIC
+from meshd.cluster.repair.scrub_scheduler import REQUEST_TOPIC, STATUS_TOPIC, ScrubRequest
+from meshd.control.control_api import ControlError
+from meshd.core.document_store import INCARNATIONS_PREFIX
+from meshwire.cluster import compute_placement
+from meshwire.cluster import transitions as turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import BucketTable
+    from meshd.control.cluster_map_store import ClusterMapStore
+    from meshd.control.control_api import ControlStore
+    from meshd.documents.inventory import DocumentInventory
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.util.clock import Clock
+    from meshwire.cluster import ClusterMap, Node
+
+_PATIENCE: Final = 1.0
+Action = Literal["drain", "undrain", "replace", "lost", "remove", "reweigh", "scrub"]
+
+
+class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /-/cluster/nodes/ID`. `weight` goes with `reweigh`; `anyway` with `lost`: what only this
+    node has is given up."""
+
+    action: Action
+    weight: int = 0
+    anyway: bool = False
+
+
+class ClusterAdmin:
+    """One a worker; all state is the control store's."""
+
+    def __init__(
+        self,
+        mesh: ClusterView,
+        maps: ClusterMapStore,
+        control: ControlStore,
+        buckets: BucketTable,
+        peers: PeerClient,
+        census: DocumentInventory,
+        clock: Clock,
+    ) -> None:
+        self._mesh, self._maps, self._control, self._buckets = mesh, maps, control, buckets
+        self._peers, self._census, self._clock = peers, census, clock
+
+    def __repr__(self) -> str:
+        return f"<ClusterAdmin of {self._mesh!r}>"
+
+    async def status(self) -> dict[str, Any]:
+        """The map in words and numbers, and what movers say of their work."""
+        cluster, alive, trouble = self._mesh.map(), None, ""
+        if not self._mesh.lone:
+            try:
+                alive = set(await self._control.leases(node_lease_name("")))
+            except ControlError as error:
+                trouble = str(error)
+        copies = self._fewest(cluster)
+        present, future = (
+            compute_placement(cluster, copies, "present").loads(),
+            compute_placement(cluster, copies).loads(),
+        )
+        scrubs = {
+            key.partition("/")[2]: entry.value for key, entry in self._control.peek(STATUS_TOPIC).items()
+        }
+        moves = {
+            key.partition("/")[2]: entry.value for key, entry in self._control.peek(PROGRESS_TOPIC).items()
+        }
+        works, tolds = decode_progress(moves), decode_scrub_reports(scrubs)
+        loads = {
+            node.node_id: node_load(
+                works.get(node.node_id),
+                tolds.get(node.node_id),
+                present.get(node.node_id, 0),
+                future.get(node.node_id, 0),
+            )
+            for node in cluster.nodes
+        }
+        seen = await survey_peers(self._mesh, self._peers, self._clock, _PATIENCE)
+        clocks = compare_clocks(seen.ahead)
+        leaving, domains = drain_status(cluster, works), domain_mismatches(self._control, cluster)
+        return {
+            "node": self._mesh.node_id,
+            "version": cluster.version,
+            "copies": cluster.copies,
+            "slots": cluster.slots,
+            "moving": cluster.moving,
+            "counts": [
+                {"bucket": count.bucket, "copies": count.relied, "wanted": count.wanted}
+                for count in cluster.counts
+                if count.moving
+            ],
+            "movement": msgspec.to_builtins(rebalance_status(cluster, works)),
+            "debt": sum(
+                loads[node.node_id].debt for node in cluster.nodes if node.state not in ("away", "down")
+            ),
+            "control": trouble or "reached",
+            "clocks_agree": clocks.agree,
+            "documents": {
+                kind: {"count": count, "bytes": size}
+                for kind, (count, size) in (await asyncio.to_thread(self._census.sizes)).items()
+                if kind != INCARNATIONS_PREFIX.rstrip("/")  # each belongs to a snapshot, which is counted
+            },
+            "nodes": [
+                _node(node, alive, moves.get(node.node_id))
+                | {"slots": present.get(node.node_id, 0), "slots_wanted": future.get(node.node_id, 0)}
+                | {"scrub": json.loads(scrubs.get(node.node_id, b"null"))}
+                | {
+                    "empty": _empty(cluster, node),
+                    "drain": leaving.get(node.node_id),
+                    "load": msgspec.to_builtins(loads[node.node_id]),
+                    "domains": domains.get(node.node_id, ""),
+                    "refused": seen.refused.get(node.node_id, ""),
+                    "clock_ahead": clocks.ahead.get(node.node_id),
+                    "silent": node.node_id in seen.silent,
+                    "only_copies": not turn.can_lose_node(cluster, node.node_id, copies),
+                }
+                for node in cluster.nodes
+            ],
+        }
+
+    async def change(self, node_id: str, wanted: NodeChange) -> dict[str, Any]:
+        """Raises AdminError NoSuchNode, NotNow; ControlError."""
+        if wanted.action == "scrub":
+            return await self._scrub(node_id)
+        if self._mesh.lone:
+            raise AdminError(
+                "NotNow",
+                "this node is the only one of its mesh",
+                help="start nodes with --control etcd://… to have several; `meshd dev --nodes 3` tries it",
+            )
+        node = self._node(node_id)
+        if wanted.action in ("lost", "replace", "remove") and await probe_map_version(node) is not None:
+            raise AdminError(
+                "NotNow",
+                f"{node_id} still answers",
+                help="stop it first; to take its share from it without loss, drain it",
+            )
+        cluster = await self._maps.change(lambda present: self._changed(present, node_id, wanted))
+        found = cluster.node(node_id)
+        if found is None:
+            await self._forget(node_id)
+        return {
+            "version": cluster.version,
+            "node": node_id,
+            "state": "gone" if found is None else found.state,
+        }
+
+    async def _forget(self, node_id: str) -> None:
+        """What a node that is none of the mesh any more was asked and told."""
+        for topic in (PROGRESS_TOPIC, REQUEST_TOPIC, STATUS_TOPIC, DOMAINS, DIRECTORIES):
+            await self._control.delete(f"{topic}/{node_id}")
+
+    def _node(self, node_id: str) -> Node:
+        node = self._mesh.map().node(node_id)
+        if node is None:
+            raise AdminError(
+                "NoSuchNode", f"there is no node {node_id[:80]!r}", help="see `mesh cluster status`"
+            )
+        return node
+
+    async def _scrub(self, node_id: str) -> dict[str, Any]:
+        """Have a node look at all its bytes now; `asked` is the number of the request."""
+        node, place = self._node(node_id), f"{REQUEST_TOPIC}/{node_id}"
+        if node.state == "down":
+            raise AdminError("NotNow", f"{node_id} is down", help="see `mesh cluster status`")
+        entry = await self._control.get(place)
+        asked = ScrubRequest(1 if entry is None else json.loads(entry.value)["number"] + 1)
+        await self._control.put(place, msgspec.json.encode(asked))
+        return {
+            "version": self._mesh.map().version,
+            "node": node_id,
+            "state": node.state,
+            "asked": asked.number,
+        }
+
+    def _changed(self, present: ClusterMap | None, node_id: str, wanted: NodeChange) -> ClusterMap:
+        assert present is not None
+        steps: Mapping[str, Callable[[ClusterMap, str], ClusterMap]] = {
+            "drain": turn.drain_node,
+            "undrain": turn.cancel_drain,
+            "lost": turn.mark_node_down,
+            "replace": turn.mark_node_down,
+            "remove": turn.remove_node,
+        }
+        try:
+            if wanted.action == "reweigh":
+                return turn.set_node_weight(present, node_id, wanted.weight)
+            if wanted.action in ("lost", "replace") and not wanted.anyway:
+                self._check_covered(present, node_id)
+            return steps[wanted.action](present, node_id)
+        except turn.TransitionError as error:
+            raise AdminError("NotNow", str(error)) from None
+
+    def _check_covered(self, present: ClusterMap, node_id: str) -> None:
+        if turn.can_lose_node(present, node_id, self._fewest(present)):
+            return
+        raise AdminError(
+            "NotNow",
+            f"{node_id} may have objects of which no other node that is up has a copy",
+            help="bring it, or the other nodes that are away, back; `mesh cluster lost NODE --anyway` gives "
+            "those objects up",
+        )
+
+    def _fewest(self, cluster: ClusterMap) -> int:
+        return self._buckets.fewest_copies(cluster.copies, cluster.counts)
+
+
+def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, Any]:
+    return {
+        "id": node.node_id,
+        "state": node.state,
+        "leaving": node.leaving,
+        "endpoint": node.endpoint,
+        "zone": node.zone,
+        "rack": node.rack,
+        "roles": list(node.roles),
+        "weight": node.weight,
+        "since": node.since,
+        "lease": None if alive is None else node_lease_name(node.node_id) in alive,
+        "work": json.loads(moves) if moves else None,
+    }
+
+
+def _empty(cluster: ClusterMap, node: Node) -> bool:
+    """Whether nothing that is needed is on a node: it may be stopped and removed."""
+    return (node.leaving or node.state == "down") and not any(
+        share.node_id == node.node_id for share in cluster.present
+    )

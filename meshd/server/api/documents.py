@@ -1,0 +1,88 @@
+"""Document API: stored plans and snapshots, their users and expiry, and removal (`/-/kept/`).
+
+Law: parse, call the service, answer JSON with the batch API's errors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from meshd.core.api_errors import BatchError
+from meshd.documents.admin import KINDS, MAX_PAGE
+from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.http_server import HttpRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.documents.admin import DocumentAdmin, Kind
+    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.request import MeshRequest
+
+PREFIX = "/-/kept/"
+_LIMIT = 100
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NUMBER = re.compile(r"[0-9]{1,5}")
+
+
+def document_routes(documents: DocumentAdmin) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+    """The endpoint's routes, once the native protocol is there."""
+    return lambda native: DocumentEndpoint(documents, native).routes()
+
+
+class DocumentEndpoint:
+    """One a worker; holds no state."""
+
+    def __init__(self, documents: DocumentAdmin, native: BatchEndpoint) -> None:
+        self._documents, self._native = documents, native
+
+    def __repr__(self) -> str:
+        return "<KeptEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        guarded, bounded = self._native.guarded, self._native.bounded
+        return [
+            HttpRoute("GET", PREFIX, guarded(bounded(self.get))),
+            HttpRoute("DELETE", PREFIX, guarded(bounded(self.remove))),
+        ]
+
+    async def get(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """A page of a kind, or one document."""
+        kind, digest = _document_path(request)
+        caller = caller_of(request, identity)
+        if digest:
+            parse_query(request, ())
+            return self._native.json(await self._documents.show(caller, kind, digest))
+        query = parse_query(request, ("after", "limit"))
+        after, limit = query.get("after", ""), query.get("limit", str(_LIMIT))
+        if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_PAGE:
+            raise BatchError("BadRequest", f"limit is a number from 1 to {MAX_PAGE}, not {limit[:40]!r}")
+        if after and not _HASH.fullmatch(after):
+            raise BatchError("BadRequest", "after is the hash that `next` of the page before says")
+        return self._native.json(await self._documents.list_all(caller, kind, after, int(limit)))
+
+    async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?force=1`: also one that was used lately."""
+        kind, digest = _document_path(request)
+        if not digest:
+            raise BatchError("BadRequest", f"say which: DELETE {PREFIX}{kind}/HASH")
+        force = parse_query(request, ("force",)).get("force", "0")
+        if force not in {"0", "1"}:
+            raise BatchError("BadRequest", f"force is 0 or 1, not {force[:40]!r}")
+        caller = caller_of(request, identity)
+        return self._native.json(await self._documents.remove(caller, kind, digest, force=force == "1"))
+
+
+def _document_path(request: MeshRequest) -> tuple[Kind, str]:
+    """The kind, and the hash or "". Raises BatchError NoSuchKey, BadRequest."""
+    path = request.raw_path.partition("?")[0]
+    kind, _, digest = path.removeprefix(PREFIX).partition("/")
+    if kind not in KINDS:
+        raise BatchError("NoSuchKey", f"there is nothing at {path[:200]}; kept are: {', '.join(KINDS)}")
+    if digest and not _HASH.fullmatch(digest):
+        raise BatchError("BadRequest", f"{digest[:80]!r} is no hash of 64 lower-case hex digits")
+    return kind, digest

@@ -1,0 +1,79 @@
+"""Job API: start, list, wait for and cancel jobs (`/-/jobs`).
+
+Law: parse, call the job service, answer JSON with the batch API's errors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from meshd.core.api_errors import BatchError
+from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.http_server import HttpRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.jobs.job_service import JobService
+    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.request import MeshRequest
+
+_PREFIX = "/-/jobs/"
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+
+
+def job_routes(desk: JobService) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+    """The endpoint's routes, once the native protocol is there."""
+    return lambda native: JobEndpoint(desk, native).routes()
+
+
+class JobEndpoint:
+    """One a worker."""
+
+    def __init__(self, desk: JobService, native: BatchEndpoint) -> None:
+        self._desk, self._native = desk, native
+
+    def __repr__(self) -> str:
+        return "<JobEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        guarded = self._native.guarded
+        return [
+            HttpRoute("POST", "/-/jobs", guarded(self.start)),
+            HttpRoute("GET", "/-/jobs", guarded(self.list_all)),
+            HttpRoute("GET", _PREFIX, guarded(self.show)),
+            HttpRoute("DELETE", _PREFIX, guarded(self.cancel)),
+        ]
+
+    async def start(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        return self._native.json(await self._desk.start(caller_of(request, identity), await request.read()))
+
+    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        return self._native.json({"jobs": self._desk.list_all(caller_of(request, identity))})
+
+    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?wait=SECONDS`: when it has ended, or after so long."""
+        wait = parse_query(request, ("wait",)).get("wait", "0")
+        if _SECONDS.fullmatch(wait) is None:
+            raise BatchError("BadRequest", f"wait is a number of seconds, not {wait[:40]!r}")
+        caller = caller_of(request, identity)
+        return self._native.json(await self._desk.wait(caller, _job_id(request), float(wait)))
+
+    async def cancel(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?pause=1`: to be started again."""
+        pause = parse_query(request, ("pause",)).get("pause", "0")
+        if pause not in {"0", "1"}:
+            raise BatchError("BadRequest", f"pause is 0 or 1, not {pause[:40]!r}")
+        caller = caller_of(request, identity)
+        found = await self._desk.cancel(caller, _job_id(request), pause=pause == "1")
+        return self._native.json(found)
+
+
+def _job_id(request: MeshRequest) -> str:
+    return request.raw_path.partition("?")[0].removeprefix(_PREFIX)

@@ -1,0 +1,122 @@
+"""Op API: the catalog of transform ops (`/-/ops`) and user modules (`/-/modules`).
+
+Law: parse, call the service, answer JSON with the batch API's errors. Any signed caller may read the
+catalog; it contains none of the node's data. The body of a pushed module is the source file, unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from meshd.core.api_errors import BatchError
+from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.http_server import HttpRoute
+from meshd.server.response import Reply
+from meshd.transform import op_docs, registry
+from meshd.transform.errors import UnknownOpError
+from meshwire.plan.op_declarations import is_user_op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.batches.op_trials import OpTrials
+    from meshd.batches.user_modules import UserModules
+    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.request import MeshRequest
+    from meshd.util.clock import Clock
+
+
+OPS_PREFIX = "/-/ops"
+
+
+def op_catalog_routes(user_ops: UserModules, clock: Clock) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+    """The routes of the op library, once the native protocol is there: refusals are its."""
+    endpoint = OpCatalogEndpoint(clock, user_ops)
+    return lambda native: [
+        HttpRoute("GET", OPS_PREFIX, native.guarded(endpoint.list_all)),
+        HttpRoute("GET", f"{OPS_PREFIX}/", native.guarded(endpoint.show)),
+    ]
+
+
+class OpCatalogEndpoint:
+    """One a worker; holds no state."""
+
+    def __init__(self, clock: Clock, user_ops: UserModules) -> None:
+        self._clock, self._user_ops = clock, user_ops
+
+    def __repr__(self) -> str:
+        return "<LibraryEndpoint>"
+
+    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return self._json({"ops": op_docs.list_ops(self._user_ops.definitions())})
+
+    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{OPS_PREFIX}/"))
+        try:
+            version = self._user_ops.latest(name) if is_user_op(name) else ""
+            return self._json(op_docs.describe_op(registry.find(name, version, "")))
+        except UnknownOpError as error:
+            raise BatchError("NoSuchKey", error.message, help="see them all with: mesh op ls") from error
+
+    def _json(self, document: Any) -> Reply:
+        body = json.dumps(document).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        return Reply(200, headers, body, self._clock.now_ms() // 1000)
+
+
+MODULES_PREFIX = "/-/modules"
+
+
+def user_module_routes(user_ops: UserModules, tests: OpTrials) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+    """The endpoint's routes, once the native protocol is there."""
+    return lambda native: UserModuleEndpoint(user_ops, tests, native).routes()
+
+
+class UserModuleEndpoint:
+    """One a worker."""
+
+    def __init__(self, user_ops: UserModules, tests: OpTrials, native: BatchEndpoint) -> None:
+        self._user_ops, self._tests, self._native = user_ops, tests, native
+
+    def __repr__(self) -> str:
+        return "<ModuleEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        guarded = self._native.guarded
+        return [
+            HttpRoute("POST", f"{MODULES_PREFIX}/test", guarded(self._native.bounded(self.test))),
+            HttpRoute("POST", MODULES_PREFIX, guarded(self._native.bounded(self.push))),
+            HttpRoute("GET", MODULES_PREFIX, guarded(self.list_all)),
+            HttpRoute("DELETE", f"{MODULES_PREFIX}/", guarded(self.remove)),
+        ]
+
+    async def push(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?name=NAME`, `draft=1`: to be taken by its version alone."""
+        query = parse_query(request, ("name", "draft"))
+        if query.get("draft", "0") not in ("0", "1"):
+            raise BatchError("BadRequest", "draft is 0 or 1")
+        draft = query.get("draft") == "1"
+        caller, source = caller_of(request, identity), await request.read()
+        return self._native.json(
+            await self._user_ops.push(caller, query.get("name", ""), source, draft=draft)
+        )
+
+    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        return self._native.json({"modules": self._user_ops.list_all(caller_of(request, identity))})
+
+    async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?version=sha256:HEX`: that build alone."""
+        version = parse_query(request, ("version",)).get("version", "")
+        name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{MODULES_PREFIX}/"))
+        return self._native.json(await self._user_ops.remove(caller_of(request, identity), name, version))
+
+    async def test(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        parse_query(request, ())
+        return self._native.json(await self._tests.run(caller_of(request, identity), await request.read()))

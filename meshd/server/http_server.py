@@ -1,0 +1,305 @@
+"""The HTTP server of a worker: its services, its routes, request dispatch, and graceful shutdown.
+
+Law: uses aiohttp's low-level server and parser only; the S3 path has no router and no middleware. Paths
+under `/-/` and an unsigned `/metrics` belong to the route table; every other request is S3. Shutdown: a
+connection ends only after its request has arrived in full, or when the grace period is over, because
+aiohttp's own shutdown discards the rest of a request body that is still arriving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from aiohttp import web
+
+from meshd.auth.authorizer import Identity
+from meshd.config import HttpSettings
+from meshd.control.control_api import ControlError
+from meshd.core.error_mapping import control_error_to_s3
+from meshd.server.connection import Connection, MeshServer
+from meshd.server.connection_limits import ConnectionLimiter
+from meshd.server.request import RequestBody, request_factory
+from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
+from meshd.server.response import Reply
+from meshd.server.s3.authentication import Authenticator, VirtualHosts, request_context, request_head
+from meshd.server.s3.endpoint import S3Endpoint
+from meshd.server.s3.fast_path import FastPath
+from meshd.util.admission import set_tenant
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.http_values import mesh_headers
+from meshwire.sigv4 import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from meshd.auth.acls import AclService
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identities.sts_sessions import CredentialService
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.objects.buckets.service import BucketService, ChangeBroadcast
+    from meshd.objects.buckets.settings import SettingService
+    from meshd.objects.delete import DeleteService
+    from meshd.objects.list_objects import ListingService
+    from meshd.objects.multipart_upload import UploadService
+    from meshd.objects.object_metadata import ObjectAclService, TaggingService
+    from meshd.objects.service import ObjectService
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.origins.service import BackedService
+    from meshd.peer_reads.resume_read import ResumeRead
+    from meshd.reads.archive_members import MemberService
+    from meshd.reads.copy_source import RemoteCopySources
+    from meshd.reads.near_cache_reader import NearCacheReader
+    from meshd.server.peer.endpoint import PeerAuthenticator
+    from meshd.server.proxy.fan_out import FanOut
+    from meshd.server.proxy.forwarder import Forwarder
+    from meshd.server.request import MeshRequest
+    from meshd.telemetry.audit_log import AuditLog
+    from meshd.util.clock import Clock
+    from meshd.views.dispatch import ViewDispatcher
+
+
+log = logging.getLogger(__name__)
+
+SignedHandler = Callable[["MeshRequest", Identity], Awaitable[web.StreamResponse]]
+UnsignedHandler = Callable[["MeshRequest"], Awaitable[web.StreamResponse]]
+
+# One header or request line may hold a long key or token; together they are capped by max_header_bytes.
+_MAX_FIELD = 16 << 10
+_MAX_HEADERS = 128
+_READ_BUFFER = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServerServices:
+    """What the endpoints are made of; sizes and timeouts come with `http`."""
+
+    access: Authorizer
+    sessions: CredentialService
+    buckets: BucketService
+    objects: ObjectService
+    uploads: UploadService
+    listings: ListingService
+    settings: SettingService
+    acls: AclService
+    views: ViewDispatcher
+    members: MemberService
+    object_acls: ObjectAclService
+    versions: VersionLookup
+    deleter: DeleteService
+    tagging: TaggingService
+    clock: Clock
+    mesh: ClusterView
+    still: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Within it the control state is looked at once a request (ControlStore.still)."""
+    audit: AuditLog | None = None
+    http: HttpSettings = field(default_factory=HttpSettings)
+    forwarder: Forwarder | None = None
+    """Passes on what other nodes answer for; None where there are none."""
+    backed: BackedService | None = None
+    """Buckets with origins; None where there are none."""
+    near: NearCacheReader | None = None
+    """Reads through this node's copies what other nodes hold; None where there are none."""
+    scatterer: FanOut | None = None
+    far: RemoteCopySources | None = None
+    rest: ResumeRead | None = None
+    """The rest of answers whose bytes end here; None where there are no other nodes."""
+    news: ChangeBroadcast | None = None
+    gate: PeerAuthenticator | None = None
+    """Knows other nodes by their signatures; None where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """Requests of `method` whose path is `prefix`, or lies under it when `prefix` ends in `/`. HEAD goes
+    with GET.
+
+    With `auth` the request's signature and its body's digest are verified first and the handler is called
+    with (request, identity); without, with the request alone. `request.read()` gives the verified body. The
+    first route that fits is taken.
+    """
+
+    method: str
+    prefix: str
+    handler: SignedHandler | UnsignedHandler
+    auth: bool = True
+    peer: bool = False
+    """Made by `meshd.server.peer.endpoint.peer_route`: for other nodes, which the route verifies itself."""
+
+    def takes(self, method: str, path: str) -> bool:
+        if method != self.method and not (method == "HEAD" and self.method == "GET"):
+            return False
+        return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
+
+
+def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot: bool = True) -> MeshServer:
+    """The server of one worker; call it in a running loop, then `loop.create_server(server, sock=...)`.
+
+    Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
+    closed. Without `hot` every request takes the ordinary way.
+    """
+    authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
+    dispatcher = RequestDispatcher(deps, authenticator, native)
+    return make_server(
+        dispatcher.handle, deps.clock, deps.http, FastPath(deps, authenticator) if hot else None
+    )
+
+
+def make_server(
+    handler: UnsignedHandler, clock: Clock, http: HttpSettings, hot: FastPath | None = None
+) -> MeshServer:
+    """One that has every request answered by `handler`."""
+    return MeshServer(
+        handler,
+        clock=clock,
+        hot=hot,
+        guard=ConnectionLimiter(http, _connection_limit(http.max_connections)),
+        request_factory=request_factory(),
+        keepalive_timeout=http.idle_timeout,
+        lingering_time=0,  # `Connection` does it, by other rules
+        access_log=None,
+        max_line_size=_MAX_FIELD,
+        max_field_size=_MAX_FIELD,
+        max_headers=_MAX_HEADERS,
+        read_bufsize=_READ_BUFFER,
+        auto_decompress=False,  # what a client compressed is stored as it is
+    )
+
+
+def _connection_limit(wanted: int) -> int:
+    """As many as wanted, and as the limit of open files leaves room for: a quarter of what is free now is
+    kept for data files and for connections to other nodes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    free = soft - len(os.listdir("/proc/self/fd"))
+    return max(1, min(wanted, free * 3 // 4))
+
+
+class RequestDispatcher:
+    """Native routes first, S3 for everything else."""
+
+    def __init__(
+        self, deps: ServerServices, authenticator: Authenticator, native: Sequence[HttpRoute]
+    ) -> None:
+        self._deps, self._authenticator, self._native = deps, authenticator, tuple(native)
+        self._s3 = S3Endpoint(deps, authenticator)
+        self._hosts = VirtualHosts(deps.http.domains)
+
+    async def handle(self, request: MeshRequest) -> web.StreamResponse:
+        target = request.raw_path
+        if request.version.major != 1:  # aiohttp reads the line of 0.9 and of 2.0, too, and answers in kind
+            return await self._handle_native(request, target.partition("?")[0])
+        if self._hosts.bucket_of(request.headers.get("Host", "")):
+            return await self._s3.handle(request)  # its keys may have any name
+        if target.startswith("/-/") or (target == "/metrics" and "Authorization" not in request.headers):
+            return await self._handle_native(request, target.partition("?")[0])
+        return await self._s3.handle(request)
+
+    async def _handle_native(self, request: MeshRequest, path: str) -> web.StreamResponse:
+        route = next((route for route in self._native if route.takes(request.method, path)), None)
+        audit = self._deps.audit if route is None or route.auth else None  # probes and scrapes are no news
+        request.trace = trace = RequestTrace(self._deps.clock, audit, request.remote)
+        trace.target = path
+        try:
+            response = await self._native_response(request, path, route)
+            if isinstance(response, Reply):
+                response.say_when_to_retry(self._deps.mesh)
+                await finish_response(request, response)
+                trace.sent += response.body_length
+        except BaseException:
+            trace.finish(CLIENT_GONE)
+            raise
+        trace.finish(response.status)
+        return response
+
+    async def _native_response(
+        self, request: MeshRequest, path: str, route: HttpRoute | None
+    ) -> web.StreamResponse:
+        """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
+        try:
+            return await self._call_native(request, path, route)
+        except S3Error as error:
+            return self._refuse(error, request.trace)
+        except ConnectionError:
+            raise
+        except ControlError as error:
+            return self._refuse(control_error_to_s3(error), request.trace)
+        except Exception:
+            log.exception("request %s (%s) failed", request.trace.request_id, request.trace.operation)
+            return self._refuse(S3Error("InternalError"), request.trace)
+
+    async def _call_native(
+        self, request: MeshRequest, path: str, route: HttpRoute | None
+    ) -> web.StreamResponse:
+        if request.version.major != 1:
+            raise S3Error("BadRequest", "HTTP/1.1 and HTTP/1.0 are spoken here.")
+        if route is None:
+            known = any(route.takes(route.method, path) for route in self._native)
+            raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
+        request.trace.operation = f"{route.method} {route.prefix}"
+        if route.peer:
+            request.gate = self._deps.gate
+        if not route.auth:
+            return await cast("UnsignedHandler", route.handler)(request)
+        identity = await self._verify(request)
+        return await cast("SignedHandler", route.handler)(request, identity)
+
+    async def _verify(self, request: MeshRequest) -> Identity:
+        """Who signed; the body is read and compared with its signed digest."""
+        http = self._deps.http
+        head = request_head(request, http.max_header_bytes)
+        request.signer = signer = self._authenticator.authenticate(head, request.trace)
+        set_tenant(signer.identity.account)
+        # Version 2 signs neither the query, which says which rows are meant, nor the body.
+        if not isinstance(signer.claim, Claim):
+            raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
+        request.context = request_context(request, head, signer)
+        if request.body_exists:
+            body = RequestBody(request, head, signer, http.body_timeout)
+            try:
+                request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
+            finally:
+                request.trace.received += body.received
+            request.signer = signer = self._authenticator.again(head, signer)
+        return signer.identity
+
+    def _refuse(self, error: S3Error, trace: RequestTrace) -> Reply:
+        trace.code = error.code
+        document = {"error": {"code": error.code, "message": error.message, "request_id": trace.request_id}}
+        body = json.dumps(document).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("x-amz-request-id", trace.request_id),
+            (mesh_headers.RELEASE_HEADER, mesh_headers.RELEASE),
+        ]
+        return Reply(error.status, headers, body, self._deps.clock.now_ms() // 1000)
+
+
+_LOOK_AGAIN = 0.02
+_LAST_WORD = 0.5  # seconds for handlers that are cancelled
+
+
+async def drain_server(server: web.Server, clock: Clock, grace: float) -> None:
+    """Close idle connections now, busy ones after their answer; after `grace` seconds cut what is left.
+
+    Call it when the listening socket is closed.
+    """
+    deadline = clock.monotonic() + grace
+    while server.connections and clock.monotonic() < deadline:
+        for connection in server.connections:
+            if isinstance(connection, Connection):
+                connection.let_go()
+        await asyncio.sleep(_LOOK_AGAIN)
+    server.pre_shutdown()
+    await server.shutdown(_LAST_WORD)

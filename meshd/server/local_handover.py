@@ -1,0 +1,151 @@
+"""Finished frames for clients on the same host: a file descriptor over a Unix socket instead of TCP.
+
+Law: the signed request that a frame answers authorizes access to it; its ticket works once, for that
+client, within seconds. Only sealed memory, which nobody can write any more, is handed out, never a file.
+Invariant: a frame counts against the node's memory until its connection ends. The total is bounded;
+beyond the bound frames go over TCP.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from meshd.rpc.unix_messages import accept_sockets, listen
+from meshd.telemetry import metrics
+from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.sealed_memfd import is_sealed
+from meshwire.http_values.mesh_headers import (
+    HANDOVER_ID_FILE,
+    LOCAL_HANDOVER_HEADER,
+    TICKET_BYTES,
+    HandoverDirectory,
+    HandoverTicket,
+    is_handover_id,
+    parse_handover_directory,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.core.frame_address import Frame
+
+MIN_FRAME_BYTES: Final = 256 << 10  # of less, TCP is as fast as a connection more
+TICKET_SECONDS: Final = 10.0  # seconds in which a ticket is to be used
+_CONNECTIONS: Final = 1024
+
+
+def load_or_create_host_id(directory: Path) -> str:
+    """What the directory's `id` says, which is made with it."""
+    file = directory / HANDOVER_ID_FILE
+    if not file.exists():
+        draft = directory / f".{HANDOVER_ID_FILE}-{secrets.token_hex(8)}"
+        draft.write_text(secrets.token_hex(16))
+        draft.chmod(0o444)
+        with contextlib.suppress(FileExistsError):  # another process of the node was faster
+            os.link(draft, file)
+        draft.unlink()
+    return file.read_text()
+
+
+@dataclass(slots=True)
+class _Held:
+    """A frame on its way to a job, or in its hands."""
+
+    frame: Frame
+    account: str
+    timer: asyncio.TimerHandle
+
+
+class LocalFrameService:
+    """One a worker. `most`: bytes that are out at a time."""
+
+    def __init__(self, directory: Path, name: str, most: int) -> None:
+        """Raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        place = HandoverDirectory(load_or_create_host_id(directory), str(directory.absolute()))
+        if not is_handover_id(place.id) or parse_handover_directory(place.to_header()) is None:
+            raise OSError(f"{directory} cannot be told to jobs, or its file {HANDOVER_ID_FILE} is damaged")
+        self.place = place
+        self._name = f"{name}.sock"
+        self._listener = listen(directory / self._name)
+        os.chmod(directory / self._name, 0o666)
+        self._room = Admission(most)
+        self._held: dict[str, _Held] = {}
+
+    def __repr__(self) -> str:
+        return f"<Desk {self._name}, {self._room!r}>"
+
+    @property
+    def said(self) -> tuple[str, str]:
+        """The header that tells jobs of it."""
+        return LOCAL_HANDOVER_HEADER, self.place.to_header()
+
+    def offer(self, frame: Frame, asked: str) -> HandoverTicket | None:
+        """Take a frame over, to be fetched by ticket; None where its bytes are to be sent: nobody `asked`,
+        it is small, no memory that may be shared, or too much is out."""
+        if asked != self.place.id or frame.size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
+            return None
+        who = current_tenant()
+        if not is_sealed(frame.fd, frame.size) or not self._entered(who, frame.size):
+            return None
+        ticket = secrets.token_hex(TICKET_BYTES // 2)
+        timer = asyncio.get_running_loop().call_later(TICKET_SECONDS, self._expire, ticket)
+        self._held[ticket] = _Held(frame, who, timer)
+        metrics.frames_handed.inc()
+        metrics.frames_handed_bytes.inc(frame.size)
+        return HandoverTicket(self._name, ticket, frame.size)
+
+    def _entered(self, who: str, size: int) -> bool:
+        try:
+            self._room.enter(who, size)
+        except AdmissionRejectedError:
+            return False
+        return True
+
+    def _expire(self, ticket: str) -> None:
+        held = self._held.pop(ticket, None)
+        if held is not None:
+            self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        size = held.frame.size
+        held.timer.cancel()
+        held.frame.close()
+        self._room.leave(held.account, size)
+        metrics.frames_handed_bytes.dec(size)
+
+    async def run(self) -> None:
+        """Serve until cancelled; what is out then is the jobs' own."""
+        try:
+            await accept_sockets(self._listener, self._serve, most=_CONNECTIONS)
+        finally:
+            self._listener.close()
+            for ticket in list(self._held):
+                self._expire(ticket)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """One frame: the ticket in, the descriptor out, then as long as the other side keeps it."""
+        loop, said = asyncio.get_running_loop(), b""
+        async with asyncio.timeout(TICKET_SECONDS):
+            while len(said) < TICKET_BYTES:
+                more = await loop.sock_recv(sock, TICKET_BYTES - len(said))
+                if not more:
+                    return
+                said += more
+        held = self._held.pop(said.decode("latin-1"), None)
+        if held is None:
+            return
+        held.timer.cancel()
+        try:
+            right = array.array("i", [held.frame.fd])
+            sock.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, right)])
+            await loop.sock_recv(sock, 1)  # nothing is ever said: it ends
+        finally:
+            self._release(held)

@@ -1,0 +1,172 @@
+"""Endpoint for other nodes under `/-/peer/`: authenticates the caller, checks the body, frames the reply.
+
+Law: only nodes that know the cluster's secret get in; a node with a different cluster map gets 421.
+Nothing of a body is read before the handler asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.rpc import checksummed_framing as framing
+from meshd.rpc.peer_client import (
+    FRAMED_HEADER,
+    MAP_HEADER,
+    PEER_KEY,
+    PREFIX,
+    PURPOSE,
+    StaleMapError,
+    peer_secret,
+)
+from meshd.server.http_server import HttpRoute
+from meshd.server.proxy.hop_headers import stale_map_reply
+from meshd.server.request import RequestBody
+from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
+from meshd.server.s3.authentication import ANONYMOUS, request_head
+from meshwire.errors import S3Error
+from meshwire.sigv4 import read_claim, verify
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+
+    from aiohttp import web
+
+    from meshd.server.request import MeshRequest
+    from meshd.util.clock import Clock
+
+_MAX_HEADERS = 64 << 10
+_IDLE_SECONDS = 60.0
+_TOO_LARGE = "A peer sent more than this call takes."
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """Who calls, and the version of the cluster map it goes by."""
+
+    node_id: str
+    map_version: int
+
+    async def pieces(self, request: MeshRequest) -> AsyncIterator[bytes]:
+        """The body, checked. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
+        head = request_head(request, _MAX_HEADERS)
+        frames = framing.FrameDecoder()
+        try:
+            async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).raw():
+                for piece in frames.feed(data):
+                    yield piece
+            frames.finish()
+        except framing.BodyFramingError as error:
+            raise S3Error("BadDigest", str(error)) from error
+
+    async def raw(self, request: MeshRequest, limit: int) -> bytes:
+        """The whole body as it came, not checked. Raises S3Error as `read`."""
+        head, found = request_head(request, _MAX_HEADERS), bytearray()
+        async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).raw():
+            found += data
+            if len(found) > limit:
+                raise S3Error("EntityTooLarge", _TOO_LARGE)
+        return bytes(found)
+
+    async def read(self, request: MeshRequest, limit: int) -> bytes:
+        """The whole body, of at most `limit` bytes. Raises as `pieces`, and S3Error EntityTooLarge."""
+        found: list[bytes] = []
+        size = 0
+        async for piece in self.pieces(request):
+            found.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise S3Error("EntityTooLarge", _TOO_LARGE)
+        return b"".join(found)
+
+
+PeerHandler = Callable[["MeshRequest", PeerCall], Awaitable["web.StreamResponse"]]
+
+
+def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
+    """A door for peers at `prefix` (beginning with `/-/peer/`; all below it when it ends in `/`). The handler
+    may raise S3Error, and StaleMapError when it goes by another map than the caller."""
+    if not prefix.startswith(PREFIX):
+        raise ValueError(f"{prefix} is not under {PREFIX}")
+    return HttpRoute(method, prefix, _PeerHandlerAdapter(handler).open, auth=False, peer=True)
+
+
+class _PeerHandlerAdapter:
+    """One call: verified, handled, answered."""
+
+    def __init__(self, handler: PeerHandler) -> None:
+        self._handler = handler
+
+    async def open(self, request: MeshRequest) -> web.StreamResponse:
+        gate = request.gate
+        if gate is None:
+            raise S3Error("AccessDenied", "This node is in no mesh.")
+        call = gate.verified(request)
+        request.trace.access_key = PEER_KEY + call.node_id
+        try:
+            return await self._handler(request, call)
+        except StaleMapError as error:
+            return stale_map_reply(error.version, gate.now())
+
+
+class PeerAuthenticator:
+    """Knows peers by their signatures. One a process; `derive` is `NodeSecret.derive`."""
+
+    def __init__(self, derive: Callable[[str], bytes], clock: Clock) -> None:
+        self._derive, self._clock = derive, clock
+        self._secret = ""
+
+    def __repr__(self) -> str:
+        return "<PeerGate>"
+
+    def now(self) -> int:
+        """Seconds since the epoch."""
+        return self._clock.now_ms() // 1000
+
+    def verified(self, request: MeshRequest) -> PeerCall:
+        """Who calls. Raises S3Error AccessDenied, SignatureDoesNotMatch, …."""
+        head = request_head(request, _MAX_HEADERS)
+        claim = read_claim(head)
+        version = head.headers.get(MAP_HEADER, "")
+        if claim is None or not claim.access_key.startswith(PEER_KEY) or claim.presigned:
+            raise S3Error("AccessDenied", "Only nodes of this mesh get in here.")
+        if MAP_HEADER not in claim.signed_headers or not (version.isascii() and version.isdigit()):
+            raise S3Error("AccessDenied", f"Peers sign the version of their map ({MAP_HEADER}).")
+        self._secret = self._secret or peer_secret(self._derive(PURPOSE))
+        verify(claim, head, self._secret, self.now())
+        return PeerCall(claim.access_key.removeprefix(PEER_KEY), int(version))
+
+
+def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
+    """A small answer to a peer, with its checksum."""
+    content = framing.frame_body(body)
+    return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
+
+
+async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:
+    """An answer to a peer that is made as it goes, each piece with its checksum. What fails in the middle has
+    the connection cut; what fails before the first piece is raised."""
+    transport, keep_alive = request.transport, bool(request.keep_alive)
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the peer closed the connection")
+    headers = [(FRAMED_HEADER, "1"), ("Transfer-Encoding", "chunked")]
+    head = head_bytes(200, headers, now, connection=connection_header(request, keep_alive))
+    try:
+        async for piece in pieces:
+            for start in range(0, len(piece), framing.MAX_PIECE_BYTES):
+                part = piece[start : start + framing.MAX_PIECE_BYTES]
+                announced = framing.piece_header(part)
+                transport.write(head + b"%x\r\n%b" % (len(part) + len(announced), announced))
+                head = b""
+                transport.write(part)
+                transport.write(b"\r\n")
+            await request.writer.drain()
+    except Exception as error:
+        if head:
+            raise
+        transport.abort()
+        raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+    transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
+    await request.writer.drain()
+    return StreamedReply(200, keep_alive=keep_alive)

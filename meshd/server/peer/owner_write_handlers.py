@@ -1,0 +1,278 @@
+"""Peer handlers for writes that another node received and this node owns: client writes and job outputs.
+
+Law: only for names that this node owns; otherwise the reply is 421 with this node's map version, and
+nothing was changed. The receiving node has already authorized the client (or the job) and verified the
+bytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from meshd.cluster.replication.write_forwarding import (
+    FORWARD_DATA_PATH,
+    FORWARD_PATH,
+    AbortUploadRequest,
+    AmendRequest,
+    CompleteUploadRequest,
+    CreateUploadRequest,
+    DeleteRequest,
+    ForwardedRequest,
+    WriteResult,
+    WriteSpec,
+    accepted_by,
+    handling_forwarded_write,
+    result_of_error,
+)
+from meshd.core.api_errors import BatchError
+from meshd.core.error_mapping import to_s3_error
+from meshd.jobs.outputs import (
+    REMOVE_OUTPUTS_PATH,
+    WRITE_OUTPUT_PATH,
+    OutputBodyParser,
+    OutputTarget,
+    RemoveOutputs,
+)
+from meshd.rpc.peer_client import StaleMapError
+from meshd.server.peer.endpoint import peer_reply, peer_route
+from meshd.store.errors import NoSuchUploadError, NotPrimaryError, StoreError
+from meshd.store.replica.changes import upload_without_local_fields, without_local_fields
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from aiohttp import web
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.jobs.outputs import LocalOutputStore
+    from meshd.server.http_server import HttpRoute
+    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.request import MeshRequest
+    from meshd.store.api import ObjectStore, ObjectWriter
+    from meshd.store.records import Removed, Upload
+    from meshd.util.clock import Clock
+
+
+T = TypeVar("T")
+_MAX_WRITE_MESSAGE: Final = 8 << 20  # a completion of 10,000 parts, and all that is said of it
+_WRITE_MAP_WAIT: Final = 1.0  # seconds for the caller's map to arrive here, too
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(ForwardedRequest).decode
+_decode_trailer = msgspec.msgpack.Decoder(WriteSpec).decode
+
+
+class OwnerWriteHandlers:
+    """One a process. `store`: the one that tells the other nodes."""
+
+    def __init__(self, store: ObjectStore, mesh: ClusterView, clock: Clock) -> None:
+        self._store, self._mesh, self._clock = store, mesh, clock
+
+    def __repr__(self) -> str:
+        return f"<DecisionDoors of {self._mesh.node_id}>"
+
+    def routes(self) -> list[HttpRoute]:
+        """The doors."""
+        return [
+            peer_route("POST", FORWARD_PATH, self.decide),
+            peer_route("POST", FORWARD_DATA_PATH, self.write),
+        ]
+
+    async def decide(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        asked = _decode_or_refuse(_decode_request, await call.read(request, _MAX_WRITE_MESSAGE))
+        await self._admit(call, asked.bucket, asked.key)
+        return await self._answer(call, self._carry_out(asked))
+
+    async def write(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
+        try:
+            bucket, key, size = query["bucket"], query["key"], int(query["size"])
+            upload_id, number = query.get("upload", ""), int(query.get("number", "0"))
+        except (KeyError, ValueError) as error:
+            raise S3Error("InvalidArgument", "bucket, key and size must be given") from error
+        await self._admit(call, bucket, key)
+        if not upload_id:
+            writer = self._store.writer(bucket, key, size=size)
+            return await self._answer(call, _write_body(writer, size, call.pieces(request)))
+        upload = self._store.get_upload(bucket, key, upload_id)
+        if upload is None:
+            return self._reply(WriteResult(trouble="upload"))
+        writer = self._store.part_writer(upload, number, size)
+        return await self._answer(call, _write_body(writer, size, call.pieces(request)))
+
+    async def _admit(self, call: PeerCall, bucket: str, key: str) -> None:
+        """Raises StaleMapError unless this node decides about a name."""
+        if call.map_version > self._mesh.map().version:
+            await self._mesh.newer_than(call.map_version - 1, _WRITE_MAP_WAIT)
+        if not self._mesh.is_decider(bucket, key):
+            raise StaleMapError(self._mesh.map().version)
+
+    async def _answer(self, call: PeerCall, doing: Awaitable[WriteResult]) -> web.StreamResponse:
+        """Raises StaleMapError, S3Error."""
+        try:
+            with handling_forwarded_write(), accepted_by(call.node_id, call.map_version):
+                return self._reply(await doing)
+        except NotPrimaryError as error:
+            raise StaleMapError(self._mesh.map().version) from error
+        except StoreError as error:
+            decided = result_of_error(error)
+            if decided is None:
+                raise to_s3_error(error) from error
+            return self._reply(decided)
+
+    async def _carry_out(self, asked: ForwardedRequest) -> WriteResult:
+        """Raises StoreError."""
+        store = self._store
+        if isinstance(asked, DeleteRequest):
+            return _deletion_result(await self._delete(asked))
+        if isinstance(asked, AmendRequest):
+            record = await store.amend(asked.bucket, asked.key, asked.version, tags=asked.tags, acl=asked.acl)
+            return WriteResult(without_local_fields(record))
+        if isinstance(asked, CreateUploadRequest):
+            return WriteResult(upload=upload_without_local_fields(await self._begin(asked.about)))
+        upload = store.get_upload(asked.bucket, asked.key, asked.upload_id)
+        if upload is None:
+            raise NoSuchUploadError(f"upload {asked.upload_id} was completed or aborted")
+        if isinstance(asked, CompleteUploadRequest):
+            record = await store.complete_upload(
+                upload,
+                asked.parts,
+                asked.meta,
+                asked.conditions,
+                etags=asked.etags,
+                versioning=asked.versioning,
+            )
+            return WriteResult(without_local_fields(record))
+        assert isinstance(asked, AbortUploadRequest)
+        return WriteResult(stamp=await store.abort_upload(upload))
+
+    async def _delete(self, asked: DeleteRequest) -> Removed:
+        store, bucket, key = self._store, asked.bucket, asked.key
+        if asked.version is None:
+            return await store.delete(bucket, key, conditions=asked.conditions, versioning=asked.versioning)
+        return await store.delete_version(bucket, key, asked.version, conditions=asked.conditions)
+
+    async def _begin(self, about: Upload) -> Upload:
+        return await self._store.create_upload(
+            about.bucket,
+            about.key,
+            headers=about.headers,
+            metadata=about.metadata,
+            checksum_algorithm=about.checksum_algorithm,
+            checksum_type=about.checksum_type,
+            owner=about.owner,
+            tags=about.tags,
+            acl=about.acl,
+            born=about.born,
+        )
+
+    def _reply(self, decided: WriteResult) -> web.StreamResponse:
+        return peer_reply(_encode(decided), self._clock.now_ms() // 1000)
+
+
+async def _write_body(writer: ObjectWriter, size: int, pieces: AsyncIterator[bytes]) -> WriteResult:
+    """Bytes, and what is said of them behind. Raises StoreError, S3Error."""
+    try:
+        said = await _receive_body(writer, size, pieces)
+        record = await writer.commit(said.meta, conditions=said.conditions, versioning=said.versioning)
+    except BaseException:
+        await writer.abort()
+        raise
+    return WriteResult(without_local_fields(record))
+
+
+async def _receive_body(writer: ObjectWriter, size: int, pieces: AsyncIterator[bytes]) -> WriteSpec:
+    left, ending = size, bytearray()
+    async for piece in pieces:
+        data = piece[:left]
+        if data:
+            await writer.write(data)
+            left -= len(data)
+        ending += piece[len(data) :]
+        if len(ending) > _MAX_WRITE_MESSAGE:
+            raise S3Error("EntityTooLarge")
+    return _decode_or_refuse(_decode_trailer, bytes(ending))
+
+
+def _decode_or_refuse(decode: Callable[[bytes], T], raw: bytes) -> T:
+    try:
+        return decode(raw)
+    except msgspec.MsgspecError as error:
+        raise S3Error("InvalidArgument", f"what a peer sent says nothing: {error}") from error
+
+
+def _deletion_result(removed: Removed) -> WriteResult:
+    record, marker = removed.record, removed.marker
+    return WriteResult(
+        None if record is None else without_local_fields(record),
+        None if marker is None else without_local_fields(marker),
+        removed.stamp,
+    )
+
+
+_MAX_REMOVAL: Final = 16 << 20
+_OUTPUT_MAP_WAIT: Final = 1.0
+
+
+class JobOutputHandlers:
+    """One a process."""
+
+    def __init__(self, own: LocalOutputStore, mesh: ClusterView, clock: Clock) -> None:
+        self._own, self._mesh, self._clock = own, mesh, clock
+
+    def __repr__(self) -> str:
+        return f"<OutputDoors of {self._mesh.node_id}>"
+
+    def routes(self) -> list[HttpRoute]:
+        """The doors."""
+        return [
+            peer_route("POST", WRITE_OUTPUT_PATH, self.write),
+            peer_route("POST", REMOVE_OUTPUTS_PATH, self.remove),
+        ]
+
+    async def write(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
+        try:
+            bucket, key, size = query["bucket"], query["key"], int(query["size"])
+        except (KeyError, ValueError) as error:
+            raise S3Error("InvalidArgument", "bucket, key and size must be given") from error
+        await self._admit(call, bucket, key)
+        parted = OutputBodyParser(call.pieces(request))
+        try:
+            async with aclosing(parted.pieces()) as pieces:
+                await self._own.write(
+                    OutputTarget(bucket, key, None if size < 0 else size), pieces, parted.facts
+                )
+        except StoreError as error:
+            raise to_s3_error(error) from error
+        except BatchError as error:
+            raise S3Error(error.code, error.message) from error
+        return self._done()
+
+    async def remove(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        body = await call.read(request, _MAX_REMOVAL)
+        try:
+            asked = msgspec.msgpack.decode(body, type=RemoveOutputs)
+        except msgspec.MsgspecError as error:
+            raise S3Error("InvalidArgument", f"what a peer sent says nothing: {error}") from error
+        for key in asked.keys:
+            await self._admit(call, asked.bucket, key)
+        try:
+            await self._own.remove(asked.bucket, asked.keys)
+        except StoreError as error:
+            raise to_s3_error(error) from error
+        return self._done()
+
+    async def _admit(self, call: PeerCall, bucket: str, key: str) -> None:
+        """Raises StaleMapError unless this node decides about a name."""
+        if call.map_version > self._mesh.map().version:
+            await self._mesh.newer_than(call.map_version - 1, _OUTPUT_MAP_WAIT)
+        if not self._mesh.is_decider(bucket, key):
+            raise StaleMapError(self._mesh.map().version)
+
+    def _done(self) -> web.StreamResponse:
+        return peer_reply(b"", self._clock.now_ms() // 1000)

@@ -1,0 +1,221 @@
+"""Peer handlers for rebalancing, and the handoff of their connections to the rebalance process.
+
+Law: a caller with a newer map waits until this node has that map too, and from then on no process of
+this node writes under an older one: earlier writes appear in the comparison, later ones reach the caller
+as a member of the write set. A connection is handed off whole, between two responses, and its request is
+authenticated again in the new process. TLS connections and connections used for other calls stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+import msgspec
+
+from meshd.cluster.rebalance.sync_source import (
+    DigestsRequest,
+    DocumentsRequest,
+    FetchRequest,
+    InventoryRequest,
+    encode,
+)
+from meshd.rpc.peer_client import POOL_HEADER, StaleMapError
+from meshd.rpc.unix_messages import StreamClosedError
+from meshd.server.http_server import drain_server, make_server
+from meshd.server.peer.endpoint import peer_reply, peer_route, stream_reply
+from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
+from meshd.server.response import Reply, StreamedReply
+from meshd.server.response_body import is_encrypted
+from meshwire.errors import S3Error
+from meshwire.http_values import percent_encoding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiohttp import web
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.rebalance.sync_source import SyncSource
+    from meshd.cluster.rebalance.worker import WorkerSocket
+    from meshd.config import HttpSettings
+    from meshd.server.http_server import HttpRoute, UnsignedHandler
+    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCall
+    from meshd.server.request import MeshRequest
+    from meshd.util.clock import Clock
+
+
+_MAX_REBALANCE_MESSAGE: Final = 4 << 20
+_PATIENCE: Final = 5.0
+W = TypeVar("W")
+
+
+class RebalanceHandlers:
+    """`offers` of this node's store."""
+
+    def __init__(self, offers: SyncSource, mesh: ClusterView, clock: Clock) -> None:
+        self._offers, self._mesh, self._clock = offers, mesh, clock
+
+    def routes(self) -> list[HttpRoute]:
+        return [
+            peer_route("POST", "/-/peer/moves/digests", self._digests),
+            peer_route("POST", "/-/peer/moves/inventory", self._inventory),
+            peer_route("POST", "/-/peer/moves/documents", self._documents),
+            peer_route("POST", "/-/peer/moves/fetch", self._fetch),
+        ]
+
+    async def _wanted(self, request: MeshRequest, call: PeerCall, kind: type[W]) -> W:
+        known = self._mesh.map().version
+        if known < call.map_version and not await self._mesh.newer_than(call.map_version - 1, _PATIENCE):
+            raise StaleMapError(self._mesh.map().version)
+        try:
+            return msgspec.msgpack.decode(await call.read(request, _MAX_REBALANCE_MESSAGE), type=kind)
+        except msgspec.MsgspecError as error:
+            raise S3Error("InvalidRequest", f"A peer of another version: {error}") from error
+
+    @property
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000
+
+    async def _digests(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        wanted = await self._wanted(request, call, DigestsRequest)
+        if not wanted.after:
+            await self._offers.fence(call.map_version)
+        return peer_reply(encode(await self._offers.digests(wanted)), self._now)
+
+    async def _inventory(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        wanted = await self._wanted(request, call, InventoryRequest)
+        return peer_reply(encode(await self._offers.inventory(wanted)), self._now)
+
+    async def _documents(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        wanted = await self._wanted(request, call, DocumentsRequest)
+        return peer_reply(encode(await self._offers.documents(wanted)), self._now)
+
+    async def _fetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        wanted = await self._wanted(request, call, FetchRequest)
+        return await stream_reply(request, self._offers.frames(wanted), self._now)
+
+
+_MAX_HANDED_BODY: Final = 5 << 20
+_LAST_WORD: Final = 0.5
+
+
+class HandedConnection(msgspec.Struct, frozen=True, tag="guest"):
+    """Somebody's connection comes with this, and the bytes of a request that were read from it already."""
+
+    request: bytes
+
+
+def handoff_routes(routes: Sequence[HttpRoute], door: WorkerSocket) -> list[HttpRoute]:
+    """The same doors, of which all calls go on behind `door`."""
+    return [peer_route(route.method, route.prefix, _HandoffHandler(route, door).hand) for route in routes]
+
+
+class _HandoffHandler:
+    """One door."""
+
+    def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
+        self._here, self._door = cast("UnsignedHandler", route.handler), door
+
+    async def hand(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the peer closed the connection")
+        headers = request.headers
+        whole = "Content-Length" in headers and "Expect" not in headers
+        if is_encrypted(transport) or not whole or POOL_HEADER not in headers:
+            return await self._here(request)
+        body = await call.raw(request, _MAX_HANDED_BODY)
+        if transport.is_closing() or transport.get_write_buffer_size():
+            raise ConnectionResetError("the peer closed the connection")
+        fd = os.dup(transport.get_extra_info("socket").fileno())
+        try:
+            stream = await self._door.enter()
+            try:
+                await stream.send(HandedConnection(_head(request) + body), [fd])
+            finally:
+                stream.close()
+        except (OSError, StreamClosedError) as error:
+            raise S3Error("ServiceUnavailable", f"Nobody moves data here at the moment: {error}") from error
+        finally:
+            os.close(fd)
+        transport.abort()  # closes this process's descriptor, and nothing else
+        return StreamedReply(200, keep_alive=False)
+
+
+def _head(request: MeshRequest) -> bytes:
+    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), percent_encoding.to_bytes(request.raw_path))]
+    lines += [b"%s: %s" % field for field in request.raw_headers]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+class HandoffServer:
+    """Answers connections that were handed over. Make it in the running loop."""
+
+    def __init__(
+        self, routes: Sequence[HttpRoute], gate: PeerAuthenticator, clock: Clock, http: HttpSettings
+    ) -> None:
+        self._routes, self._gate, self._clock = tuple(routes), gate, clock
+        self._server = make_server(self._handle, clock, http)
+        self.answering = 0
+        """Requests under way."""
+
+    def __repr__(self) -> str:
+        return f"<GuestServer, {self._server.open_ones} connections>"
+
+    async def welcome(self, guest: HandedConnection, fds: Sequence[int]) -> None:
+        """Takes the connection over."""
+        if len(fds) != 1:
+            return
+        sock = socket.socket(fileno=os.dup(fds[0]))
+        sock.setblocking(False)
+        try:
+            loop = asyncio.get_running_loop()
+            _, protocol = await loop.connect_accepted_socket(self._server, sock)
+        except OSError:  # it went away
+            sock.close()
+            return
+        protocol.data_received(guest.request)
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        await drain_server(self._server, self._clock, _LAST_WORD)
+
+    async def _handle(self, request: MeshRequest) -> web.StreamResponse:
+        path = request.raw_path.partition("?")[0]
+        request.trace = trace = RequestTrace(self._clock, None, request.remote)
+        trace.target = path
+        self.answering += 1
+        try:
+            response = await self._answer(request, path)
+            if isinstance(response, Reply):
+                await finish_response(request, response)
+                trace.sent += response.body_length
+        except BaseException:
+            trace.finish(CLIENT_GONE)
+            raise
+        finally:
+            self.answering -= 1
+        trace.finish(response.status)
+        return response
+
+    def _route(self, method: str, path: str) -> HttpRoute:
+        for route in self._routes:
+            if route.takes(method, path):
+                return route
+        raise S3Error("NoSuchKey", "Only what moves data is answered on this connection.")
+
+    async def _answer(self, request: MeshRequest, path: str) -> web.StreamResponse:
+        try:
+            route = self._route(request.method, path)
+            request.trace.operation = f"{route.method} {route.prefix}"
+            request.gate = self._gate
+            return await cast("UnsignedHandler", route.handler)(request)
+        except S3Error as error:
+            request.trace.code = error.code
+            body = json.dumps({"error": {"code": error.code, "message": error.message}}).encode()
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+            return Reply(error.status, headers, body, self._clock.now_ms() // 1000)

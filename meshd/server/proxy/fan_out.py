@@ -1,0 +1,204 @@
+"""Fans out requests that concern several owners: DeleteObjects, and keys that may name archive members.
+
+Law: each node that owns some of the keys gets the client's own request, verifies it and deletes its
+keys; the results are merged here. A key that may name an archive member is looked up on every possible
+owner, then routed by what it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.server.proxy.forwarder import MisdirectedError, ObjectName
+from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
+from meshwire.errors import S3Error
+from meshwire.s3 import operations as ops
+from meshwire.s3 import xml_documents
+from meshwire.s3.results import DeleteResult
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.peer_reads.listing import MergedListings
+    from meshd.reads.copy_source import RemoteCopySources
+    from meshd.server.proxy.forwarder import Forwarder
+    from meshd.server.proxy.hop_headers import Hop
+    from meshd.server.request import MeshRequest
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+    from meshwire.s3.results import DeletedKey, DeleteFailure
+    from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
+
+AIM_KEYS: Final = "keys"
+"""`Hop.aim` of a DeleteObjects: the keys that the node asked decides about."""
+AIM_MEMBERS: Final = "members"
+"""`Hop.aim` of a listing that leads into an archive."""
+_PATIENCE: Final = 15.0
+
+
+class FanOut:
+    """One a process."""
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        far: RemoteCopySources,
+        merged: MergedListings,
+        mesh: ClusterView,
+        clock: Clock,
+    ) -> None:
+        self._forwarder, self._far, self._merged = forwarder, far, merged
+        self._mesh, self._clock = mesh, clock
+
+    def __repr__(self) -> str:
+        return f"<Scatterer of {self._mesh!r}>"
+
+    # --- names that may be members --------------------------------------------------------------------
+
+    async def addressed(self, operation: ops.Operation) -> ops.Operation:
+        """As `MemberService.addressed`, wherever the archive lies. Raises S3Error SlowDown."""
+        if (
+            isinstance(operation, ops.GetObject)
+            and MEMBER_SEPARATOR in operation.key
+            and operation.member is None
+        ):
+            found = await self._member(operation.bucket, operation.key)
+            return operation if found is None else replace(operation, key=found[0], member=found[1])
+        if (
+            isinstance(operation, ops.CopyObject | ops.UploadPartCopy)
+            and MEMBER_SEPARATOR in operation.source.key
+        ):
+            source = operation.source
+            found = await self._member(source.bucket, source.key)
+            if found is not None:
+                return replace(operation, source=replace(source, key=found[0], member=found[1]))
+        return operation
+
+    async def _member(self, bucket: str, key: str) -> tuple[str, str] | None:
+        paths = [path for path in member_paths(key) if path.member]
+        if not paths or await self._far.has(bucket, key):
+            return None
+        for path in paths:
+            if await self._far.has(bucket, path.key):
+                return path
+        return None
+
+    async def archive_of(self, operation: ops.ListObjects) -> ObjectName | None:
+        """The archive that a listing leads into; None for any other listing. Raises S3Error SlowDown."""
+        paths = member_paths(operation.prefix)
+        if not paths:
+            return None
+        page = await self._merged.entries(operation.bucket, prefix=operation.prefix, limit=1)
+        if page.entries:
+            return None
+        for path in paths:
+            if await self._far.has(operation.bucket, path.key):
+                return ObjectName(operation.bucket, path.key, reading=True)
+        return None
+
+    # --- deletions --------------------------------------------------------------------------------------
+
+    def mine(self, bucket: str, asked: DeleteRequest, hop: Hop) -> DeleteRequest:
+        """The keys that this node decides about, by the map of the node that asks. Raises
+        MisdirectedError."""
+        version = self._mesh.map().version
+        if version != hop.map_version:
+            raise MisdirectedError(version)
+        keys = tuple(entry for entry in asked.keys if self._mesh.is_decider(bucket, entry.key))
+        return asked._replace(keys=keys)
+
+    async def delete(
+        self,
+        request: MeshRequest,
+        operation: ops.DeleteObjects,
+        asked: DeleteRequest,
+        here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
+    ) -> DeleteResult:
+        """Deletes the keys wherever they are decided about; `here` does it for this node's own. Raises
+        S3Error SlowDown when some cannot be decided now."""
+        deadline = self._clock.monotonic() + _PATIENCE
+        left = asked.keys
+        results: list[DeleteResult] = []
+        while left:
+            version = self._mesh.map().version
+            again: list[DeleteKey] = []
+            groups, nodes = self._grouped(operation.bucket, left)
+            asking = [
+                self._part(request, operation, nodes[node_id], keys, here, asked, version)
+                for node_id, keys in groups.items()
+            ]
+            for keys, result in await asyncio.gather(*asking):
+                if result is None:
+                    again += keys
+                else:
+                    results.append(result)
+            left = tuple(again)
+            if left:
+                if self._clock.monotonic() > deadline:
+                    raise S3Error(
+                        "SlowDown", f"Nobody decides about {len(left)} of these keys now; try again."
+                    )
+                await self._mesh.newer_than(version, 0.5)
+        return _merge_results(asked, results)
+
+    def _grouped(
+        self, bucket: str, keys: Sequence[DeleteKey]
+    ) -> tuple[dict[str, list[DeleteKey]], dict[str, Node | None]]:
+        groups: dict[str, list[DeleteKey]] = defaultdict(list)
+        nodes: dict[str, Node | None] = {}
+        for entry in keys:
+            decider = self._mesh.route(bucket, entry.key).decider
+            node_id = "" if decider is None else decider.node_id
+            groups[node_id].append(entry)
+            nodes[node_id] = decider
+        return groups, nodes
+
+    async def _part(
+        self,
+        request: MeshRequest,
+        operation: ops.DeleteObjects,
+        node: Node | None,
+        keys: list[DeleteKey],
+        here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
+        asked: DeleteRequest,
+        version: int,
+    ) -> tuple[list[DeleteKey], DeleteResult | None]:
+        """The keys of one node, and what became of them; None when they must be asked for again."""
+        if node is None:
+            return keys, None
+        if node.node_id == self._mesh.node_id:
+            return keys, await here(asked._replace(keys=tuple(keys)))
+        try:
+            status, body = await self._forwarder.part(request, node, AIM_KEYS)
+        except MisdirectedError as error:
+            await self._mesh.newer_than(max(version, error.version - 1), 1.0)
+            return keys, None
+        except PeerUnreachableError as error:
+            await self._mesh.suspect(node.node_id, version)
+            if error.begun:
+                raise S3Error(
+                    "SlowDown", f"Node {node.node_id} went away; some keys may be deleted. Try again."
+                ) from error
+            return keys, None
+        if status != 200:
+            raise S3Error("SlowDown", f"Node {node.node_id} could not delete its keys ({status}); try again.")
+        return keys, xml_documents.parse_delete_result(body)
+
+
+def _merge_results(asked: DeleteRequest, results: Sequence[DeleteResult]) -> DeleteResult:
+    """One answer, in the order in which the keys were asked."""
+    deleted: dict[tuple[str, str], DeletedKey] = {}
+    failed: dict[tuple[str, str], DeleteFailure] = {}
+    for result in results:
+        deleted |= {(entry.key, entry.version): entry for entry in result.deleted}
+        failed |= {(entry.key, entry.version): entry for entry in result.failures}
+    order = [(entry.key, entry.version or "") for entry in asked.keys]
+    return DeleteResult(
+        tuple(deleted[place] for place in order if place in deleted),
+        tuple(failed[place] for place in order if place in failed),
+    )

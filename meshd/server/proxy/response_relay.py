@@ -1,0 +1,327 @@
+"""Relays another node's response to the client as it arrives, with a fast path that needs no task.
+
+Law: bytes move to the client in the callback that received them, or by splice when both sockets are
+plain and much is left. A slow client slows down the other node. The fast path serves only requests that
+are safe to repeat: if no byte of a response came, the request takes the regular path. Invariant: either
+nothing of a response goes out, or all of it, or the client's connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.rpc.http_connection import duplicate_socket
+from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.server.proxy.hop_headers import is_peer_status
+from meshd.server.proxy.splice import Splice
+from meshd.server.request_trace import CLIENT_GONE
+from meshd.server.response_body import PendingResponse, is_encrypted
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.rpc.http_connection import HttpConnection, ResponseHead
+    from meshd.server.request_trace import RequestTrace
+    from meshd.server.sendfile import DirectSender
+
+
+_SPLICED: Final = 96 << 10  # so much must be left for it to be worth the trouble
+_HIGH: Final = 256 << 10  # bytes queued for the client before the other node is made to wait
+_IDLE_SECONDS: Final = 120.0  # a client that takes nothing for so long is given up
+_SILENCE: Final = 60.0  # seconds: of a node in the middle of an answer
+_HOP_BY_HOP = (b"connection", b"keep-alive")
+
+
+class ResponseRelay:
+    """One answer on its way. `protocol` is the client's connection; `finish` says at the last moment whether
+    it is closed afterwards. `outcome` is set once: None when all of the answer went out, the head of one that
+    must not (`kept_back` says so), the error when nothing came or it broke off."""
+
+    def __init__(
+        self,
+        protocol: Any,
+        wire: HttpConnection,
+        connection: Callable[[], str],
+        kept_back: Callable[[ResponseHead], bool],
+    ) -> None:
+        self._protocol, self._wire = protocol, wire
+        self._connection, self._kept_back = connection, kept_back
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[ResponseHead | None] = self._loop.create_future()
+        self.wanted: asyncio.Future[bool] = self._loop.create_future()
+        """Whether the request's body is asked for."""
+        self.head: ResponseHead | None = None
+        """Of the answer that is being handed on."""
+        self.sent = 0
+        """Bytes of its body."""
+        self.closing = False
+        """Whether the client's connection is to be closed after it."""
+        self.broken = False
+        """Whether the other node broke it off when a part of it was out."""
+        self._chunked = False
+        self._early: bytes | None = None  # what goes out before the rest is spliced
+        self._helper: asyncio.Task[None] | None = None
+        self._pump: Splice | None = None
+        self._own: socket.socket | None = None
+        self._dropping: ResponseHead | None = None
+
+    def __repr__(self) -> str:
+        return f"<Relay from {self._wire!r}, {self.sent} bytes sent>"
+
+    def cancel(self) -> None:
+        """The client is gone: ask no more."""
+        self._stop()
+        if not self.outcome.done():
+            self.outcome.cancel()
+            self._wire.abort()
+
+    def give_up(self, error: Exception) -> None:
+        """No answer is waited for any more; one of which a part is out is cut."""
+        if self.outcome.done():
+            return
+        self._wire.abort()
+        self._fail(error)
+
+    # --- what the other node's connection tells -------------------------------------------------------
+
+    def continued(self) -> None:
+        if not self.wanted.done():
+            self.wanted.set_result(True)
+
+    def begun(self, head: ResponseHead) -> None:
+        if not self.wanted.done():
+            self.wanted.set_result(False)
+        if self.outcome.done():
+            self._wire.abort()
+            return
+        if self._kept_back(head):
+            self._dropping = head
+            return
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
+            self.give_up(_client_gone())
+            return
+        self.head = head
+        self._wire.patience = _SILENCE
+        word = self._connection()
+        self._chunked = head.length is None
+        if self._chunked:  # its end is the connection's: rare, and the same for every client
+            word = "close"
+        self.closing = word == "close"
+        text = _rewritten(head, word)
+        if head.length is not None and head.length >= _SPLICED and not self._is_encrypted(transport):
+            self._early = text
+            self._wire.pause()
+            self._loop.call_soon(self._splice)
+        else:
+            self._write(transport, text)
+
+    def came(self, data: bytes) -> None:
+        if self._dropping is not None:
+            return
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
+            self.give_up(_client_gone())
+            return
+        self.sent += len(data)
+        if self._early is not None:
+            self._early += data
+            return
+        self._write(transport, data)
+        if self._wire.left and self._helper is None and transport.get_write_buffer_size() > _HIGH:
+            self._wire.pause()
+            self._helper = self._loop.create_task(self._await_client())
+
+    def ended(self) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(self._dropping)
+
+    def broke(self, error: PeerUnreachableError) -> None:
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._stop()
+        if not self.wanted.done():
+            self.wanted.set_result(False)
+        if self.outcome.done():
+            return
+        self.outcome.set_exception(error)
+        self.outcome.exception()  # whoever waits is told; it may have left
+        if self.head is not None:
+            self.broken = isinstance(error, PeerUnreachableError)
+            if self._protocol.transport is not None:
+                self._protocol.transport.abort()
+
+    def _stop(self) -> None:
+        """Move nothing more. Idempotent."""
+        helper, self._helper = self._helper, None
+        if helper is not None and helper is not asyncio.current_task():
+            helper.cancel()
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close()
+            self.sent += pump.passed
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+
+    # --- a slow client, a large answer ------------------------------------------------------------------
+
+    def _is_encrypted(self, transport: asyncio.Transport) -> bool:
+        other = self._wire.transport
+        return is_encrypted(transport) or other is None or is_encrypted(other)
+
+    async def _await_client(self) -> None:
+        """Until the client has taken most of what waits for it."""
+        try:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                await self._protocol._drain_helper()
+        except (ConnectionError, TimeoutError) as error:
+            self.give_up(error)
+        else:
+            self._helper = None
+            self._wire.resume()
+
+    def _splice(self) -> None:
+        """Send what is here past the transport's queue, and the rest without reading it."""
+        early, self._early = self._early, None
+        if self.outcome.done() or early is None:
+            return
+        transport, past = self._protocol.transport, self._protocol.past_the_queue()
+        if transport is None or transport.is_closing():
+            self.give_up(_client_gone())
+            return
+        if past is not None and not transport.get_write_buffer_size():
+            try:
+                with suppress(BlockingIOError):
+                    early = early[past.sock.send(early, socket.MSG_MORE) :]
+            except OSError as error:
+                self.give_up(error)
+                return
+        if early:
+            self._write(transport, early)
+            self._helper = self._loop.create_task(self._splice_behind(transport))
+        else:
+            self._start(past)
+
+    async def _splice_behind(self, transport: asyncio.Transport) -> None:
+        """When all that is queued for the client is with the kernel: what is spliced overtakes the queue."""
+        try:
+            await asyncio.sleep(0)  # what uvloop was given in this turn it queues in the next
+            if transport.get_write_buffer_size():
+                low, high = transport.get_write_buffer_limits()
+                transport.set_write_buffer_limits(high=0)
+                try:
+                    async with asyncio.timeout(_IDLE_SECONDS):
+                        await self._protocol._drain_helper()
+                finally:
+                    transport.set_write_buffer_limits(high=high, low=low)
+        except (OSError, TimeoutError) as error:
+            self.give_up(error)
+        else:
+            self._helper = None
+            self._start(self._protocol.past_the_queue())
+
+    def _start(self, past: DirectSender | None) -> None:
+        transport = self._protocol.transport
+        try:
+            if transport is None:
+                raise _client_gone()
+            if past is None:
+                self._own = duplicate_socket(transport)
+            drain = past.sock if past is not None else self._own
+            assert drain is not None
+            self._pump = Splice(self._wire.beside(), drain, self._wire.left, self._moved, self._spliced)
+        except OSError as error:
+            self.give_up(error)
+        else:
+            self._pump.start()
+
+    def _spliced(self, error: Exception | None) -> None:
+        self._stop()
+        if error is not None:
+            self.give_up(error)
+            return
+        self._wire.resume()
+        self._wire.passed(self._wire.left)
+
+    def _moved(self) -> None:
+        self._protocol.moved += 1
+
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        transport.write(data)
+        self._protocol.wrote(len(data))
+
+
+def _client_gone() -> ConnectionResetError:
+    return ConnectionResetError("the client closed the connection")
+
+
+def _rewritten(head: ResponseHead, connection: str) -> bytes:
+    """The head as it came, but for what is about the connection it came on."""
+    raw = head.raw
+    if "connection" in head.headers or "keep-alive" in head.headers or "transfer-encoding" in head.headers:
+        lines = raw[:-4].split(b"\r\n")
+        dropped = (*_HOP_BY_HOP, b"transfer-encoding")
+        kept = [line for line in lines if line.partition(b":")[0].lower() not in dropped]
+        raw = b"\r\n".join(kept) + b"\r\n\r\n"
+    if connection:
+        raw = raw[:-2] + f"Connection: {connection}\r\n\r\n".encode()
+    return raw
+
+
+_FIRST_BYTE: Final = 2.0  # seconds of silence until the request takes the ordinary way
+
+
+class ProxiedResponse(PendingResponse):
+    """`data` is the client's only request, as it came on `protocol`. `ended` is called once, on a turn of the
+    loop of its own, when the answer is out, none came, or the client is gone."""
+
+    def __init__(
+        self,
+        protocol: Any,
+        wire: HttpConnection,
+        data: bytes,
+        trace: RequestTrace,
+        ended: Callable[[ProxiedResponse], None],
+    ) -> None:
+        super().__init__(protocol, data)
+        self._wire, self._trace, self._ended = wire, trace, ended
+        self.relay = ResponseRelay(protocol, wire, self._word, is_peer_status)
+
+    def __repr__(self) -> str:
+        return f"<PassedOn {self.relay!r}, {len(self.held)} bytes held>"
+
+    @property
+    def answered(self) -> bool:
+        return self.relay.head is not None
+
+    @property
+    def closing(self) -> bool:
+        return self.relay.closing
+
+    def start(self, sent: bytes, *, head_only: bool) -> None:
+        """Ask with `sent`."""
+        self.relay.outcome.add_done_callback(self._done)
+        self._wire.start(self.relay, sent, patience=_FIRST_BYTE, head_only=head_only)
+
+    def _word(self) -> str:
+        return "close" if self.last and not self.held else ""
+
+    def _done(self, _: asyncio.Future[Any]) -> None:
+        transport, trace, head = self._protocol.transport, self._trace, self.relay.head
+        trace.sent += self.relay.sent
+        gone = transport is None or transport.is_closing()
+        if head is None and not gone:
+            trace.drop()
+        else:
+            trace.finish(CLIENT_GONE if gone or head is None else head.status, later=True)
+        if head is not None:
+            metrics.forwarded.labels("broken" if self.relay.broken else "answered").inc()
+        if not gone:
+            self._read_on()
+        self._ended(self)

@@ -1,0 +1,139 @@
+"""A client's request as sent to another node: its head unchanged, its body buffered or streamed.
+
+Law: everything the client signed goes out unchanged; connection headers stay behind (RFC 9110 §7.6.1).
+Invariant: a request is resent only while no part of its body has been sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.server.proxy.hop_headers import HOP_HEADER
+from meshd.server.request import RequestBody
+from meshd.server.request_trace import must_close_connection
+from meshd.server.response import StreamedReply, connection_header
+from meshd.server.s3.authentication import ANONYMOUS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from meshd.rpc.http_connection import HttpConnection
+    from meshd.server.proxy.response_relay import ResponseRelay
+    from meshd.server.request import MeshRequest
+    from meshwire.s3.parse_request import RequestHead
+
+_NOT_SENT: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade", b"expect")
+)
+
+
+class PartialBody(NamedTuple):
+    """A body that was begun to be read: what was read, and what is left."""
+
+    read: Sequence[bytes]
+    rest: AsyncIterator[bytes]
+
+
+class UpstreamRequest:
+    """One request on its way, to one node after the other until one answers."""
+
+    def __init__(
+        self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: PartialBody | None
+    ) -> None:
+        self._request, self._begun = request, begun
+        announced = request.body_exists or "Expect" in request.headers
+        self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
+        self.streams = False
+        """Whether the body goes out as it comes."""
+        self.gone = False
+        """Whether a part of it has: then the request cannot be begun again."""
+        self.received = 0
+        self.relay: ResponseRelay | None = None
+
+    async def hold(self, most: int) -> None:
+        """Read the body now if it is small, and whoever sends it does not wait to be asked."""
+        length = self._request.content_length
+        self.streams = self._begun is not None
+        if self.streams or self._body is None or self._request.held_body is not None:
+            return
+        if length is None or length > most or (length and "Expect" in self._request.headers):
+            self.streams = True
+            return
+        self._request.held_body = b"".join([data async for data in self._body.raw()])
+        self.received = len(self._request.held_body)
+
+    def head(self, hop: str) -> bytes:
+        """The request as it goes out, a body that is held included."""
+        return upstream_head(self._request, hop, streams=self.streams)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        assert self._body is not None
+        if self._begun is None:
+            async for data in self._body.raw():
+                yield data
+            return
+        for data in self._begun.read:
+            yield data
+        async for data in self._begun.rest:
+            yield data
+
+    async def run(self, relay: ResponseRelay, wire: HttpConnection) -> None:
+        """Send the body when it is asked for. Raises S3Error for one that does not come as it should,
+        ConnectionError when the client is gone."""
+        assert self._body is not None
+        if not await relay.wanted:
+            return
+        left = self._request.content_length
+        wire.sending = self.gone = True
+        try:
+            async for data in self._pieces():
+                self.received += len(data)
+                if left is None:
+                    wire.send(b"%x\r\n%b\r\n" % (len(data), data))
+                else:
+                    wire.send(data)
+                    left -= len(data)
+                    if not left:
+                        wire.sent_all()
+                await wire.drained()
+                if relay.outcome.done() or relay.head is not None:
+                    return
+            if left is None:
+                wire.send(b"0\r\n\r\n")
+                wire.sent_all()
+        except PeerUnreachableError:
+            return  # the relay hears of it, too
+        finally:
+            wire.sending = False
+
+    def connection(self) -> str:
+        """What the answer says of the client's connection; asked when its head is here."""
+        request = self._request
+        return connection_header(request, bool(request.keep_alive) and not must_close_connection(request))
+
+    def reply(self) -> StreamedReply:
+        """What was sent."""
+        relay = self.relay
+        assert relay is not None
+        assert relay.head is not None
+        keep_alive = bool(self._request.keep_alive) and not relay.closing
+        return StreamedReply(relay.head.status, keep_alive=keep_alive)
+
+
+def upstream_head(request: MeshRequest, hop: str, *, streams: bool = False) -> bytes:
+    """A client's request as it goes to another node: a body that is held included, one that `streams`
+    announced."""
+    lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
+    lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
+    held = None if streams else request.held_body
+    if "Host" not in request.headers:
+        lines.append(b"host: ")
+    if streams:
+        lines.append(b"expect: 100-continue")
+        if request.content_length is None:
+            lines.append(b"transfer-encoding: chunked")
+    elif held is not None and "Content-Length" not in request.headers:
+        lines.append(b"content-length: %d" % len(held))
+    lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (held or b"")

@@ -1,0 +1,139 @@
+"""HTTP responses as bytes: the status line and headers, joined with a small body into one write.
+
+Law: a header value with a line break never reaches the wire. Invariant: a reply is written once.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from meshwire.http_values.dates import format_http
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiohttp.abc import AbstractStreamWriter
+
+    from meshd.cluster.cluster_view import ClusterView
+
+Header = tuple[str, str]
+
+_UNSAFE = re.compile(r"[\0-\x08\n-\x1f\x7f]")
+_JOIN_LIMIT = 128 << 10
+
+
+def new_request_id() -> str:
+    """16 hexadecimal digits, unlike any other request's."""
+    return f"{random.getrandbits(64):016X}"
+
+
+@lru_cache(maxsize=256)
+def _status_line(status: int) -> str:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    return f"HTTP/1.1 {status} {phrase}\r\nServer: meshd\r\n"
+
+
+@lru_cache(maxsize=4)
+def _date_line(seconds: int) -> str:
+    return f"Date: {format_http(seconds)}\r\n"
+
+
+def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: str = "") -> bytes:
+    """Status line and headers. `now` in seconds since the epoch; `connection` is `close` or `keep-alive`,
+    if said."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers]
+    if connection:
+        lines.append(f"Connection: {connection}\r\n")
+    text = "".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
+        text = "".join(_UNSAFE.sub(" ", line[:-2]) + "\r\n" for line in lines)
+    return f"{_status_line(status)}{_date_line(now)}{text}\r\n".encode("utf-8", "surrogateescape")
+
+
+def connection_header(request: web.BaseRequest, keep_alive: bool) -> str:
+    """What the Connection header must say (RFC 9112 §9.3): nothing where the version's default holds."""
+    if keep_alive:
+        return "" if request.version >= HttpVersion11 else "keep-alive"
+    return "close"
+
+
+class Reply(web.StreamResponse):
+    """A whole answer. aiohttp asks it to `prepare` and to `write_eof`; both are one write.
+
+    StreamResponse's own constructor is skipped on purpose: it builds a header multidict that nobody would
+    read. `_headers`, `_state` and the rest keep their class defaults or are never touched.
+    """
+
+    def __init__(self, status: int, headers: list[Header], body: bytes, now: int) -> None:
+        self._status = status
+        self._keep_alive = None
+        self._fields = headers
+        self._bytes = body
+        self._now = now
+        self._written = False
+
+    def __repr__(self) -> str:
+        return f"<Reply {self._status}, {len(self._bytes)} bytes{', written' if self._written else ''}>"
+
+    @property
+    def body_length(self) -> int:
+        return len(self._bytes)
+
+    def say_when_to_retry(self, mesh: ClusterView) -> None:
+        """A 503 says when it is worth repeating the request, whatever it was refused for."""
+        if self._status == 503 and not self._written and not any(_is_retry_after(f) for f in self._fields):
+            self._fields = [*self._fields, ("Retry-After", str(mesh.retry_after))]
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Write everything. Raises ConnectionResetError when the client is gone."""
+        if self._written:
+            return None
+        self._written = True
+        if self._keep_alive is None:
+            self._keep_alive = request.keep_alive
+        connection = connection_header(request, self._keep_alive)
+        write_head(
+            request, head_bytes(self._status, self._fields, self._now, connection=connection), self._bytes
+        )
+        await request.writer.drain()
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+
+def _is_retry_after(field: Header) -> bool:
+    return field[0].lower() == "retry-after"
+
+
+class StreamedReply(Reply):
+    """Stands for an answer that was streamed already."""
+
+    def __init__(self, status: int, *, keep_alive: bool) -> None:
+        super().__init__(status, [], b"", 0)
+        self._written, self._keep_alive = True, keep_alive
+
+
+def write_head(request: web.BaseRequest, head: bytes, body: bytes = b"") -> None:
+    """Queue head and body on the connection. Raises ConnectionResetError when the client is gone."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client closed the connection")
+    if len(body) <= _JOIN_LIMIT:
+        transport.write(head + body)
+    else:
+        transport.write(head)
+        transport.write(body)
+    wrote = getattr(request.protocol, "wrote", None)
+    if wrote is not None:
+        wrote(len(head) + len(body))

@@ -1,0 +1,165 @@
+"""Response bodies outside sendfile: written piece by piece over TLS, and resumed after a failed read.
+
+Law: when stored bytes cannot be read to their end, the number of bytes already sent is known exactly, so
+the remainder continues at the next byte or the connection is cut. The event loop never waits for a disk.
+Invariant: memory per connection is a few pieces, for any object size and any client speed; further
+requests that arrive during a resumed response are kept in order, up to a small limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiohttp import web
+
+    from meshd.store.records import Span
+
+
+class PartialReadError(OSError):
+    """`sent` bytes of a body went out; those behind them cannot be read: `why`."""
+
+    def __init__(self, sent: int, why: BaseException) -> None:
+        super().__init__(f"the bytes behind the first {sent} cannot be read: {why}")
+        self.sent, self.why = sent, why
+
+
+BodyResumer = Callable[[PartialReadError], AsyncGenerator[bytes, None]]
+"""Gives the bytes behind those that were sent, or raises: the connection is cut then."""
+
+
+_PIECE = 256 << 10  # encrypted at once: about a tenth of a millisecond
+
+
+def is_encrypted(transport: asyncio.BaseTransport) -> bool:
+    """Whether what is written to `transport` is encrypted by it, so that nothing may be written past it."""
+    return transport.get_extra_info("sslcontext") is not None
+
+
+async def write_spans_encrypted(
+    request: web.BaseRequest, head: bytes, spans: Sequence[Span], resident: Callable[[int, int, int], bool]
+) -> None:
+    """Write a head and then the bytes of `spans`. Raises ConnectionError when the client went away, TornError
+    when they cannot be read."""
+    held, sent = head, 0
+    for span in spans:
+        offset, end = span.offset, span.offset + span.length
+        while offset < end:
+            size = min(end - offset, _PIECE)
+            try:
+                if resident(span.fd, offset, size):
+                    data = _read(span.fd, size, offset)
+                else:
+                    loop = asyncio.get_running_loop()
+                    data = await loop.run_in_executor(None, _read, span.fd, size, offset)
+            except OSError as error:
+                if held:
+                    await write_piece(request, held)
+                raise PartialReadError(sent, error) from error
+            await write_piece(request, held + data if held else data)
+            held, offset, sent = b"", offset + size, sent + size
+    if held:
+        await write_piece(request, held)
+
+
+def _read(fd: int, size: int, offset: int) -> bytes:
+    failpoints.hit("web.send.before")
+    data = os.pread(fd, size, offset)
+    if len(data) != size:
+        raise OSError(f"a data file ends {size - len(data)} bytes before its extent does")
+    return data
+
+
+async def write_piece(request: web.BaseRequest, data: bytes) -> None:
+    """At the client's pace, by way of the connection's transport. Raises ConnectionError."""
+    transport, protocol = request.transport, request.protocol
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client closed the connection")
+    transport.write(data)
+    await request.writer.drain()
+    if hasattr(protocol, "moved"):
+        protocol.moved += len(data)
+    await asyncio.sleep(0)
+
+
+log = logging.getLogger(__name__)
+_HELD: Final = 64 << 10  # bytes of further requests that are taken meanwhile
+
+
+class PendingResponse:
+    """Something that answers a client's only request beside the parser. `last`: the client's connection is to
+    end after this answer; `data`: the request, where the parser may have to answer it after all."""
+
+    def __init__(self, protocol: Any, data: bytes = b"") -> None:
+        self._protocol = protocol
+        self.data, self.held = data, b""
+        self.last = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer went out; otherwise nothing did."""
+        return True
+
+    @property
+    def closing(self) -> bool:
+        """Whether the client was told that its connection ends."""
+        return False
+
+    def hold(self, data: bytes) -> None:
+        """Keep what came behind the request."""
+        before, self.held = len(self.held), self.held + data
+        if before <= _HELD < len(self.held):
+            self._protocol.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        """What was held is about to be read."""
+        if len(self.held) > _HELD:
+            self._protocol.transport.resume_reading()
+
+
+class ResumedResponse(PendingResponse):
+    """`ended` is called once: the rest is out, or the connection is cut."""
+
+    def __init__(
+        self,
+        protocol: Any,
+        rest: BodyResumer,
+        torn: PartialReadError,
+        ended: Callable[[PendingResponse], None],
+    ) -> None:
+        super().__init__(protocol)
+        self._ended = ended
+        self._task = asyncio.get_running_loop().create_task(self._go_on(rest, torn))
+        self._task.add_done_callback(self._done)
+
+    def __repr__(self) -> str:
+        return f"<Mending, {len(self.held)} bytes held>"
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        self._task.cancel()
+
+    async def _go_on(self, rest: BodyResumer, torn: PartialReadError) -> None:
+        async with aclosing(rest(torn)) as pieces:  # at most what one turn takes: it may wait in memory
+            async for piece in pieces:
+                self._protocol.transport.write(piece)
+                self._protocol.wrote(len(piece))
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        transport = self._protocol.transport
+        error = None if task.cancelled() else task.exception()
+        if transport is not None and (task.cancelled() or error is not None):
+            log.warning("an answer under way was cut", extra={"why": str(error)})
+            transport.abort()
+        elif transport is not None and not transport.is_closing():
+            self._read_on()
+        self._ended(self)

@@ -1,0 +1,211 @@
+"""Request authentication: from the HTTP head to the verified signer; virtual-host bucket names.
+
+Law: signatures are verified over the raw target as it was sent, never over a normalized one. The secret
+key does not leave this module. Only subdomains of configured domains name a bucket; any other host (an
+address, a load balancer's name) is path style.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RequestContext
+from meshd.server.proxy.hop_headers import Hop
+from meshwire.errors import S3Error
+from meshwire.s3.parse_request import RequestHead
+from meshwire.s3.request_head import read_auth_mechanism, read_query
+from meshwire.s3.request_headers import with_presigned_headers
+from meshwire.sigv4 import SIGV4_REQUIRED_MESSAGE, Claim, read_claim, verify
+from meshwire.sigv4.post_object import verify_policy_signature
+from meshwire.sigv4.sigv2 import SigV2Claim, read_sigv2_claim, verify_sigv2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity
+    from meshd.auth.identities.sts_sessions import CredentialService
+    from meshd.server.connection import Connection
+    from meshd.server.request_trace import RequestTrace
+    from meshd.util.clock import Clock
+    from meshwire.sigv4 import Verified
+    from meshwire.sigv4.post_object import FormClaim
+
+
+class VirtualHosts:
+    """`domains`, such as `s3.example.com`: their subdomains are buckets."""
+
+    def __init__(self, domains: Iterable[str] = ()) -> None:
+        # The longest first: of `example.com` and `s3.example.com`, the latter is no bucket of the former.
+        self._domains = tuple(sorted(domains, key=len, reverse=True))
+
+    def __repr__(self) -> str:
+        return f"<Hosts below {', '.join(self._domains) or 'no domain'}>"
+
+    def bucket_of(self, host: str) -> str:
+        """The bucket of a Host header, unchecked; empty for path style. The port is of no matter."""
+        if not self._domains or not host:
+            return ""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.rstrip(".").lower()
+        for domain in self._domains:
+            if name == domain:
+                return ""
+            if name.endswith(domain) and name[-len(domain) - 1] == ".":
+                return name[: -len(domain) - 1]
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedSigner:
+    """Without a signature it is ANYONE, and `claim` and `verified` are None; `verified` alone is None with
+    version 2, for no chunk can chain onto its signature. `then`: when it was found, in seconds since 1970;
+    `tables`: the state of the tables of identities by which it was."""
+
+    identity: Identity
+    claim: Claim | SigV2Claim | None
+    verified: Verified | None
+    then: int = 0
+    tables: object = None
+
+
+_SIGV2_HEADER_REFUSED = (
+    "This server takes signature version 2 in presigned URLs and forms, but not in the Authorization header. "
+    "Please use AWS4-HMAC-SHA256 (signature version s3v4 in most clients), or have the server started with "
+    "--sigv2 all."
+)
+_NO_SECRET = "of no key"
+SIGV2_NAME, SIGV4_NAME = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
+PATH_STYLE = VirtualHosts()
+ANONYMOUS = VerifiedSigner(ANONYMOUS_IDENTITY, None, None)
+
+
+def request_head(request: web.BaseRequest, max_bytes: int, hosts: VirtualHosts = PATH_STYLE) -> RequestHead:
+    """The head as `meshwire` reads it. Raises S3Error RequestHeaderSectionTooLarge above `max_bytes`."""
+    raw_path, _, raw_query = _origin_form(request.raw_path).partition("?")
+    headers: dict[str, str] = {}
+    size = len(raw_path) + len(raw_query)
+    for name, value in request.headers.items():
+        lower = name.lower()
+        size += len(lower) + len(value)
+        headers[lower] = f"{headers[lower]},{value}" if lower in headers else value
+    if size > max_bytes:
+        raise S3Error("RequestHeaderSectionTooLarge")
+    bucket = hosts.bucket_of(headers.get("host", ""))
+    return RequestHead(request.method, raw_path, raw_query, headers, bucket)
+
+
+def _origin_form(target: str) -> str:
+    """RFC 9112 §3.2.2: a server accepts the absolute form, too."""
+    if target.startswith("/"):
+        return target
+    _, scheme, rest = target.partition("://")
+    return "/" + rest.partition("/")[2] if scheme else target
+
+
+def request_context(
+    request: web.BaseRequest | Connection | Hop, head: RequestHead, signer: VerifiedSigner
+) -> RequestContext:
+    """What policies may ask about the connection (that of the client, where another node was asked: a hop)
+    and the headers."""
+    claim, secure = signer.claim, request.secure
+    presigned = claim is not None and claim.presigned
+    return RequestContext(
+        request.remote or "",
+        secure,
+        presigned,
+        _hoisted(head) if presigned else head.headers,
+        "" if claim is None else SIGV2_NAME if isinstance(claim, SigV2Claim) else SIGV4_NAME,
+        claim.timestamp if isinstance(claim, Claim) else "",
+        tls=_tls_version(request) if secure else "",
+    )
+
+
+def _hoisted(head: RequestHead) -> Mapping[str, str]:
+    """The headers of a presigned URL, as `parse_request` reads them."""
+    query = read_query(head.raw_query)
+    return with_presigned_headers(head.headers, query, read_auth_mechanism(head.headers, query))
+
+
+def _tls_version(request: web.BaseRequest | Connection | Hop) -> str:
+    """As conditions compare it: `1.3`."""
+    if isinstance(request, Hop):
+        return request.tls
+    connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    version = None if connection is None else connection.version()
+    return "" if version is None else version.removeprefix("TLSv")
+
+
+def _verify(claim: Claim | SigV2Claim, head: RequestHead, secret_key: str, now: int) -> Verified | None:
+    """None for version 2."""
+    if isinstance(claim, SigV2Claim):
+        verify_sigv2(claim, head, secret_key, now)
+        return None
+    return verify(claim, head, secret_key, now)
+
+
+class Authenticator:
+    """Verifies signatures; `sigv2`: see `HttpSettings`. One per process."""
+
+    def __init__(self, sessions: CredentialService, clock: Clock, *, sigv2: str = "presigned") -> None:
+        self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
+
+    def authenticate(self, head: RequestHead, trace: RequestTrace) -> VerifiedSigner:
+        """Who signed `head`; `trace` is told. Raises S3Error for everything that is not a valid signature or
+        no signature at all."""
+        claim = read_claim(head) or self._read_old(head)
+        if claim is None:
+            return ANONYMOUS
+        trace.access_key = claim.access_key
+        signer = self._verified(claim, head, self._clock.now_ms() // 1000)
+        trace.identity = signer.identity
+        self._sessions.proved(signer.identity)
+        return signer
+
+    def again(self, head: RequestHead, signer: VerifiedSigner) -> VerifiedSigner:
+        """Who signed `head` by now: its body took its time, and what was disabled, revoked or changed
+        meanwhile carries out nothing more. Raises S3Error as `authenticate`."""
+        claim = signer.claim
+        if claim is None or signer.tables is self._sessions.tables:
+            return signer
+        return self._verified(claim, head, signer.then)
+
+    def _verified(self, claim: Claim | SigV2Claim, head: RequestHead, now: int) -> VerifiedSigner:
+        tables = self._sessions.tables
+        try:
+            identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+        except S3Error:
+            with suppress(S3Error):  # an unknown key costs the same time as a wrong signature
+                _verify(claim, head, _NO_SECRET, now)
+            raise
+        return VerifiedSigner(identity, claim, _verify(claim, head, secret_key, now), now, tables)
+
+    def authenticate_form(self, claim: FormClaim, trace: RequestTrace) -> Identity:
+        """Who signed an upload form's policy; `trace` is told. Raises S3Error."""
+        trace.access_key = claim.access_key
+        if claim.scope is None and self._sigv2 == "off":
+            raise S3Error("InvalidRequest", SIGV4_REQUIRED_MESSAGE)
+        try:
+            identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+        except S3Error:
+            verify_policy_signature(claim, _NO_SECRET)  # see `_verified`
+            raise
+        if not verify_policy_signature(claim, secret_key):
+            extra = {"AWSAccessKeyId": claim.access_key[:128], "SignatureProvided": claim.signature[:128]}
+            raise S3Error("SignatureDoesNotMatch", extra=extra)
+        trace.identity = identity
+        self._sessions.proved(identity)
+        return identity
+
+    def _read_old(self, head: RequestHead) -> SigV2Claim | None:
+        claim = read_sigv2_claim(head)
+        if claim is None or self._sigv2 == "all":
+            return claim
+        if self._sigv2 == "off":
+            raise S3Error("InvalidRequest", SIGV4_REQUIRED_MESSAGE)
+        if not claim.presigned:
+            raise S3Error("InvalidRequest", _SIGV2_HEADER_REFUSED)
+        return claim

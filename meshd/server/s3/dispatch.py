@@ -1,0 +1,358 @@
+"""Dispatches each S3 operation to its service.
+
+Law: one table maps the operation's type to a few lines. XML request bodies are parsed here, because only
+here they are still bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from meshd.core.error_mapping import retry_if_written_back
+from meshd.objects.object_metadata import attributes_from_record, object_attributes
+from meshd.server.proxy.fan_out import AIM_KEYS
+from meshd.server.s3.post_object import PostObjectHandler
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.http_values import percent_encoding
+from meshwire.s3 import operations as ops
+from meshwire.s3 import xml_documents
+from meshwire.s3.results import CopyResult
+from meshwire.s3.settings_xml import parse_tagging
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from meshd.auth.authorizer import Identity, RequestContext
+    from meshd.reads.copy_source import RemoteCopySources
+    from meshd.server.http_server import ServerServices
+    from meshd.server.request import MeshRequest, RequestBody
+    from meshd.server.request_trace import RequestTrace
+    from meshd.server.s3.authentication import Authenticator, VerifiedSigner
+    from meshd.store.records import Record
+    from meshwire.s3.parse_request import RequestHead
+    from meshwire.s3.results import DeleteResult, Result
+
+_NO_DIGESTS = BodyDigests()
+_ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.DeleteBucketSetting)
+
+
+class S3Call:
+    """One admitted request on its way: who asks for what, and the body still to be read. `admitted` is the
+    operation as it was asked for; `born`: see `Versions.born`, of its bucket then."""
+
+    __slots__ = (
+        "admitted",
+        "body",
+        "born",
+        "context",
+        "far",
+        "head",
+        "operation",
+        "request",
+        "signer",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        head: RequestHead,
+        operation: ops.Operation,
+        signer: VerifiedSigner,
+        body: RequestBody,
+        context: RequestContext,
+        trace: RequestTrace,
+        request: MeshRequest,
+        far: Record | None = None,
+    ) -> None:
+        self.request, self.far = request, far
+        self.head, self.signer, self.body = head, signer, body
+        self.operation = self.admitted = operation
+        self.born = 0
+        self.context, self.trace = context, trace
+
+    @property
+    def identity(self) -> Identity:
+        """Who asks."""
+        return self.signer.identity
+
+    def url(self, bucket: str, key: str) -> str:
+        """Where the object is, by the name under which this node was asked."""
+        scheme = "https" if self.context.secure else "http"
+        folder = "" if self.head.host_bucket else f"/{bucket}"
+        return (
+            f"{scheme}://{self.head.headers.get('host', '')}{folder}/{percent_encoding.encode(key, safe='/')}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
+
+
+class OperationDispatcher:
+    """Carries out operations. One per process; holds no state of its own."""
+
+    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+        self._forms = PostObjectHandler(deps, authenticator)
+        self._table: Mapping[type, Callable[[S3Call], Awaitable[Result]]] = {
+            ops.ListBuckets: self._list_buckets,
+            ops.CreateBucket: self._create_bucket,
+            ops.HeadBucket: self._head_bucket,
+            ops.DeleteBucket: self._delete_bucket,
+            ops.GetBucketLocation: self._bucket_location,
+            ops.GetBucketSetting: self._get_setting,
+            ops.PutBucketSetting: self._put_setting,
+            ops.DeleteBucketSetting: self._delete_setting,
+            ops.Preflight: self._preflight,
+            ops.ListObjects: self._list_objects,
+            ops.ListObjectVersions: self._list_versions,
+            ops.ListMembers: self._list_members,
+            ops.PutObject: self._put,
+            ops.PostObject: self._post,
+            ops.CopyObject: self._copy,
+            ops.DeleteObject: self._delete,
+            ops.DeleteObjects: self._delete_many,
+            ops.GetObjectTagging: self._get_tags,
+            ops.GetObjectAcl: self._get_object_acl,
+            ops.PutObjectAcl: self._put_object_acl,
+            ops.PutObjectTagging: self._put_tags,
+            ops.DeleteObjectTagging: self._delete_tags,
+            ops.GetObjectAttributes: self._attributes,
+            ops.CreateMultipartUpload: self._create_upload,
+            ops.UploadPart: self._put_part,
+            ops.UploadPartCopy: self._copy_part,
+            ops.CompleteMultipartUpload: self._complete,
+            ops.AbortMultipartUpload: self._abort,
+            ops.ListParts: self._list_parts,
+            ops.ListMultipartUploads: self._list_uploads,
+        }
+
+    @property
+    def _alone(self) -> bool:
+        return self._deps.mesh.alone
+
+    async def __call__(self, call: S3Call) -> Result:
+        """The operation's result. Raises S3Error."""
+        call.born = self._deps.versions.born(getattr(call.operation, "bucket", ""))
+        call.operation = await self._deps.views.redirected(self._deps.acls.admitted(call.operation))
+        if self._deps.backed is not None:
+            self._deps.backed.check(call.operation)
+        carry_out = self._table.get(type(call.operation))
+        if carry_out is None:
+            raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented.")
+        result = await carry_out(call)
+        if not self._alone and self._deps.news is not None and isinstance(call.operation, _ABOUT_BUCKETS):
+            await self._deps.news.spread()
+        return result
+
+    async def _document(self, call: S3Call, digests: BodyDigests) -> bytes:
+        """The whole body. Who sends it is admitted once more when it is here: it may come over hours."""
+        document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
+        call.signer = self._authenticator.again(call.head, call.signer)
+        self._deps.access.admit(call.identity, call.admitted, call.context)
+        return document
+
+    # --- buckets ------------------------------------------------------------------------------------
+
+    async def _list_buckets(self, call: S3Call) -> Result:
+        return self._deps.buckets.list_all(cast("ops.ListBuckets", call.operation), call.identity)
+
+    async def _create_bucket(self, call: S3Call) -> Result:
+        document = await self._document(call, _NO_DIGESTS)
+        new = xml_documents.parse_create_bucket(document)
+        operation = cast("ops.CreateBucket", call.operation)
+        return await self._deps.buckets.create(operation, call.identity, new)
+
+    async def _head_bucket(self, call: S3Call) -> Result:
+        return self._deps.buckets.head(cast("ops.HeadBucket", call.operation))
+
+    async def _delete_bucket(self, call: S3Call) -> Result:
+        return await self._deps.buckets.delete(cast("ops.DeleteBucket", call.operation))
+
+    async def _bucket_location(self, call: S3Call) -> Result:
+        return self._deps.buckets.location(cast("ops.GetBucketLocation", call.operation))
+
+    async def _get_setting(self, call: S3Call) -> Result:
+        return self._deps.settings.get(cast("ops.GetBucketSetting", call.operation))
+
+    async def _put_setting(self, call: S3Call) -> Result:
+        operation = cast("ops.PutBucketSetting", call.operation)
+        document = await self._document(call, operation.digests)
+        return await self._deps.settings.put(operation, document)
+
+    async def _delete_setting(self, call: S3Call) -> Result:
+        return await self._deps.settings.delete(cast("ops.DeleteBucketSetting", call.operation))
+
+    async def _preflight(self, call: S3Call) -> Result:
+        return self._deps.buckets.preflight(cast("ops.Preflight", call.operation))
+
+    async def _list_objects(self, call: S3Call) -> Result:
+        operation = cast("ops.ListObjects", call.operation)
+        if self._deps.backed is not None and (backed := await self._deps.backed.listing(operation)):
+            return backed
+        page = await self._deps.views.listing(operation)
+        if page is None:
+            page = await self._deps.members.listing(
+                operation, partial(self._may_read, call, operation.bucket)
+            )
+        if page is not None:
+            return page
+        listings = self._deps.listings
+        return listings.list_objects(operation) if self._alone else await listings.all_objects(operation)
+
+    def _may_read(self, call: S3Call, bucket: str, key: str) -> bool:
+        access = self._deps.access
+        return access.allows(call.identity, "s3:GetObject", bucket, key, context=call.context)
+
+    async def _list_members(self, call: S3Call) -> Result:
+        return await self._deps.members.members(cast("ops.ListMembers", call.operation))
+
+    async def _list_versions(self, call: S3Call) -> Result:
+        operation, listings = cast("ops.ListObjectVersions", call.operation), self._deps.listings
+        return listings.list_versions(operation) if self._alone else await listings.all_versions(operation)
+
+    # --- objects ------------------------------------------------------------------------------------
+
+    async def _put(self, call: S3Call) -> Result:
+        call.body.require_length()
+        return await self._deps.objects.put(cast("ops.PutObject", call.operation), call.identity, call.body)
+
+    async def _post(self, call: S3Call) -> Result:
+        return await self._forms(call, cast("ops.PostObject", call.operation))
+
+    async def _copy(self, call: S3Call) -> Result:
+        return await retry_if_written_back(partial(self._copy_found, call))
+
+    async def _copy_found(self, call: S3Call) -> Result:
+        operation = cast("ops.CopyObject", call.operation)
+        if call.far is not None and self._deps.far is not None:
+            return await self._copy_far(call, operation, call.far, self._deps.far)
+        made = None if self._deps.backed is None else await self._deps.backed.copied(operation)
+        if made is None:
+            made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
+        self._deps.versions.require_same(operation.bucket, call.born)
+        if made is None:
+            return await self._deps.objects.copy(operation, call.identity)
+        stored = await self._deps.objects.put(made[0], call.identity, made[1])
+        now = self._deps.clock.now_ms()
+        return CopyResult(stored.etag, now, stored.checksums, stored.checksum_type, stored.version)
+
+    async def _copy_far(
+        self, call: S3Call, operation: ops.CopyObject, record: Record, far: RemoteCopySources
+    ) -> Result:
+        put, body = await far.copied(operation, record)
+        self._deps.versions.require_same(operation.bucket, call.born)
+        stored = await self._deps.objects.put(put, call.identity, body)
+        return CopyResult(
+            stored.etag,
+            self._deps.clock.now_ms(),
+            stored.checksums,
+            stored.checksum_type,
+            stored.version,
+            self._deps.versions.name(operation.source.bucket, record),
+        )
+
+    async def _delete(self, call: S3Call) -> Result:
+        return await self._deps.deleter.delete(cast("ops.DeleteObject", call.operation))
+
+    async def _delete_many(self, call: S3Call) -> Result:
+        operation = cast("ops.DeleteObjects", call.operation)
+        document = await self._document(call, operation.digests)
+        request, hop, scatterer = xml_documents.parse_delete(document), call.request.hop, self._deps.scatterer
+        here = partial(self._delete_here, call, operation)
+        if self._alone or scatterer is None:
+            return await here(request)
+        if hop is not None and hop.aim == AIM_KEYS:
+            return await here(scatterer.mine(operation.bucket, request, hop))
+        return await scatterer.delete(call.request, operation, request, here)
+
+    async def _delete_here(
+        self, call: S3Call, operation: ops.DeleteObjects, request: xml_documents.DeleteRequest
+    ) -> DeleteResult:
+        call.trace.keys = tuple(key.key for key in request.keys)
+        allowed, refused = await self._deps.access.sift(
+            call.identity, operation.bucket, request.keys, call.context
+        )
+        done = await self._deps.deleter.delete_many(operation, request._replace(keys=allowed))
+        return replace(done, failures=done.failures + refused)
+
+    async def _get_tags(self, call: S3Call) -> Result:
+        return self._deps.tagging.get(cast("ops.GetObjectTagging", call.operation))
+
+    async def _put_tags(self, call: S3Call) -> Result:
+        operation = cast("ops.PutObjectTagging", call.operation)
+        document = await self._document(call, operation.digests)
+        tags = parse_tagging(document)
+        self._deps.access.admit(call.identity, operation, call.context, tags)  # now that they are known
+        return await self._deps.tagging.put(operation, tags)
+
+    async def _delete_tags(self, call: S3Call) -> Result:
+        return await self._deps.tagging.delete(cast("ops.DeleteObjectTagging", call.operation))
+
+    async def _attributes(self, call: S3Call) -> Result:
+        operation = cast("ops.GetObjectAttributes", call.operation)
+        record = await self._deps.views.described(operation)
+        if record is None and self._deps.backed is not None:
+            record = await self._deps.backed.described(operation.bucket, operation.key)
+        return (
+            object_attributes(self._deps.versions, operation)
+            if record is None
+            else attributes_from_record(record, operation)
+        )
+
+    async def _get_object_acl(self, call: S3Call) -> Result:
+        return self._deps.object_acls.get(cast("ops.GetObjectAcl", call.operation))
+
+    async def _put_object_acl(self, call: S3Call) -> Result:
+        operation = cast("ops.PutObjectAcl", call.operation)
+        document = await self._document(call, operation.digests)
+        return await self._deps.object_acls.put(operation, document)
+
+    # --- multipart ----------------------------------------------------------------------------------
+
+    async def _create_upload(self, call: S3Call) -> Result:
+        operation = cast("ops.CreateMultipartUpload", call.operation)
+        return await self._deps.uploads.create(operation, call.identity)
+
+    async def _put_part(self, call: S3Call) -> Result:
+        call.body.require_length()
+        return await self._deps.uploads.put_part(cast("ops.UploadPart", call.operation), call.body)
+
+    async def _copy_part(self, call: S3Call) -> Result:
+        return await retry_if_written_back(partial(self._copy_part_found, call))
+
+    async def _copy_part_found(self, call: S3Call) -> Result:
+        operation = cast("ops.UploadPartCopy", call.operation)
+        if call.far is not None and self._deps.far is not None:
+            part = await self._deps.far.part_copied(operation, call.far)
+            done = await self._deps.uploads.put_part(*part)
+            version = self._deps.versions.name(operation.source.bucket, call.far)
+            return CopyResult(done.etag, self._deps.clock.now_ms(), done.checksums, "", "", version)
+        made = None if self._deps.backed is None else await self._deps.backed.part_copied(operation)
+        if made is None:
+            made = await self._deps.members.part_copied(operation)
+        if made is None:
+            made = await self._deps.views.part_copied(operation)
+        if made is None:
+            return await self._deps.uploads.copy_part(operation)
+        stored = await self._deps.uploads.put_part(*made)
+        return CopyResult(stored.etag, self._deps.clock.now_ms(), stored.checksums)
+
+    async def _complete(self, call: S3Call) -> Result:
+        operation = cast("ops.CompleteMultipartUpload", call.operation)
+        # x-amz-checksum-* of a completion are of the object, not of this document.
+        document = await self._document(call, _NO_DIGESTS)
+        done = await self._deps.uploads.complete(operation, xml_documents.parse_complete(document))
+        return replace(done, location=call.url(operation.bucket, operation.key))
+
+    async def _abort(self, call: S3Call) -> Result:
+        return await self._deps.uploads.abort(cast("ops.AbortMultipartUpload", call.operation))
+
+    async def _list_parts(self, call: S3Call) -> Result:
+        return self._deps.uploads.list_parts(cast("ops.ListParts", call.operation))
+
+    async def _list_uploads(self, call: S3Call) -> Result:
+        operation, listings = cast("ops.ListMultipartUploads", call.operation), self._deps.listings
+        return listings.list_uploads(operation) if self._alone else await listings.all_uploads(operation)

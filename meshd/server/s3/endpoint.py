@@ -1,0 +1,498 @@
+"""The S3 endpoint: parse, authenticate, authorize, call the service, render the response.
+
+Law: knows no storage and makes no decision about objects. Invariant: the client gets exactly one
+response in S3's format with a request id, or a closed connection if the response had already started.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY
+from meshd.auth.request_facts import REMOTE_RECORD
+from meshd.cluster.replication.write_forwarding import accepted_by
+from meshd.control.control_api import ControlError
+from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
+from meshd.objects.service import ReplacedError
+from meshd.peer_reads.resume_read import CutShortError
+from meshd.server.proxy.fan_out import AIM_MEMBERS
+from meshd.server.proxy.forwarder import AlreadyAnsweredError, MisdirectedError, object_name_of
+from meshd.server.proxy.hop_headers import (
+    ClockSkewError,
+    LocalDamageError,
+    clock_skew_reply,
+    damaged_reply,
+    map_headers,
+    stale_map_reply,
+)
+from meshd.server.request import RequestBody, reserve_body_memory
+from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
+from meshd.server.response import Reply, StreamedReply
+from meshd.server.response_body import PartialReadError
+from meshd.server.s3.authentication import ANONYMOUS, VirtualHosts, request_context, request_head
+from meshd.server.s3.cors import cors_headers
+from meshd.server.s3.dispatch import OperationDispatcher, S3Call
+from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
+from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
+from meshd.store.integrity.verification import report_damage, report_unsent_spans
+from meshd.telemetry import metrics
+from meshd.util.admission import set_tenant
+from meshd.views.dispatch import AssembledRead
+from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
+from meshwire.errors import S3Error
+from meshwire.s3 import operations as ops
+from meshwire.s3.parse_request import parse_request
+from meshwire.s3.responses import object_response_headers, render, render_error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from aiohttp import web
+
+    from meshd.auth.authorizer import Identity, RequestContext
+    from meshd.core.object_io import LookupResult
+    from meshd.server.http_server import ServerServices
+    from meshd.server.proxy.forwarder import Forwarder, ObjectName
+    from meshd.server.request import MeshRequest
+    from meshd.server.response import Header
+    from meshd.server.response_body import BodyResumer
+    from meshd.server.s3.authentication import Authenticator
+    from meshd.store.records import Record, Span
+    from meshwire.s3.parse_request import RequestHead
+
+log = logging.getLogger(__name__)
+
+# Up to here an answer is read and written in one piece; above, sendfile.
+SMALL_BYTES = 128 << 10
+# How often an object is looked up that writers replace between looking it up and opening its file.
+_FINDS = 8
+_ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for anonymous GET requests."
+# Refused while too many clients leave their answers unread: these would have to be kept in memory.
+_LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
+
+
+class PreparedRequest(NamedTuple):
+    """A request that this node carries out: `far` is the source of a copy that others hold, `error` why there
+    is none; `near`: of a read, the object that others hold, which may be read through copies of
+    this one's."""
+
+    operation: ops.Operation
+    far: Record | None = None
+    error: S3Error | None = None
+    near: Record | None = None
+
+
+class S3Endpoint:
+    """Answers every request that is not for a native route. One per process."""
+
+    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+        self._execute = OperationDispatcher(deps, authenticator)
+        self._hosts = VirtualHosts(deps.http.domains)
+
+    async def handle(self, request: MeshRequest) -> web.StreamResponse:
+        """One request, one answer."""
+        trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote)
+        try:
+            reply = await self._reply(request, trace)
+            reply.say_when_to_retry(self._deps.mesh)
+            await finish_response(request, reply)
+        except BaseException:
+            trace.finish(CLIENT_GONE)
+            raise
+        trace.sent += reply.body_length
+        trace.finish(reply.status)
+        return reply
+
+    async def _reply(self, request: MeshRequest, trace: RequestTrace) -> Reply:
+        """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
+        try:
+            head = request_head(request, self._deps.http.max_header_bytes, self._hosts)
+            return await self._answer(request, head, trace)
+        except ClockSkewError:
+            return clock_skew_reply(self._now())
+        except S3Error as error:
+            return self._refuse(request, trace, error)
+        except AlreadyAnsweredError as answered:
+            return answered.reply
+        except MisdirectedError as error:
+            return stale_map_reply(error.version, self._now())
+        except ConnectionError:
+            raise
+        except ControlError as error:
+            return self._refuse(request, trace, control_error_to_s3(error))
+        except Exception:
+            log.exception("request %s (%s) failed", trace.request_id, trace.operation)
+            return self._refuse(request, trace, S3Error("InternalError"))
+
+    async def _answer(self, request: MeshRequest, head: RequestHead, trace: RequestTrace) -> Reply:
+        deps = self._deps
+        caller = deps.mesh.node_id, deps.mesh.sure_of
+        elsewhere: PreparedRequest | None = None
+        if not deps.mesh.alone and deps.forwarder is not None:
+            with accepted_by(*caller):
+                answer = await self._elsewhere(request, head, trace, deps.forwarder)
+            if request.hop is not None:
+                caller = request.hop.sender, request.hop.map_version
+            if isinstance(answer, Reply):
+                return answer
+            elsewhere = answer
+        with deps.still():
+            trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+            operation = parse_request(head) if elsewhere is None else elsewhere.operation
+            trace.operation, trace.target = ops.operation_name(operation), operation
+            if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
+                signer, context = ANONYMOUS, request_context(request.hop or request, head, ANONYMOUS)
+            else:
+                signer = self._authenticator.authenticate(head, trace)
+                set_tenant(signer.identity.account)
+                context = request_context(request.hop or request, head, signer)
+                if elsewhere is None:
+                    operation = trace.target = deps.members.addressed(operation)
+                deps.access.admit(signer.identity, operation, context)
+        try:
+            if elsewhere is not None and elsewhere.error is not None:
+                raise elsewhere.error
+            if elsewhere is not None and elsewhere.near is not None:
+                return await self._near(request, elsewhere, signer.identity, context, trace)
+            if isinstance(operation, ops.GetObject):
+                try:
+                    return await self._get(request, operation, signer.identity, context, trace)
+                except LocalDamageError as error:
+                    return await self._from_another(request, head, operation, trace, error)
+            body = RequestBody(request, head, signer, deps.http.body_timeout)
+            far = None if elsewhere is None else elsewhere.far
+            call = S3Call(head, operation, signer, body, context, trace, request, far)
+            with accepted_by(*caller):
+                return await self._carry_out(call, trace, pressed=request.pressed)
+        except S3Error as error:
+            raise deps.access.veiled(signer.identity, operation, error, context) from error
+
+    async def _from_another(
+        self,
+        request: MeshRequest,
+        head: RequestHead,
+        operation: ops.GetObject,
+        trace: RequestTrace,
+        error: LocalDamageError,
+    ) -> Reply:
+        """What is damaged here, as another owner has it. Raises S3Error when nobody has it whole."""
+        forwarder = self._deps.forwarder
+        if forwarder is None or self._deps.mesh.alone:
+            raise error.told from error
+        if request.hop is not None:
+            return damaged_reply(self._now())
+        name = object_name_of(operation)
+        if name is None or self._deps.views.is_view(name.bucket) or not forwarder.is_mine(name):
+            raise error.told from error
+        reply = await forwarder.forward(request, head, name, trace, damaged=True)
+        if reply is None:
+            raise error.told from error
+        trace.passed_on()
+        return reply
+
+    async def _elsewhere(
+        self, request: MeshRequest, head: RequestHead, trace: RequestTrace, forwarder: Forwarder
+    ) -> Reply | PreparedRequest:
+        """The answer of the node that answers for the name asked about, or the request as this one carries it
+        out. Raises as `_reply`."""
+        deps = self._deps
+        trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+        operation = parse_request(head)
+        trace.operation, trace.target = ops.operation_name(operation), operation
+        REMOTE_RECORD.set(None)
+        hop = request.hop = forwarder.hop_of(request)
+        if hop is not None:
+            await forwarder.catch_up(hop)
+            trace.remote = hop.remote
+            if isinstance(operation, ops.GetObject):  # who passed it on has looked where the archive lies
+                operation = deps.members.addressed(operation)
+            name = object_name_of(operation)
+            if name is not None and not hop.aim:
+                await forwarder.require(name, hop)
+            return await self._prepared(operation)
+        operation = await self._addressed(operation)
+        name, aim = object_name_of(operation), ""
+        if isinstance(operation, ops.ListObjects) and MEMBER_SEPARATOR in operation.prefix:
+            name, aim = await self._archive_of(operation), AIM_MEMBERS
+        if isinstance(operation, ops.DeleteObjects):
+            self._admit(request, head, operation, trace)
+            await self._hold(request, head)
+        if name is not None and not deps.mesh.sure and forwarder.is_mine(name):
+            await forwarder.dispel(name)
+        if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_mine(name):
+            if isinstance(operation, ops.GetObject) and deps.near is not None and deps.near.takes(operation):
+                record = await deps.near.find(operation)
+                if record is not None:
+                    REMOTE_RECORD.set(((operation.bucket, operation.key, None), record))
+                    return PreparedRequest(operation, near=record)
+            reply = await forwarder.forward(request, head, name, trace, aim=aim)
+            if reply is not None:
+                trace.passed_on()
+                return reply
+        return await self._prepared(operation)
+
+    async def _near(
+        self,
+        request: MeshRequest,
+        asked: PreparedRequest,
+        identity: Identity,
+        context: RequestContext,
+        trace: RequestTrace,
+    ) -> Reply:
+        """An object of other nodes through this one's copies."""
+        deps, operation, record = self._deps, cast("ops.GetObject", asked.operation), asked.near
+        assert deps.near is not None
+        assert record is not None
+        if operation.overrides and identity is ANONYMOUS_IDENTITY:
+            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        opened = await deps.near.opened(operation, record)
+        found = opened.found
+        if found.head.tag_count and not deps.access.may_count_tags(identity, operation, context):
+            opened = opened._replace(found=replace(found, head=replace(found.head, tag_count=0)))
+        return await self._send_assembled(request, operation, opened, trace)
+
+    async def _addressed(self, operation: ops.Operation) -> ops.Operation:
+        scatterer = self._deps.scatterer
+        return operation if scatterer is None else await scatterer.addressed(operation)
+
+    async def _archive_of(self, operation: ops.ListObjects) -> ObjectName | None:
+        scatterer = self._deps.scatterer
+        if scatterer is None or self._deps.views.is_view(operation.bucket):
+            return None
+        return await scatterer.archive_of(operation)
+
+    async def _prepared(self, operation: ops.Operation) -> PreparedRequest:
+        """With the source of a copy, where other nodes hold it."""
+        far = self._deps.far
+        if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            return PreparedRequest(operation)
+        operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._addressed(operation))
+        source = operation.source
+        if self._deps.views.is_view(source.bucket) or not far.is_far(source):
+            return PreparedRequest(operation)
+        try:
+            record = await far.find(source)
+        except S3Error as error:  # told to whoever may know it: after admission
+            return PreparedRequest(operation, None, error)
+        REMOTE_RECORD.set(((source.bucket, source.key, source.version), record))
+        return PreparedRequest(operation, record)
+
+    def _admit(
+        self, request: MeshRequest, head: RequestHead, operation: ops.Operation, trace: RequestTrace
+    ) -> None:
+        """Raises S3Error for whoever has no right to it: a body of theirs is not kept."""
+        with self._deps.still():
+            signer = self._authenticator.authenticate(head, trace)
+            set_tenant(signer.identity.account)
+            self._deps.access.admit(signer.identity, operation, request_context(request, head, signer))
+
+    async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
+        """Read a small body as it comes: it goes to several nodes."""
+        most = 2 * self._deps.http.max_xml_bytes
+        pieces, size = [], 0
+        with reserve_body_memory(request.content_length, most):
+            async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).raw():
+                pieces.append(data)
+                size += len(data)
+                if size > most:
+                    raise S3Error("MaxMessageLengthExceeded")
+        request.held_body = b"".join(pieces)
+
+    async def _carry_out(self, call: S3Call, trace: RequestTrace, *, pressed: bool) -> Reply:
+        if pressed and isinstance(call.operation, _LONG_ANSWERS):
+            raise S3Error("SlowDown", headers={"retry-after": "1"})
+        try:
+            trace.result = result = await self._execute(call)
+        finally:
+            trace.received += call.body.received
+        rendered = render(call.operation, result, trace.request_id)
+        return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
+
+    async def _find(
+        self, asked: ops.GetObject, operation: ops.GetObject
+    ) -> tuple[ops.GetObject, LookupResult]:
+        """What is answered, and where it lies: for a view, the object that holds the result."""
+        if operation.member is not None:
+            return operation, await self._deps.members.find(operation)
+        try:
+            return operation, self._deps.objects.find(operation)
+        except S3Error as error:
+            if operation is asked or error.code != "NoSuchKey":
+                raise
+        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))  # evicted in between
+        return operation, self._deps.objects.find(operation)
+
+    async def _get(
+        self,
+        request: MeshRequest,
+        asked: ops.GetObject,
+        identity: Identity,
+        context: RequestContext,
+        trace: RequestTrace,
+    ) -> Reply:
+        if asked.overrides and identity is ANONYMOUS_IDENTITY:
+            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        return await retry_if_written_back(partial(self._get_found, request, asked, identity, context, trace))
+
+    async def _get_found(
+        self,
+        request: MeshRequest,
+        asked: ops.GetObject,
+        identity: Identity,
+        context: RequestContext,
+        trace: RequestTrace,
+    ) -> Reply:
+        backed = self._deps.backed
+        if backed is not None and asked.member is None:
+            streamed = await backed.opened(asked)
+            if streamed is not None:
+                return await self._send_assembled(request, asked, streamed, trace)
+        opened = asked if asked.member is not None else await self._deps.views.opened(asked)
+        if isinstance(opened, AssembledRead):
+            return await self._send_assembled(request, asked, opened, trace)
+        for _ in range(_FINDS - 1):
+            with suppress(ReplacedError):  # nothing is sent yet
+                return await self._get_once(request, asked, opened, identity, context, trace)
+        return await self._get_once(request, asked, opened, identity, context, trace)
+
+    async def _get_once(
+        self,
+        request: MeshRequest,
+        asked: ops.GetObject,
+        operation: ops.GetObject,
+        identity: Identity,
+        context: RequestContext,
+        trace: RequestTrace,
+    ) -> Reply:
+        objects = self._deps.objects
+        operation, found = await self._find(asked, operation)
+        if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
+            found = replace(found, head=replace(found.head, tag_count=0))
+        status, headers = object_response_head(operation, found, trace)
+        if operation.head or not found.length:
+            return Reply(status, headers, b"", self._now())
+        try:
+            with objects.reading(operation, found) as spans:
+                if found.length > SMALL_BYTES or request.pressed:
+                    await self._fetch(
+                        first_window(spans)
+                    )  # a device that gives errors is known before the head
+                    viewed = asked if asked.bucket != operation.bucket else None
+                    rest = body_resumer(self._deps, operation, found, spans, viewed)
+                    keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
+                else:
+                    await self._fetch(spans)
+                    # Read through the store, which verifies what is small enough to be verified on the way.
+                    return Reply(status, headers, objects.read(operation, found), self._now())
+        except (PartialReadError, CutShortError) as error:  # the connection is cut
+            log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
+            raise ConnectionAbortedError(str(error)) from error
+        except (CorruptExtentError, DiskFailedError) as error:
+            again = await self._deps.views.again(asked, found.record.etag)
+            if again is None:
+                raise LocalDamageError(to_s3_error(error)) from error
+            return Reply(status, headers, again[found.offset :][: found.length], self._now())
+        except StoreError as error:
+            raise to_s3_error(error) from error
+        trace.sent += found.length
+        return StreamedReply(status, keep_alive=keep_alive)
+
+    @staticmethod
+    async def _fetch(spans: Sequence[Span]) -> None:
+        """See `fetch_cold`. Raises DiskFailedError."""
+        try:
+            await load_into_page_cache(spans)
+        except OSError as error:
+            _report_damage(spans)
+            raise DiskFailedError(f"the disk failed: {error.strerror}") from error
+
+    async def _send_assembled(
+        self, request: MeshRequest, asked: ops.GetObject, assembled: AssembledRead, trace: RequestTrace
+    ) -> Reply:
+        found = assembled.found
+        status, headers = object_response_head(asked, found, trace)
+        if asked.head or not found.length:
+            return Reply(status, headers, b"", self._now())
+        try:
+            torn = None if assembled.tear is None else assembled.tear.met
+            keep_alive = await send_groups(request, status, headers, assembled.groups, self._now(), torn)
+        except StoreError as error:
+            raise to_s3_error(error) from error
+        trace.sent += found.length
+        return StreamedReply(status, keep_alive=keep_alive)
+
+    def _refuse(self, request: web.BaseRequest, trace: RequestTrace, error: S3Error) -> Reply:
+        trace.code = error.code
+        resource = request.raw_path.partition("?")[0]
+        rendered = render_error(error, trace.request_id, resource, head=request.method == "HEAD")
+        return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
+
+    def _now(self) -> int:
+        return self._deps.clock.now_ms() // 1000
+
+
+def body_resumer(
+    deps: ServerServices,
+    operation: ops.GetObject,
+    found: LookupResult,
+    spans: Sequence[Span],
+    viewed: ops.GetObject | None = None,
+) -> BodyResumer:
+    """What an answer goes on with whose bytes cannot be read to their end: those of another owner, or of the
+    origin; of an object of a view (`viewed`: as it was asked for), those of one that is made anew. They are
+    noticed here."""
+
+    def rest(torn: PartialReadError) -> AsyncGenerator[bytes, None]:
+        report_unsent_spans(spans, torn.sent)
+        if viewed is not None:
+            return _resume_from_view(deps, viewed, found, torn)
+        if deps.backed is not None:
+            cached = deps.backed.rest(operation.bucket, operation.key, found, torn.sent)
+            if cached is not None:
+                return cached
+        if deps.rest is None or deps.mesh.alone:
+            raise torn
+        return deps.rest(operation.bucket, operation.key, found, torn.sent)
+
+    return rest
+
+
+async def _resume_from_view(
+    deps: ServerServices, viewed: ops.GetObject, found: LookupResult, torn: PartialReadError
+) -> AsyncGenerator[bytes, None]:
+    """Raises CutShortError."""
+    try:
+        data = await deps.views.again(viewed, found.record.etag)
+    except S3Error as error:
+        metrics.reads_continued.labels("cut").inc()
+        raise CutShortError(f"{viewed.bucket}/{viewed.key} cannot be made again: {error}") from error
+    if data is None:
+        raise torn
+    metrics.reads_continued.labels("made").inc()
+    yield data[found.offset + torn.sent : found.offset + found.length]
+
+
+def _report_damage(spans: Sequence[Span]) -> None:
+    for span in spans:
+        if span.extent is not None:
+            report_damage(span.extent)
+
+
+def object_response_head(
+    operation: ops.GetObject, found: LookupResult, trace: RequestTrace
+) -> tuple[int, list[Header]]:
+    """Status and headers of GET and HEAD."""
+    headers = object_response_headers(
+        found.head,
+        window=(found.offset, found.length) if found.partial else None,
+        checksum_mode=operation.checksum_mode,
+        overrides=operation.overrides,
+    )
+    headers.append(("x-amz-request-id", trace.request_id))
+    headers.extend(trace.also)
+    return 206 if found.partial else 200, headers

@@ -1,0 +1,260 @@
+"""Fast path for GET and HEAD of small objects: the callback that received the request writes the response.
+
+Law: it skips only work whose result is known (a body that cannot come, a task that would not wait, a
+cold page that is in memory) and calls the same functions for the rest. Anything unusual, and every
+refusal, is declined before it has any effect and takes the regular path.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from meshd.server.proxy.hop_headers import map_headers
+from meshd.server.request_trace import RequestTrace
+from meshd.server.response import head_bytes
+from meshd.server.s3.authentication import VirtualHosts, request_context
+from meshd.server.s3.cors import cors_headers
+from meshd.server.s3.endpoint import SMALL_BYTES, body_resumer, object_response_head
+from meshd.store.errors import StoreError
+from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
+from meshwire.errors import S3Error
+from meshwire.s3.operations import GetObject, operation_name
+from meshwire.s3.parse_request import RequestHead, parse_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.core.object_io import LookupResult
+    from meshd.server.connection import Connection
+    from meshd.server.http_server import ServerServices
+    from meshd.server.proxy.hop_headers import Hop
+    from meshd.server.s3.authentication import Authenticator
+
+log = logging.getLogger(__name__)
+
+_MAX_HEAD = 8 << 10
+_AT_ONCE = 1 << 20  # larger answers are sent in turns
+_END = b"\r\n\r\n"
+# No query, and nothing that parsers could disagree on. Native routes begin with `/-/`.
+_REQUEST = re.compile(
+    r"(GET|HEAD) (/(?!-/|metrics )(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})+) HTTP/1\.1\Z", re.A
+)
+# Headers that change nothing but what the functions called here make of them. No Origin (CORS), no Expect,
+# nothing of a body; Connection only to say what is so anyway.
+_HEADERS = (
+    "accept",
+    "accept-encoding",
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "authorization",
+    "cache-control",
+    "connection",
+    "content-type",
+    "date",
+    "host",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-unmodified-since",
+    "range",
+    "user-agent",
+    "x-mesh-hop",
+    "x-amz-checksum-mode",
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-security-token",
+    "x-amz-user-agent",
+)
+_KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title())}
+_FOLDED = re.compile(rb"\r\n[ \t]")
+_FRAMING = re.compile(
+    rb"\r\n(content-length|transfer-encoding|upgrade|connection)[ \t]*:[ \t]*([^\r\n]*)", re.I
+)
+
+
+class FastPath:
+    """Answers what it can. One per process; `answered` and `passed_on` count."""
+
+    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+        self._hosts = VirtualHosts(deps.http.domains)
+        self._longest = min(_MAX_HEAD, deps.http.max_header_bytes)
+        self.answered = self.passed_on = 0
+
+    def __repr__(self) -> str:
+        return f"<HotPath {self.answered} answered>"
+
+    def answer(self, connection: Connection, data: bytes) -> bytes | None:
+        """The whole answer to the one request that `data` is, already counted; None to decline it."""
+        if len(data) > self._longest:
+            return None
+        head = parse_simple_head(data)
+        if head is None or self._hosts.bucket_of(head.headers["host"]):
+            return None
+        trace = RequestTrace(self._deps.clock, self._deps.audit, connection.remote)
+        try:
+            with self._deps.still():
+                answer = self._answer(connection, data, head, trace)
+        except (S3Error, StoreError):
+            answer = None
+        except Exception:
+            log.exception("the short way failed; the request takes the ordinary one")
+            answer = None
+        if answer is None:
+            trace.drop()
+        return answer
+
+    def _pass_on(
+        self,
+        connection: Connection,
+        data: bytes,
+        head: RequestHead,
+        operation: GetObject,
+        trace: RequestTrace,
+    ) -> bool:
+        """Whether another node was asked, which answers: see `Connection.pass_on`."""
+        forwarder = self._deps.forwarder
+        if forwarder is None or MEMBER_SEPARATOR in operation.key:
+            return False
+        asked = forwarder.at_once(connection, operation.bucket, operation.key, head)
+        if asked is None:
+            return False
+        wire, hop = asked
+        trace.operation, trace.target = operation_name(operation), operation
+        trace.passed_on()
+        connection.pass_on(wire, data, data[:-2] + hop, trace, head_only=operation.head)
+        self.passed_on += 1
+        return True
+
+    def _answer(
+        self, connection: Connection, data: bytes, head: RequestHead, trace: RequestTrace
+    ) -> bytes | None:
+        deps = self._deps
+        trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+        operation = parse_request(head)
+        if type(operation) is not GetObject or not deps.views.leaves(operation):
+            return None
+        hop: Hop | None = None
+        if not deps.mesh.alone and deps.forwarder is not None:
+            hop = deps.forwarder.hop_at_once(head)
+            if not deps.mesh.is_reader(operation.bucket, operation.key):
+                if deps.near is not None and deps.near.takes(operation):
+                    return None  # a copy of this node's may do
+                return (
+                    b"" if hop is None and self._pass_on(connection, data, head, operation, trace) else None
+                )
+            if not deps.mesh.sure or (hop is not None and not deps.forwarder.knows(hop)):
+                return None
+        counted: Callable[[], None] | None = None
+        if deps.backed is not None:
+            counted = deps.backed.leaves(operation)
+            if counted is None:
+                return None
+        trace.operation, trace.target = operation_name(operation), operation
+        asking = connection if hop is None else hop
+        trace.remote = asking.remote
+        signer = self._authenticator.authenticate(head, trace)
+        deps.access.admit(signer.identity, operation, request_context(asking, head, signer))
+        if counted is not None:
+            counted()
+        found = deps.objects.find(operation)
+        if SMALL_BYTES < found.length <= _AT_ONCE and not operation.head and not found.head.tag_count:
+            return self._send(connection, operation, found, trace)
+        body = self._body(operation, found)
+        if body is None:
+            return None
+        status, headers = object_response_head(operation, found, trace)
+        answer = head_bytes(status, headers, deps.clock.now_ms() // 1000) + body
+        self.answered += 1
+        trace.sent = len(body)
+        trace.finish(status, later=True)
+        return answer
+
+    def _send(
+        self, connection: Connection, operation: GetObject, found: LookupResult, trace: RequestTrace
+    ) -> bytes | None:
+        """A larger answer, sent in this moment from the page cache if the connection takes it."""
+        span = self._deps.objects.span_now(found)
+        if span is None:
+            return None
+        status, headers = object_response_head(operation, found, trace)
+        head = head_bytes(status, headers, self._deps.clock.now_ms() // 1000)
+        rest = body_resumer(self._deps, operation, found, [span])
+        if not connection.send_at_once(head, span, rest):
+            return None
+        self.answered += 1
+        trace.sent = found.length
+        trace.finish(status, later=True)
+        return b""
+
+    def _body(self, operation: GetObject, found: LookupResult) -> bytes | None:
+        if found.head.tag_count:  # who may learn of them is asked on the ordinary way
+            return None
+        if operation.head or not found.length:
+            return b""
+        return None if found.length > SMALL_BYTES else self._deps.objects.read_now(found)
+
+
+def parse_simple_head(data: bytes) -> RequestHead | None:
+    """The head, if `data` is exactly one head that could not be read in two ways."""
+    if data.find(_END) != len(data) - 4 or not data.isascii():
+        return None
+    request, *lines = data[:-4].decode().split("\r\n")
+    if not "".join(lines).isprintable():
+        return None
+    asked = _REQUEST.match(request)
+    if asked is None:
+        return None
+    headers: dict[str, str] = {}
+    for line in lines:
+        written, colon, value = line.partition(":")
+        name = _KNOWN.get(written) or _KNOWN.get(written.lower())
+        if name is None or not colon or name in headers:
+            return None
+        headers[name] = value.strip(" ")
+    if "host" not in headers or headers.get("connection", "keep-alive").lower() != "keep-alive":
+        return None
+    return RequestHead(asked[1], asked[2], "", headers)
+
+
+class RequestBoundary:
+    """Knows whether the parser behind it stands between two requests, from the bytes that it was fed.
+
+    Invariant: never says so wrongly; what it cannot follow it calls unknown for good.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0  # bytes of the present request that are still to come; -1: unknown
+
+    @property
+    def between(self) -> bool:
+        """Whether the next byte begins a request."""
+        return self._left == 0
+
+    def feed(self, data: bytes) -> None:
+        """Take note of what the parser is given."""
+        if self._left > 0:
+            self._left = max(self._left - len(data), -1)
+        elif self._left == 0:
+            self._left = self._begin(data)
+
+    @staticmethod
+    def _begin(data: bytes) -> int:
+        end = data.find(_END) + 4
+        if end < 4 or data.count(b"\n", 0, end) != data.count(b"\r\n", 0, end):
+            return -1  # a head in pieces, or lines that end in a way a parser may take or not
+        if _FOLDED.search(data, 0, end):
+            return -1
+        length = 0
+        for name, value in _FRAMING.findall(data, 0, end):
+            lower = name.lower()
+            if lower == b"connection" and b"upgrade" not in value.lower():
+                continue
+            if lower != b"content-length" or length or not value.strip().isdigit():
+                return -1
+            length = int(value)
+        return max(end + length - len(data), -1)

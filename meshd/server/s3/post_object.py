@@ -1,0 +1,219 @@
+"""POST Object: uploads by HTML form. Fields come first, then the file, which streams into the store.
+
+Law: the form is authenticated, checked against its policy and authorized before a byte of its file is
+passed on. Invariant: nothing is stored unless the form ended properly and its file had the size the
+policy allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY, EXPECTED_OWNER_HEADERS
+from meshd.server.proxy.forwarder import AlreadyAnsweredError, ObjectName
+from meshd.server.proxy.upstream_request import PartialBody
+from meshd.server.request import hashed_blocks
+from meshd.server.s3.authentication import SIGV2_NAME, SIGV4_NAME
+from meshwire.checksums.body_checksums import BodyVerifier
+from meshwire.errors import S3Error
+from meshwire.http_values.multipart_form_data import FormError, FormReader, FormTooLargeError, read_boundary
+from meshwire.s3.results import PostStored
+from meshwire.sigv4.post_object import (
+    MAX_FORM_FILE_BYTES,
+    PostPolicy,
+    expand_filename,
+    form_headers,
+    parse_post_policy,
+    read_form_claim,
+    read_post_object,
+    read_redirect,
+    read_status,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from typing import Any
+
+    from meshd.auth.authorizer import Identity
+    from meshd.server.http_server import ServerServices
+    from meshd.server.s3.authentication import Authenticator
+    from meshd.server.s3.dispatch import S3Call
+    from meshwire.checksums.body_checksums import BodyDigest, BodyDigests
+    from meshwire.s3.operations import PostObject, PutObject
+    from meshwire.sigv4.post_object import FormClaim
+
+_NO_POLICY = PostPolicy(0, (), 0, MAX_FORM_FILE_BYTES)
+_OF_CLIENT = frozenset({"referer", "user-agent"})
+
+
+class PostObjectHandler:
+    """Carries out PostObject. One per process; holds no state of its own."""
+
+    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+
+    async def __call__(self, call: S3Call, operation: PostObject) -> PostStored:
+        """Raises S3Error: MalformedPOSTRequest, AccessDenied, InvalidPolicyDocument, EntityTooLarge, …, and
+        what storing raises."""
+        if call.identity is not ANONYMOUS_IDENTITY:
+            raise S3Error("InvalidArgument", "A form is signed by its policy, not by a header or a query.")
+        form = _Form(call, operation.content_type)
+        try:
+            return await self._store(call, operation, form)
+        finally:
+            await form.aclose()
+
+    async def _store(self, call: S3Call, operation: PostObject, form: _Form) -> PostStored:
+        await form.read_fields()
+        fields = expand_filename(form.reader.fields, form.reader.filename)
+        claim = read_form_claim(form.reader.fields)
+        identity, policy = self._judge(call, operation.bucket, claim, fields)
+        put = read_post_object(fields, operation.bucket, call.head.headers)
+        call.trace.target = put
+        await self._pass_on(call, put, form)
+        headers = _policy_headers(call.context.headers, fields)
+        context = replace(call.context, headers=headers, form=True, signature=_signature(claim))
+        self._deps.access.admit(identity, put, context)
+        admitted: Any = self._deps.acls.admitted(put)
+        form.policy = policy
+        stored = await self._deps.objects.put(admitted, identity, form)
+        return PostStored(
+            put.bucket,
+            put.key,
+            stored.etag,
+            call.url(put.bucket, put.key),
+            read_status(fields),
+            read_redirect(fields),
+            stored.version,
+            stored.checksums,
+            stored.checksum_type,
+        )
+
+    async def _pass_on(self, call: S3Call, put: PutObject, form: _Form) -> None:
+        """Have the node store it that decides about its key. Raises AnsweredError when one did,
+        MisdirectedError when another one was to."""
+        forwarder = self._deps.forwarder
+        if self._deps.mesh.alone or forwarder is None:
+            return
+        name = ObjectName(put.bucket, put.key, reading=False)
+        if call.request.hop is not None:
+            await forwarder.require(name, call.request.hop)
+        elif not forwarder.is_mine(name):
+            begun = PartialBody(form.read, form.source)
+            reply = await forwarder.forward(call.request, call.head, name, call.trace, begun=begun)
+            if reply is None:
+                raise S3Error("SlowDown", "The nodes that hold this name change just now; try again.")
+            call.trace.passed_on()
+            raise AlreadyAnsweredError(reply)
+
+    def _judge(
+        self, call: S3Call, bucket: str, claim: FormClaim | None, fields: dict[str, str]
+    ) -> tuple[Identity, PostPolicy]:
+        """Who signed, and what they allow; a form without policy is anybody's."""
+        if claim is None:
+            return call.identity, _NO_POLICY
+        identity = self._authenticator.authenticate_form(claim, call.trace)
+        policy = parse_post_policy(claim.policy)
+        policy.check(fields, bucket, self._deps.clock.now_ms())
+        return identity, policy
+
+
+def _policy_headers(sent: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
+    """The headers that policies see. The upload is made of the form: an x-amz-* header of the request that
+    carries it does nothing, so it counts for nothing; nor can a field say where a browser comes from."""
+    own = {n: value for n, value in sent.items() if not n.startswith("x-amz-") or n in EXPECTED_OWNER_HEADERS}
+    return own | {n: value for n, value in form_headers(fields).items() if n not in _OF_CLIENT}
+
+
+def _signature(claim: FormClaim | None) -> str:
+    """As policies name it."""
+    if claim is None:
+        return ""
+    return SIGV2_NAME if claim.scope is None else SIGV4_NAME
+
+
+class _Form:
+    """The file of a form, as the body of a PUT (`meshd.core.object_io.Body`)."""
+
+    def __init__(self, call: S3Call, content_type: str) -> None:
+        self.policy = _NO_POLICY
+        try:
+            self.reader = FormReader(read_boundary(content_type))
+        except FormError as error:
+            raise _malformed(error) from None
+        self.source = call.body.raw()
+        self.read: list[bytes] = []
+        """What was read of the form as it came, its fields and perhaps some of its file."""
+        self._first: list[bytes] = []
+        self._digest: BodyDigest | None = None
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        await self.source.aclose()
+
+    async def read_fields(self) -> None:
+        """Up to the beginning of the file. Raises S3Error."""
+        async for data in self.source:
+            self.read.append(data)
+            self._first = self._feed(data)
+            if self.reader.in_file:
+                return
+        self._finish()
+
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        verifier = BodyVerifier(digests, extra=also)
+        async for block in hashed_blocks(self._file(), verifier):
+            yield block
+        digest = verifier.finish()
+        if digest.size < self.policy.least:
+            size, least = str(digest.size), str(self.policy.least)
+            raise S3Error("EntityTooSmall", extra={"ProposedSize": size, "MinSizeAllowed": least})
+        self._digest = digest
+
+    def digest(self) -> BodyDigest:
+        if self._digest is None:
+            raise S3Error("IncompleteBody")
+        return self._digest
+
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
+        raise S3Error("NotImplemented")
+
+    async def _file(self) -> AsyncIterator[bytes]:
+        """The file's bytes; what follows the file is read and dropped, so that the connection lives on."""
+        size = 0
+        pieces, self._first = self._first, []
+        while True:
+            for piece in pieces:
+                size += len(piece)
+                if size > self.policy.most:
+                    extra = {"ProposedSize": str(size), "MaxSizeAllowed": str(self.policy.most)}
+                    raise S3Error("EntityTooLarge", extra=extra)
+                yield piece
+            data = await anext(self.source, None)
+            if data is None:
+                break
+            pieces = self._feed(data)
+        self._finish()
+
+    def _feed(self, data: bytes) -> list[bytes]:
+        try:
+            return self.reader.feed(data)
+        except FormTooLargeError:
+            raise S3Error("MaxPostPreDataLengthExceededError") from None
+        except FormError as error:
+            raise _malformed(error) from None
+
+    def _finish(self) -> None:
+        try:
+            self.reader.finish()
+        except FormError as error:
+            raise _malformed(error) from None
+
+
+def _malformed(error: FormError) -> S3Error:
+    return S3Error("MalformedPOSTRequest", f"The body of your POST request is malformed: {error}.")

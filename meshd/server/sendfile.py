@@ -1,0 +1,496 @@
+"""Zero-copy response bodies: sendfile from data files to a duplicate of the connection's socket.
+
+Law: the event loop never waits for a disk: a thread first reads pages that are not in the page cache.
+Invariant: exactly the promised bytes are sent, or the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import struct
+import termios
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, ClassVar
+
+from meshd.rpc.http_connection import duplicate_socket
+from meshd.server.response import connection_header, head_bytes
+from meshd.server.response_body import PartialReadError, is_encrypted, write_piece, write_spans_encrypted
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+
+    from aiohttp import web
+
+    from meshd.server.response import Header
+    from meshd.server.response_body import BodyResumer
+    from meshd.store.records import Span
+
+_WINDOW = 1 << 20  # one sendfile call, and what is read ahead; other connections get their turn in between
+_IDLE_SECONDS = 120.0  # a client that takes nothing for so long is given up
+_WARM_SECONDS = 1.0  # so long what was in memory is believed to be there still
+_ADVICE = 4 << 20  # what the kernel is asked to fetch ahead of a cold window
+
+
+async def send_spans(
+    request: web.BaseRequest,
+    status: int,
+    headers: Iterable[Header],
+    spans: Sequence[Span],
+    now: int,
+    rest: BodyResumer | None = None,
+) -> bool:
+    """Send a head and then the bytes of `spans`; returns whether the connection may serve another request.
+
+    `headers` must hold a Content-Length equal to the spans' sum; `now` in seconds since the epoch. The
+    files must stay open until this returns. `rest` gives what lacks when they cannot be read to their end;
+    what it raises, or TornError without it, comes after the connection was cut. Raises ConnectionError when
+    the client went away or stopped reading; the connection is then of no further use.
+    """
+    keep_alive = bool(request.keep_alive)
+    head = _head(request, status, headers, now)
+    try:
+        await _send(request, head, spans, mendable=rest is not None)
+    except PartialReadError as error:
+        if rest is None:
+            raise
+        await _go_on(request, rest, error)
+    return keep_alive
+
+
+async def _go_on(request: web.BaseRequest, rest: BodyResumer, torn: PartialReadError) -> None:
+    """What `rest` gives, behind what went out already."""
+    transport = _open_transport(request)
+    try:
+        async with aclosing(rest(torn)) as pieces:
+            async for piece in pieces:
+                await write_piece(request, piece)
+    except BaseException:
+        transport.abort()
+        raise
+
+
+async def send_groups(
+    request: web.BaseRequest,
+    status: int,
+    headers: Iterable[Header],
+    groups: AsyncGenerator[Sequence[Span], None],
+    now: int,
+    torn: Callable[[int], None] | None = None,
+) -> bool:
+    """As `send_spans`, for a body that comes a group of spans at a time; each must stay valid until the next
+    is asked for. What fails after the first group has the connection cut. `torn` is told how many bytes went
+    out of one that cannot be read to its end: the next must begin behind them. Without it that fails, too."""
+    keep_alive, transport = bool(request.keep_alive), request.transport
+    head = _head(request, status, headers, now)
+    pump: _Pump | None = None
+    try:
+        async with aclosing(groups):
+            async for spans in groups:
+                if pump is None and not is_encrypted(_open_transport(request)):
+                    pump = _Pump(_open_transport(request))
+                try:
+                    await _send(request, head, spans, pump=pump, mendable=torn is not None)
+                except PartialReadError as error:
+                    if torn is None:
+                        raise
+                    torn(error.sent)
+                head = b""
+    except Exception as error:
+        if head:  # nothing went out yet: an answer can still say what is wrong
+            raise
+        if transport is not None:
+            transport.abort()
+        raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+    finally:
+        if pump is not None:
+            pump.close()
+    return keep_alive
+
+
+class ResponseWriter:
+    """An answer that goes out piece by piece. Small pieces ride with their neighbours: every segment of its
+    own wakes the client. `close` it."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        """Raises ConnectionResetError."""
+        self._request, self._transport = request, _open_transport(request)
+        self._pump = None if is_encrypted(self._transport) else _Pump(self._transport)
+        if self._pump is not None:
+            self._pump.cork(held=True)
+
+    def __repr__(self) -> str:
+        return f"<Outlet {self._pump!r}>"
+
+    async def send(self, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
+        """`data`, then `spans`, which were in memory a moment ago; both may be used again when this returns.
+        Raises ConnectionError."""
+        if self._pump is None:
+            await _send_encrypted(self._request, self._transport, data, spans)
+            return
+        await _drain(self._request, self._transport)
+        try:
+            await self._pump.run(data, spans, warm=True)
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    def close(self) -> None:
+        """Idempotent; what was sent is on its way."""
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            with suppress(OSError):
+                pump.cork(held=False)
+            pump.close()
+
+
+def _head(request: web.BaseRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
+    return head_bytes(status, headers, now, connection=connection_header(request, bool(request.keep_alive)))
+
+
+def _open_transport(request: web.BaseRequest) -> asyncio.Transport:
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client closed the connection")
+    return transport
+
+
+async def _send(
+    request: web.BaseRequest,
+    head: bytes,
+    spans: Sequence[Span],
+    *,
+    pump: _Pump | None = None,
+    mendable: bool = False,
+) -> None:
+    """`pump`: the answer's, where it is sent in several turns; else one is made for this one. `mendable`: the
+    connection stays as it is when the spans cannot be read to their end."""
+    transport = _open_transport(request)
+    if is_encrypted(transport):
+        await _send_encrypted(request, transport, head, spans, mendable=mendable)
+        return
+    await _drain(request, transport)
+    turn = pump or _Pump(transport)
+    try:
+        await turn.run(head, spans)
+    except BaseException as error:
+        _cut(transport, error, mendable=mendable)
+        raise
+    finally:
+        if turn is not pump:
+            turn.close()
+
+
+async def _send_encrypted(
+    request: web.BaseRequest,
+    transport: asyncio.Transport,
+    head: bytes | memoryview,
+    spans: Sequence[Span],
+    *,
+    mendable: bool = False,
+) -> None:
+    try:
+        await write_spans_encrypted(request, bytes(head), spans, _resident)  # its queue holds on to the head
+    except BaseException as error:
+        _cut(transport, error, mendable=mendable)
+        raise
+
+
+def _cut(transport: asyncio.Transport, error: BaseException, *, mendable: bool) -> None:
+    if not (mendable and isinstance(error, PartialReadError)):
+        transport.abort()
+
+
+class DirectSender:
+    """Answers in one turn, past a connection's transport: `sock` is a duplicate of its socket. Of `MOST` at a
+    time: more connections take the ordinary way."""
+
+    MOST: ClassVar = 1024
+    made: ClassVar = 0
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self.sock = transport, duplicate_socket(transport)
+        DirectSender.made += 1
+
+    def __repr__(self) -> str:
+        return f"<AtOnce fd={self.sock.fileno()}>"
+
+    def send(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
+        """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
+        bytes that were not taken in spite of it, and what went out of a range that cannot be read to its end;
+        None when nothing was sent.
+
+        Nothing may be queued on the transport, nor be under way past it.
+        """
+        if not _resident(span.fd, span.offset, span.length):
+            return None
+        try:
+            if _room(self.sock) < len(head) + span.length:
+                return None
+            taken = self.sock.send(head, socket.MSG_MORE)
+        except OSError:  # no room after all, or nobody there: the ordinary way finds out
+            return None
+        return _finish_at_once(self._transport, self.sock, head[taken:], span)
+
+    def close(self) -> None:
+        """Release the duplicate; the connection itself stays as it is."""
+        DirectSender.made -= 1
+        self.sock.close()
+
+
+def _room(sock: socket.socket) -> int:
+    """Bytes the kernel would take for a connection: its buffer less what waits in it."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _waiting(sock)
+
+
+def _waiting(sock: socket.socket | TransportSocket) -> int:
+    """Bytes the kernel keeps until the other side has taken them. Raises OSError."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
+
+
+def unsent_bytes_of(transport: asyncio.Transport) -> int:
+    """Bytes that wait for the other side, in this process and in the kernel; 0 while none do in this process.
+    The kernel may keep megabytes, and asks for no more until a third of them is gone."""
+    waiting, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
+    if not waiting or sock is None:
+        return waiting
+    with suppress(OSError, ValueError):  # it is just being closed
+        waiting += _waiting(sock)
+    return waiting
+
+
+def _finish_at_once(
+    transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span
+) -> tuple[bytes, PartialReadError | None]:
+    """The rest of an answer that has begun: what was not taken, and where a failing disk ended it."""
+    moved = 0
+    try:
+        with suppress(BlockingIOError):
+            while not head and moved < span.length:
+                sent = os.sendfile(sock.fileno(), span.fd, span.offset + moved, span.length - moved)
+                if not sent:
+                    break
+                moved += sent
+        rest = os.pread(span.fd, span.length - moved, span.offset + moved) if moved < span.length else b""
+    except ConnectionError:
+        transport.abort()
+        return b"", None
+    except OSError as error:
+        return head, PartialReadError(moved, error)
+    if moved + len(rest) != span.length:
+        return head, PartialReadError(moved, OSError("a data file ends before its extent does"))
+    return head + rest, None
+
+
+def first_window(spans: Sequence[Span]) -> Sequence[Span]:
+    """What the first call of sendfile takes of them."""
+    for span in spans:
+        if span.length:
+            return (span.part(0, min(span.length, _WINDOW)),)
+    return ()
+
+
+async def load_into_page_cache(spans: Sequence[Span]) -> None:
+    """Have a thread read in what is not in memory, so that reading `spans` next does not wait for a disk."""
+    for span in spans:
+        if span.length and not _resident(span.fd, span.offset, span.length):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, _read_in, span.fd, span.offset, span.length)
+
+
+async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None:
+    """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own
+    queue."""
+    if transport.get_write_buffer_size() == 0:
+        return
+    low, high = transport.get_write_buffer_limits()
+    transport.set_write_buffer_limits(high=0)
+    try:
+        await request.writer.drain()
+    finally:
+        transport.set_write_buffer_limits(high=high, low=low)
+
+
+class _Pump:
+    """Writes a head and file ranges through a duplicate of the connection's descriptor.
+
+    uvloop's transports have no sendfile and own their descriptor; a duplicate may be watched and written
+    beside them, as long as the transport itself has nothing queued.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._warm_until = 0.0
+        self._socket = duplicate_socket(transport)
+        self._head = memoryview(b"")
+        self._spans: Iterator[Span] = iter(())
+        self._fd = -1
+        self._offset = self._left = 0
+        self._moved = self._sent = 0  # bytes in all; of these spans
+        self._seen = -1
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._watched = False
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<_Pump fd={self._socket.fileno()}, {self._moved} bytes moved>"
+
+    async def run(self, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False) -> None:
+        """Send all of it; may be called again. Raises ConnectionError, or TornError."""
+        self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
+        self._head, self._spans, self._sent = memoryview(head), iter(spans), 0
+        self._done = self._loop.create_future()
+        self._next_span()
+        self._step()
+        if not self._done.done():
+            self._seen = -1
+            self._check_progress()
+        try:
+            await self._done
+        finally:
+            self._head = memoryview(b"")
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+
+    def cork(self, *, held: bool) -> None:
+        """Whether the kernel holds back a segment that is not full."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, held)
+
+    def close(self) -> None:
+        """Release the duplicate. Idempotent; the connection itself stays as it is."""
+        self._unwatch()
+        self._socket.close()
+
+    def _next_span(self) -> None:
+        self._left = 0
+        while not self._left:
+            span = next(self._spans, None)
+            if span is None:
+                return
+            self._fd, self._offset, self._left = span.fd, span.offset, span.length
+
+    def _step(self) -> None:
+        """One turn: as much as fits now, at most one window. Called by hand first, then whenever there is
+        room."""
+        if self._done.done():
+            return
+        try:
+            if len(self._head) and not self._send_head():
+                self._watch()
+            elif not self._left:
+                self._finish()
+            elif self._is_warm(_WINDOW):
+                self._send_window()
+            else:
+                self._fetch()
+        except BlockingIOError:
+            self._watch()
+        except OSError as error:
+            self._fail(error)
+
+    def _send_head(self) -> bool:
+        more = socket.MSG_MORE if self._left else 0
+        sent = self._socket.send(self._head, more)
+        self._head = self._head[sent:]
+        self._moved += sent
+        return not self._head
+
+    def _send_window(self) -> None:
+        room = _WINDOW
+        failpoints.hit("web.send.before")
+        while True:
+            sent = os.sendfile(self._socket.fileno(), self._fd, self._offset, min(self._left, room))
+            if not sent:
+                raise OSError(f"a data file ends {self._left} bytes before its extent does")
+            self._offset += sent
+            self._left -= sent
+            self._moved += sent
+            self._sent += sent
+            room -= sent
+            if not self._left:
+                self._next_span()
+            if not (room and self._left and self._is_warm(room)):
+                break
+        if self._left:
+            self._watch()
+        else:
+            self._finish()
+
+    def _is_warm(self, most: int) -> bool:
+        """Whether the next `most` bytes can be sent without waiting for a disk."""
+        return self._loop.time() < self._warm_until or _resident(
+            self._fd, self._offset, min(self._left, most)
+        )
+
+    def _fetch(self) -> None:
+        """Have a thread read the window in, so that sendfile finds it in memory."""
+        self._unwatch()
+        window = min(self._left, _WINDOW)
+        reading = self._loop.run_in_executor(None, _read_in, self._fd, self._offset, window)
+        reading.add_done_callback(self._fetched)
+
+    def _fetched(self, reading: asyncio.Future[None]) -> None:
+        if reading.cancelled() or self._done.done():
+            return
+        error = reading.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        try:
+            self._send_window()
+        except BlockingIOError:
+            self._watch()
+        except OSError as failure:
+            self._fail(failure)
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            self._loop.add_writer(self._socket, self._step)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove_writer(self._socket)
+
+    def _check_progress(self) -> None:
+        if self._moved == self._seen:
+            self._fail(ConnectionAbortedError(f"the client took nothing for {_IDLE_SECONDS:.0f} seconds"))
+            return
+        self._seen = self._moved
+        self._watchdog = self._loop.call_later(_IDLE_SECONDS, self._check_progress)
+
+    def _finish(self) -> None:
+        self._unwatch()
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        """sendfile(2) does not say which of its two files failed: what no connection says is the disk's."""
+        self._unwatch()
+        if not self._done.done():
+            of_client = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
+            self._done.set_exception(error if of_client else PartialReadError(self._sent, error))
+
+
+def _resident(fd: int, offset: int, length: int) -> bool:
+    """Whether the first and the last page of a range are in memory (preadv2(2), RWF_NOWAIT)."""
+    probe = (bytearray(1),)
+    try:
+        os.preadv(fd, probe, offset, os.RWF_NOWAIT)
+        os.preadv(fd, probe, offset + length - 1, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system cannot say
+        return True
+    return True
+
+
+def _read_in(fd: int, offset: int, length: int) -> None:
+    with suppress(OSError):
+        os.posix_fadvise(fd, offset, _ADVICE, os.POSIX_FADV_WILLNEED)
+    os.pread(fd, length, offset)

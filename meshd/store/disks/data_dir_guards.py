@@ -1,0 +1,113 @@
+"""Guards of a data directory: process locks, and the marker of an index that could not be read.
+
+Law: workers share the store lock and hold a lock of their own name; recovery, fsck and rebuild hold the
+store lock exclusively. The kernel drops the locks of a dead process. The daemon does not open a store
+that carries the marker; fsck removes it after reading the whole index, else the index must be rebuilt.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from meshd.store.errors import FormatError, StoreInUseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.config import StoreSettings
+
+
+_NAME = re.compile(r"[a-z0-9_-]{1,32}\Z")
+
+
+def _hold(path: Path, kind: int, refusal: str) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise StoreInUseError(refusal) from None
+    return fd
+
+
+class DataDirLock:
+    """Held locks; `release` lets them go."""
+
+    def __init__(self, *fds: int) -> None:
+        self._fds = fds
+
+    @classmethod
+    def share(cls, data_dir: Path, writer: str) -> DataDirLock:
+        """A worker's locks. Raises StoreInUseError."""
+        if not _NAME.match(writer):
+            raise ValueError(f"a writer is called by 1–32 of a-z, 0-9, _ and -; not {writer!r}")
+        busy = f"{data_dir} is being recovered or checked; wait until that has ended"
+        shared = _hold(data_dir / "locks" / "store", fcntl.LOCK_SH, busy)
+        try:
+            mine = _hold(
+                data_dir / "locks" / f"writer-{writer}",
+                fcntl.LOCK_EX,
+                f"another process writes to {data_dir} as {writer}; stop it or choose another name",
+            )
+        except BaseException:
+            os.close(shared)
+            raise
+        return cls(shared, mine)
+
+    @classmethod
+    def alone(cls, data_dir: Path) -> DataDirLock:
+        """The lock of recovery and checking. Raises StoreInUseError."""
+        return cls(
+            _hold(
+                data_dir / "locks" / "store",
+                fcntl.LOCK_EX,
+                f"{data_dir} is in use; stop the daemon on it first",
+            )
+        )
+
+    def release(self) -> None:
+        """Idempotent."""
+        fds, self._fds = self._fds, ()
+        for fd in fds:
+            os.close(fd)
+
+    def __enter__(self) -> DataDirLock:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+_MARK: Final = "index-unreadable"
+
+
+def recovery_advice(index: Path) -> str:
+    """What to do about it."""
+    return (
+        f"the index at {index} cannot be read from its device (see the kernel log): put it on a sound one "
+        "and run meshd fsck --rebuild with all data disks, or, in a mesh, begin this node anew with empty "
+        "ones; if the device is in order again, run meshd fsck, and start the node"
+    )
+
+
+def require_readable_index(settings: StoreSettings) -> None:
+    """Raises FormatError where the mark is."""
+    if (settings.data_dir / _MARK).exists():
+        raise FormatError(recovery_advice(settings.index_dir))
+
+
+def mark_index_unreadable(settings: StoreSettings) -> None:
+    """As far as the data directory can be written (blocking)."""
+    with suppress(OSError):
+        (settings.data_dir / _MARK).write_text(recovery_advice(settings.index_dir) + "\n")
+
+
+def clear_index_unreadable(settings: StoreSettings) -> None:
+    """All of it was read, or made anew (blocking)."""
+    with suppress(OSError):
+        (settings.data_dir / _MARK).unlink(missing_ok=True)

@@ -1,0 +1,334 @@
+"""Startup recovery: creates a store's directories, identifies its disks and cleans up after a crash.
+
+Law: idempotent. Recovery removes nothing from a disk whose marker does not name this index: a lost or
+mistaken index must never cost data.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.store.disks.data_dir_guards import DataDirLock
+from meshd.store.disks.layout import (
+    DRAFTS,
+    EXTENTS,
+    FORMAT,
+    LOST_DISKS_KEY,
+    MOUNTED_DISKS_KEY,
+    DiskMarker,
+    Disks,
+    read_marker,
+    write_marker,
+)
+from meshd.store.disks.replacement import can_replace_disk, quarantine_lost_disks, record_mounts
+from meshd.store.errors import FormatError
+from meshd.store.index.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from meshd.config import StoreSettings
+
+
+MissingDiskPolicy = Callable[[Path, str], None]
+"""Asked about each disk that `is missing`, or `cannot be read (why)`; raises FormatError where the store must
+not do without it."""
+_log = logging.getLogger("meshd.disks")
+_PROCESS_ERRNOS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+"""Errors of disks that do not fail."""
+
+
+def require_every_disk(path: Path, how: str) -> None:
+    """No disk may be missing. Raises FormatError."""
+    raise FormatError(f"disk {path} {how}; mount it and start again with its --disk")
+
+
+class _Failing(dict[Path, str]):
+    """Disks that cannot be used, and why. `writing`: one that is read-only cannot."""
+
+    def __init__(self, *, writing: bool = False) -> None:
+        super().__init__()
+        self._writing = writing
+
+    def marker(self, root: Path) -> DiskMarker | None:
+        """As `read_marker`; of a disk that fails nothing is known. Raises FormatError, PermissionError."""
+        if root in self:
+            return None
+        try:
+            marker = read_marker(root)
+            if marker is not None and self._writing:
+                _require_writable(root)
+        except OSError as error:
+            if error.errno in _PROCESS_ERRNOS:
+                raise
+            self[root] = error.strerror or str(error)
+            return None
+        return marker
+
+    def how(self, root: Path) -> str:
+        """What is to be said of a disk that is not in service."""
+        return f"cannot be read ({self[root]})" if root in self else "is missing"
+
+    def learn(self, error: OSError, roots: Iterable[Path]) -> None:
+        """Whose error it is. Raises it where it is not that of a disk that was thought to be sound."""
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        for root in roots:
+            if (
+                f"{name}/".startswith(f"{root / EXTENTS}/")
+                and root not in self
+                and error.errno not in _PROCESS_ERRNOS
+            ):
+                self[root] = error.strerror or str(error)
+                return
+        raise error
+
+
+def _require_writable(root: Path) -> None:
+    if os.statvfs(root).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def open_disks(
+    index: Index,
+    settings: StoreSettings,
+    spare: MissingDiskPolicy = require_every_disk,
+    failing: _Failing | None = None,
+) -> Disks:
+    """The store's disks, made and marked where they are new. Raises FormatError."""
+    disks = _find(index, settings, spare, _Failing() if failing is None else failing)
+    for root in disks.roots.values():
+        (root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
+    return disks
+
+
+def _find(index: Index, settings: StoreSettings, spare: MissingDiskPolicy, failing: _Failing) -> Disks:
+    known, lost = index.get_meta("disks"), index.get_meta(LOST_DISKS_KEY) or []
+    if known is not None and not lost:
+        disks = _recognise(known, index.get_meta("store"), settings.disks, failing)
+        if disks is not None:
+            return disks
+    with index.writing() as txn:
+        store = index.get_meta("store", txn)
+        if store is None:
+            _refuse_orphaned(settings, failing)
+            store = uuid.uuid4().hex
+            index.put_meta(txn, "format", FORMAT)
+            index.put_meta(txn, "store", store)
+            index.put_meta(txn, "next_file", settings.first_file)
+        roots, gone = _enrol(index, txn, settings, store, spare, failing)
+        index.put_meta(txn, "disks", {number: str(root) for number, root in (roots | gone).items()})
+        if gone:
+            index.put_meta(txn, LOST_DISKS_KEY, sorted(gone))
+    return Disks(roots, gone)
+
+
+def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...], failing: _Failing) -> Disks | None:
+    """The disks when nothing changed since the last start, None when `_enrol` has to look."""
+    known = {number: Path(path) for number, path in paths.items()}
+    markers = {root: failing.marker(root) for root in roots}
+    found = {
+        marker.disk: root for root, marker in markers.items() if marker is not None and marker.store == store
+    }
+    same = set(found) == set(known) and len(found) == len(roots)
+    return Disks(found) if same and found == known else None
+
+
+def _refuse_orphaned(settings: StoreSettings, failing: _Failing) -> None:
+    for root in settings.disks:
+        if (marker := failing.marker(root)) is None:
+            continue
+        if _holds_files(root, marker):
+            if settings.evictable:
+                failing[root] = "it was not emptied"
+                continue
+            raise FormatError(
+                f"the index is empty but {root} holds data: give its --index-dir or run meshd fsck --rebuild"
+            )
+
+
+class _Enrolment:
+    """The directories that were named, sorted by what their markers say beside what the index knows."""
+
+    def __init__(
+        self, index: Index, txn: Any, settings: StoreSettings, store: str, failing: _Failing
+    ) -> None:
+        paths: dict[int, str] = index.get_meta("disks", txn) or {}
+        self.known = {number: Path(path) for number, path in paths.items()}
+        self.gone = self._of_known(index.get_meta(LOST_DISKS_KEY, txn))
+        self.found: dict[int, Path] = {}
+        """In service, under their numbers."""
+        self.fresh: list[Path] = []
+        """To be put into service: they get a number and a marker."""
+        self.refused: list[Path] = []
+        """Not known, and they cannot be used."""
+        self._store, self._failing, self._evictable = store, failing, settings.evictable
+        self._known_roots = set(self.known.values())
+        self._was_mounted = set(self._of_known(index.get_meta(MOUNTED_DISKS_KEY, txn)).values())
+        for root in settings.disks:
+            self._sort(root)
+
+    def _of_known(self, numbers: Iterable[int] | None) -> dict[int, Path]:
+        return {number: self.known[number] for number in numbers or [] if number in self.known}
+
+    def _sort(self, root: Path) -> None:
+        marker = self._failing.marker(root)
+        if root in self._failing:
+            if root not in self._known_roots:
+                self.refused.append(root)
+        elif marker is not None:
+            self._sort_marked(root, marker)
+        elif root not in self._known_roots or can_replace_disk(root, mounted=root in self._was_mounted):
+            self.fresh.append(root)
+
+    def _sort_marked(self, root: Path, marker: DiskMarker) -> None:
+        ours = marker.store == self._store
+        if ours and marker.disk in self.gone:
+            return  # it failed: to be used again it has to be empty
+        if ours and marker.disk not in self.found:
+            self.found[marker.disk] = root
+        elif not _holds_files(root, marker):
+            self.fresh.append(root)
+        elif not (self._evictable and root in self.gone.values()):
+            raise FormatError(
+                f"{root} belongs to another store; remove it from --disk, or move its data away"
+            )
+
+    def missing(self) -> dict[int, Path]:
+        """Disks that are known, were not given up, and are not there."""
+        return {
+            number: path
+            for number, path in self.known.items()
+            if number not in self.found and number not in self.gone
+        }
+
+
+def _holds_files(root: Path, marker: DiskMarker) -> bool:
+    return next(Disks({marker.disk: root}).files(), None) is not None
+
+
+def _enrol(
+    index: Index, txn: Any, settings: StoreSettings, store: str, spare: MissingDiskPolicy, failing: _Failing
+) -> tuple[dict[int, Path], dict[int, Path]]:
+    """Disks in service, new ones numbered and marked, and those that are gone. Raises FormatError."""
+    enrolment = _Enrolment(index, txn, settings, store, failing)
+    missing = enrolment.missing()
+    for path in missing.values():
+        spare(path, failing.how(path))
+    first_free = max(enrolment.known, default=settings.first_disk - 1) + 1
+    found = enrolment.found | dict(enumerate(enrolment.fresh, start=first_free))
+    refused = _refused(settings, enrolment.refused, spare, failing, first_free + len(enrolment.fresh))
+    gone = enrolment.gone | missing | refused
+    if not found:
+        raise FormatError(
+            "every disk of this node has failed: give it an empty data directory on a sound one; in a mesh "
+            "say `mesh cluster replace` first"
+        )
+    if enrolment.fresh or missing:
+        for number, root in found.items():
+            _mark(root, DiskMarker(FORMAT, store, number, len(found), tuple(sorted(gone))))
+    return found, gone
+
+
+def _refused(
+    settings: StoreSettings, roots: Iterable[Path], spare: MissingDiskPolicy, failing: _Failing, first: int
+) -> dict[int, Path]:
+    """Disks that are not known and cannot be used, as lost ones. Raises FormatError."""
+    gone = {}
+    for number, root in enumerate(roots, start=first):
+        if not settings.evictable:
+            raise FormatError(
+                f"disk {root} {failing.how(root)}, and nothing of this node is known to be on it: put a "
+                "sound one in its place, or take it out of --disk"
+            )
+        spare(root, failing.how(root))
+        gone[number] = root
+    return gone
+
+
+def _mark(root: Path, marker: DiskMarker) -> None:
+    try:
+        write_marker(root, marker)
+    except OSError as error:  # of a descriptor it says no name
+        error.filename = error.filename or str(root / EXTENTS)
+        raise
+
+
+def sweep_drafts(disks: Disks, writer: str | None) -> int:
+    """Removes unfinished files of `writer` (None: of all); how many."""
+    ending = ".part" if writer is None else f".{writer}.part"
+    removed = 0
+    for entry in disks.drafts():
+        if entry.name.endswith(ending):
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+                removed += 1
+    return removed
+
+
+def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_disk) -> int:
+    """Cleans up after a crash; to be called once before the workers start, while nobody has the store open.
+
+    Cuts the tails of open segments, removes drafts and files that the index does not know, and moves file
+    numbers past what exists. A disk that gives errors meanwhile is as one that is missing. What lay on disks
+    that are gone goes into quarantine: how many versions. Raises StoreInUseError, FormatError.
+    """
+    failing = _Failing(writing=True)
+    with DataDirLock.alone(settings.data_dir):
+        while True:
+            try:
+                return _recover(settings, spare, failing)
+            except OSError as error:
+                failing.learn(error, settings.disks)
+
+
+def _recover(settings: StoreSettings, spare: MissingDiskPolicy, failing: _Failing) -> int:
+    index = Index.open(settings)
+    try:
+        disks = open_disks(index, settings, spare, failing)
+        sweep_drafts(disks, None)
+        lost = quarantine_lost_disks(index, disks)
+        with index.writing() as txn:
+            record_mounts(index, disks, txn)
+            _cut_tails(index, disks, txn)
+            unused = _forget_unused(index, disks, txn)
+        for path in unused:
+            os.unlink(path)
+    finally:
+        index.close()
+    for disk, why in failing.items():
+        _log.error("a disk cannot be used: the node starts without", extra={"disk": str(disk), "why": why})
+    return lost
+
+
+def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
+    for file, info in index.all_files(txn):
+        path = disks.path(info.disk, file)
+        if info.disk in disks.lost:
+            continue
+        if info.kind == "segment" and info.state == "open" and os.path.getsize(path) > info.end:
+            os.truncate(path, info.end)
+
+
+def _forget_unused(index: Index, disks: Disks, txn: Any) -> list[str]:
+    """Paths of files that the index does not know, or was done with; to be removed once it forgot them."""
+    highest, unused = 0, []
+    for disk, file, path in disks.files():
+        info = index.get_file(txn, file)
+        if info is None or info.disk != disk or info.state == "retired":
+            unused.append(path)
+            if info is not None and info.disk == disk:
+                index.delete_file(txn, file)
+        highest = max(highest, file)
+    for file, info in list(index.all_files(txn)):
+        if info.disk in disks.lost and not info.refs:
+            index.delete_file(txn, file)
+    if (index.get_meta("next_file", txn) or 1) <= highest:
+        index.put_meta(txn, "next_file", highest + 1)
+    return unused

@@ -1,0 +1,338 @@
+"""Compaction: rewrites the live members of a sparse segment and removes the old file.
+
+Law: compaction writes through the committer like every other writer. Readers keep the files they
+opened, and a retired file stays on disk for a grace period, because other processes may hold its path.
+Invariant: a member that cancels others is carried along as long as any file may still contain them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.disks.layout import has_free_space
+from meshd.store.engine.file_scan import DataFileScan
+from meshd.store.engine.group_commit import store_error_from
+from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
+from meshd.store.engine.mutations import Mutation, replace_version, version_using_extent, write_manifest
+from meshd.store.errors import CorruptExtentError, DiskFullError
+from meshd.store.index.index import object_key
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.file_scan import ScannedMember
+    from meshd.store.engine.group_commit import Committer
+    from meshd.store.engine.member_header import Member
+    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.index.index import Index
+    from meshd.store.records import DataFile, Extent, Record
+    from meshd.util.clock import Clock
+
+GRACE = 60.0  # seconds a moved file stays for processes that were told its path
+_GROUP_BYTES = 4 << 20
+_PASSES = 3
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A member to move and its bytes."""
+
+    member: Member
+    old: Extent
+    data: bytes
+
+    def append(self, work: WriteBatch) -> StagedMember:
+        member = msgspec.structs.replace(self.member, moves=self.member.moves + 1)
+        return work.append(member, int(member.stamp), (self.data,), len(self.data))
+
+
+class MoveMember(Mutation):
+    """Writes a member again and turns its user to the copy; if there is none any more the copy is waste."""
+
+    def __init__(self, piece: _Piece) -> None:
+        self.piece = piece
+        self.weight = len(piece.data)
+        self.placed: StagedMember | None = None
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        self.placed = self.piece.append(work)
+        failpoints.hit("store.compact.placed")
+
+    def apply(self, work: WriteBatch, txn: Any) -> None:
+        assert self.placed is not None
+        work.spare(self.piece.old.file)
+        if not self._turn(work, txn, self.piece.old, self.placed.extent):
+            work.waste(self.placed)
+
+    def _turn(self, work: WriteBatch, txn: Any, old: Extent, new: Extent) -> bool:
+        member, index = self.piece.member, work.index
+        if member.kind in ("object", "marker"):
+            record = version_using_extent(index, txn, member, old)
+            if record is None or record.manifest is not None:
+                return False
+            moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
+            replace_version(work, txn, object_key(member.bucket, member.key), moved, record)
+        elif member.kind == "part":
+            part = index.get_part(txn, member.upload, member.part)
+            if part is None or part.extents != (old,):
+                return False
+            moved_part = msgspec.structs.replace(part, extents=(new,), moves=member.moves + 1)
+            index.put_part(txn, member.upload, moved_part)
+            work.release((old,))
+            work.adopt((new,))
+        else:
+            upload = index.get_upload(txn, member.bucket, member.key, member.upload)
+            if member.kind != "upload" or upload is None or upload.place != old:
+                return False
+            index.put_upload(txn, msgspec.structs.replace(upload, place=new, moves=member.moves + 1))
+            work.release((old,))
+            work.adopt((new,))
+        return True
+
+
+class MoveManifestedExtent(Mutation):
+    """Moves an extent of an object that has a manifest, or the manifest itself, which is written anew."""
+
+    exclusive = True
+
+    def __init__(self, piece: _Piece) -> None:
+        self.piece = piece
+        self.weight = len(piece.data)
+        self.record: Record | None = None
+        self.existing: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        record = version_using_extent(work.index, txn, self.piece.member, self.piece.old)
+        if record is not None and record.manifest is not None:
+            self.existing = record
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        existing, piece = self.existing, self.piece
+        if existing is None:  # overwritten since it was looked at: what it ended must stay ended
+            if cancels_others(piece.member):
+                RewriteTombstoneMember(piece.member).place(work, txn)
+            return
+        extents = existing.extents
+        if piece.old != existing.manifest:
+            new = piece.append(work).extent
+            extents = tuple(new if extent == piece.old else extent for extent in extents)
+        moved = msgspec.structs.replace(existing, extents=extents, manifest=None, moves=existing.moves + 1)
+        upload = piece.member.upload if cancels_others(piece.member) else ""
+        self.record = write_manifest(work, piece.member.bucket, piece.member.key, moved, upload)
+
+    def apply(self, work: WriteBatch, txn: Any) -> None:
+        if self.record is not None and self.existing is not None:
+            work.spare(self.piece.old.file)
+            name = object_key(self.piece.member.bucket, self.piece.member.key)
+            replace_version(work, txn, name, self.record, self.existing)
+
+
+class RewriteTombstoneMember(Mutation):
+    """Writes a member that undoes others again."""
+
+    def __init__(self, member: Member) -> None:
+        kind = "aborted" if member.upload else "deleted"
+        self.member = msgspec.structs.replace(member, kind=kind, crc32c=0)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        work.append(self.member, int(self.member.stamp), (), 0)
+
+
+class RetireFile(Mutation):
+    """Takes a file that nothing uses out of service; True when it is."""
+
+    exclusive = True
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def apply(self, work: WriteBatch, txn: Any) -> bool:
+        info = work.index.get_file(txn, self.file)
+        if info is None:
+            return True  # its last user went meanwhile, and the file with it
+        if info.refs or info.state == "open":
+            return False
+        work.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
+        failpoints.hit("store.compact.retired")
+        return True
+
+
+class ForgetRetiredFiles(Mutation):
+    """Forgets retired files; the result are their paths, to be unlinked."""
+
+    exclusive = True
+
+    def __init__(self, files: list[int]) -> None:
+        self.files = files
+
+    def apply(self, work: WriteBatch, txn: Any) -> list[str]:
+        paths = []
+        for file in self.files:
+            info = work.index.get_file(txn, file)
+            if info is not None and info.state == "retired":
+                work.index.delete_file(txn, file)
+                paths.append(work.disks.path(info.disk, file))
+        return paths
+
+
+class Compactor:
+    """Compacts one file at a time, for one process (the steward)."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        committer: Committer,
+        clock: Clock,
+        run: Callable[..., Awaitable[Any]],
+        tombstone_seconds: float = 0.0,
+    ) -> None:
+        self._index, self._disks, self._committer, self._clock, self._run = (
+            index,
+            disks,
+            committer,
+            clock,
+            run,
+        )
+        self._retired: dict[int, float] = {}
+        self._tombstone_ms = round(tombstone_seconds * 1e3)
+
+    def candidates(self, dead_share: float) -> list[int]:
+        """Sealed segments of which at least this share is dead, the most dead first."""
+        with self._index.reading() as txn:
+            files = [(file, info) for file, info in self._index.all_files(txn) if self._is_candidate(info)]
+        shares = [
+            (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file) for file, info in files
+        ]
+        return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
+
+    def _is_candidate(self, info: DataFile) -> bool:
+        return _sealed_segment(info) and info.disk in self._disks.roots
+
+    async def compact(self, file: int) -> bool:
+        """Empties a sealed segment and retires it; True when it is retired, or gone.
+
+        Raises CorruptExtentError, DiskFullError, DiskFailedError; then the file stays as it is.
+        """
+        with self._index.reading() as txn:
+            info = self._index.get_file(txn, file)
+        if info is None:
+            return True  # its last user went meanwhile, and the file with it
+        if not _sealed_segment(info):
+            return False
+        if not any(has_free_space(str(root), info.live) for root in self._disks.roots.values()):
+            raise DiskFullError("no room to write again what lives; delete objects or add a disk")
+        for _ in range(_PASSES):
+            try:
+                await self._pass(file, info)
+            except FileNotFoundError:
+                pass  # its last user went meanwhile
+            except OSError as error:
+                raise store_error_from(error) from error
+            if await self._committer.submit(RetireFile(file)):
+                self._retired[file] = self._clock.monotonic()
+                return True
+        return False
+
+    async def purge(self) -> int:
+        """Unlinks files that were retired, or first seen retired, a grace time ago; how many."""
+        now = self._clock.monotonic()
+        with self._index.reading() as txn:
+            retired = [file for file, info in self._index.all_files(txn) if info.state == "retired"]
+        for file in retired:
+            self._retired.setdefault(file, now)
+        due = [file for file in retired if now - self._retired[file] >= GRACE]
+        paths = await self._committer.submit(ForgetRetiredFiles(due)) if due else []
+        await self._run(lambda: _unlink(paths))
+        for file in due:
+            del self._retired[file]
+        return len(paths)
+
+    async def _pass(self, file: int, info: DataFile) -> None:
+        with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as survey:
+            members, oldest = survey.members(info.end), self._oldest_buried(file)
+            while group := await self._run(lambda: list(self._gather(survey, members, oldest))):
+                await asyncio.gather(*[self._committer.submit(intent) for intent in group])
+
+    def _gather(
+        self, survey: DataFileScan, members: Iterator[ScannedMember], oldest: int
+    ) -> Iterator[Mutation]:
+        """The next few megabytes of intents (blocking)."""
+        weight = 0
+        for found in members:
+            intent = self._intent(survey, found, oldest)
+            if intent is not None:
+                yield intent
+                weight += intent.weight + 1024
+                if weight >= _GROUP_BYTES:
+                    return
+
+    def _intent(self, survey: DataFileScan, found: ScannedMember, oldest: int) -> Mutation | None:
+        member, extent = found.member, found.extent
+        with self._index.reading() as txn:
+            record = version_using_extent(self._index, txn, member, extent)
+            if record is not None:
+                piece = _Piece(member, extent, _whole(survey, extent))
+                return MoveMember(piece) if record.manifest is None else MoveManifestedExtent(piece)
+            if self._uses(txn, member, extent):
+                return MoveMember(_Piece(member, extent, _whole(survey, extent)))
+            needed = cancels_others(member) and self._still_undoes(txn, member, oldest)
+        return RewriteTombstoneMember(member) if needed else None
+
+    def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
+        """Whether an upload in progress uses this extent."""
+        if member.kind == "part":
+            part = self._index.get_part(txn, member.upload, member.part) if member.upload else None
+            return part is not None and extent in part.extents
+        upload = (
+            self._index.get_upload(txn, member.bucket, member.key, member.upload) if member.upload else None
+        )
+        return upload is not None and upload.place == extent
+
+    def _still_undoes(self, txn: Any, member: Member, oldest: int) -> bool:
+        """Whether what this ended may come back without it. A newer null version stops older ones, too; a
+        version of its own is stopped by nothing else.
+        """
+        stamp = int(member.stamp)
+        if self._tombstone_ms and stamp > (self._clock.now_ms() - self._tombstone_ms) * 1_000_000:
+            return True  # a rebuilt index has to tell other nodes of it
+        if member.version and member.kind == "deleted":
+            return oldest <= (stamp_of_version_id(member.version) or 0)
+        if member.kind != "deleted":
+            return oldest < stamp
+        null = self._index.versions.null(txn, object_key(member.bucket, member.key))
+        return oldest < stamp and (null is None or null.stamp < stamp)
+
+    def _oldest_buried(self, file: int) -> int:
+        """The lowest stamp that a member undone by one of `file` may have, looking at all other files."""
+        with self._index.reading() as txn:
+            files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
+        return min((info.first_stamp for info in files), default=1 << 64)
+
+
+def _sealed_segment(info: DataFile) -> bool:
+    return info.kind == "segment" and info.state == "sealed"
+
+
+def _whole(survey: DataFileScan, extent: Extent) -> bytes:
+    if not survey.intact(extent):
+        metrics.store_corrupt_reads.inc()
+        raise CorruptExtentError(
+            f"{extent.length} bytes at {extent.offset} of {survey.path} are damaged; run meshd fsck"
+        )
+    return survey.read(extent)
+
+
+def _unlink(paths: list[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)

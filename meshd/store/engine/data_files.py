@@ -1,0 +1,206 @@
+"""Data files: append-only segments for small objects, and one tar file per large object.
+
+Law: one thread of one process appends to a segment. Its bytes count only after the index has committed
+the segment's end; a failed group or a crash leaves a tail that is cut off. A large object's file is a
+draft until `publish`; the next start of its writer removes drafts. All calls block: they run in I/O
+threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from awscrt import checksums
+
+from meshd.store.disks.layout import sync_directory
+from meshd.store.engine import syscalls
+from meshd.store.engine.member_header import RESERVE
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+from meshwire.formats import tar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.store.api import Buffer
+    from meshd.store.disks.layout import Disks
+
+
+class Segment:
+    """An open data file: `end` is committed, `tail` is where the next member goes."""
+
+    def __init__(self, disks: Disks, disk: int, file: int, end: int | None = None) -> None:
+        """Makes a new file, or goes on with one at its committed `end`. Raises OSError."""
+        self.disk, self.file = disk, file
+        self._directory = disks.directory(disk, file)
+        self.path = disks.path(disk, file)
+        create = os.O_CREAT | os.O_EXCL if end is None else 0
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | create, 0o644)
+        self.end = self.tail = end or 0
+        self._pending: list[Buffer] = []
+        self._named = end is not None
+        if end is not None:
+            os.ftruncate(self._fd, end)
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.path} end={self.end} tail={self.tail}>"
+
+    def append(self, header: bytes, chunks: Sequence[Buffer], size: int) -> int:
+        """Lays a member out behind the others; returns where its data will begin. No I/O yet."""
+        data = self.tail + len(header)
+        self._pending.append(header)
+        self._pending.extend(chunks)
+        fill = tar.padding(size)
+        if fill:
+            self._pending.append(bytes(fill))
+        self.tail = data + size + fill
+        return data
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Changes bytes of a member that is written but not committed."""
+        os.pwrite(self._fd, data, offset)
+
+    def write(self) -> None:
+        """Writes the pending members. Raises OSError; then call `drop`."""
+        if self._pending:
+            failpoints.hit("store.data.before_write")
+            start = self.tail - sum(map(len, self._pending))
+            syscalls.write_all(self._fd, self._pending, start)
+            self._pending = []
+            failpoints.hit("store.data.after_write")
+
+    def sync(self) -> None:
+        """Makes what is written durable. Raises OSError; then call `drop`."""
+        failpoints.hit("store.data.before_sync")
+        os.fdatasync(self._fd)
+        failpoints.hit("store.data.after_sync")
+        if not self._named:
+            sync_directory(self._directory)
+            self._named = True
+
+    def committed(self) -> None:
+        """The index knows everything up to the tail."""
+        self.end = self.tail
+
+    def drop(self) -> None:
+        """Forgets and cuts off what was not committed."""
+        self._pending = []
+        self.tail = self.end
+        os.ftruncate(self._fd, self.end)
+
+    def seal(self, durable: bool) -> None:
+        """Ends the tar and closes the file."""
+        self.drop()
+        os.pwrite(self._fd, tar.END, self.end)
+        if durable:
+            os.fdatasync(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+_log = logging.getLogger(__name__)
+_WINDOW = 8 << 20  # dirty bytes a draft may gather before the kernel is asked to write them out
+
+
+class LargeObjectFile:
+    """A draft; `size` bytes of data so far, `crc` their crc32c. `eager`: the kernel is asked early to write
+    them out; else when the file is finished, so that one that is not kept costs the disk nothing."""
+
+    def __init__(self, disks: Disks, disk: int, file: int, writer: str) -> None:
+        self.disk, self.file = disk, file
+        self._directory = disks.directory(disk, file)
+        self._draft = disks.draft(disk, file, writer)
+        self.path = disks.path(disk, file)
+        self._fd = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self.size = self.crc = 0
+        self._asked = 0
+        self._published = False
+        self.eager = True
+
+    def __repr__(self) -> str:
+        return f"<OwnFile {self.path if self._published else self._draft} size={self.size}>"
+
+    def reserve(self, size: int) -> None:
+        """Takes the room for `size` bytes of data now. Raises OSError when there is none."""
+        syscalls.preallocate(self._fd, RESERVE + size + tar.padding(size) + len(tar.END))
+
+    def append(self, chunks: Sequence[Buffer]) -> None:
+        """Writes the next bytes and keeps the dirty pages of this file few."""
+        for chunk in chunks:
+            self.crc = checksums.crc32c(chunk, self.crc)
+        failpoints.hit("store.own.before_write")
+        self.size += syscalls.write_all(self._fd, chunks, RESERVE + self.size)
+        window = self.size - self._asked
+        if self.eager and window >= _WINDOW:
+            syscalls.start_writeback(self._fd, RESERVE + self._asked, window)
+            if self._asked >= _WINDOW:
+                syscalls.finish_writeback(self._fd, RESERVE + self._asked - _WINDOW, _WINDOW)
+            self._asked = self.size
+
+    def finish(self) -> None:
+        """Ends the tar."""
+        if not self.eager:
+            syscalls.start_writeback(self._fd, RESERVE, self.size)
+        syscalls.write_all(self._fd, [bytes(tar.padding(self.size)) + tar.END], RESERVE + self.size)
+
+    def share(self) -> tuple[int, int]:
+        """A descriptor of its own for whoever reads the file as it grows, and where the data begin."""
+        return os.dup(self._fd), RESERVE
+
+    def sync(self) -> None:
+        """The data are durable when this returns."""
+        failpoints.hit("store.own.before_sync")
+        os.fdatasync(self._fd)
+
+    def publish(self, header: bytes, durable: bool) -> None:
+        """Fills in the header and gives the file its name; durable when this returns."""
+        os.pwrite(self._fd, header, 0)
+        if durable:
+            os.fdatasync(self._fd)
+        failpoints.hit("store.own.before_rename")
+        os.rename(self._draft, self.path)
+        self._published = True
+        if durable:
+            sync_directory(self._directory)
+        failpoints.hit("store.own.after_rename")
+
+    def withdraw(self) -> None:
+        """Takes the name back before the index knows the file: it is a draft again. Raises OSError."""
+        os.rename(self.path, self._draft)
+        self._published = False
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Changes header bytes before the index knows the file."""
+        os.pwrite(self._fd, data, offset)
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Closes a published file; an error of that is told, and no reason to fail: a file that is to be
+        durable was synced before. Idempotent."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            os.close(fd)  # the descriptor is gone, whatever it answers
+            failpoints.hit("store.own.after_close")
+        except OSError as error:
+            metrics.store_disk_errors.labels("failed").inc()
+            _log.warning("a data file was not closed well", extra={"path": self.path, "why": str(error)})
+
+    def discard_draft(self) -> None:
+        """Removes what was never published. Idempotent."""
+        if not self._published:
+            self.discard()
+
+    def discard(self) -> None:
+        """Removes the file, whatever its state. Idempotent."""
+        if self._fd < 0:
+            return
+        self.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.path if self._published else self._draft)

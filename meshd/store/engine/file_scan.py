@@ -1,0 +1,213 @@
+"""Data file scans: the members of a data file in order, and reads that bypass the page cache.
+
+`DataFileScan` serves fsck, rebuild, inspect and compaction; `DirectFile` reads what is on the device.
+Law: read only. A torn or inconsistent header ends the scan and is reported as `damage`; bytes behind it
+are not trusted, because object data may look like headers. Direct reads do not evict pages that clients
+use; without O_DIRECT (tmpfs) they fall back to ordinary reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from awscrt import checksums
+from awscrt.checksums import crc32c
+
+from meshd.store.engine.member_header import RESERVE, parse_member_header
+from meshd.store.records import Extent
+from meshd.util import failpoints
+from meshwire.formats import tar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.store.engine.member_header import Member
+
+
+_PIECE = 1 << 20  # a multiple of a tar block, so that a header never spans two pieces' first blocks
+_OPENING = b"PaxHeaders/"
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+class ScannedMember(NamedTuple):
+    """A member with its truth; `start` is where its header begins, `extent` where its data lie."""
+
+    member: Member
+    extent: Extent
+    start: int
+    next: int
+
+
+@dataclass(slots=True)
+class DataFileScan:
+    """One data file, open for reading; a context manager."""
+
+    disk: int
+    file: int
+    path: str
+    fd: int = -1
+    size: int = 0
+    end: int = 0  # where the walk ended: behind the last good member
+    ended: bool = False  # the tar's own end mark was met there
+    damage: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> DataFileScan:
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self.fd).st_size
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.fd)
+
+    def members(self, limit: int | None = None) -> Iterator[ScannedMember]:
+        """Our members up to byte `limit` (None: the end of the file). Past a damaged one it goes on at the
+        next.
+        """
+        end, at = self.size if limit is None else min(limit, self.size), 0
+        self.damage.clear()
+        while True:
+            try:
+                yield from self._run(at, end)
+            except tar.TarError as error:
+                self.damage.append(str(error))
+                following = self._resume(error.offset + tar.BLOCK, end)
+                if following is None:
+                    return
+                at = following
+            else:
+                self.ended = self._pread(self.end, len(tar.END)) == tar.END
+                return
+
+    def _run(self, start: int, end: int) -> Iterator[ScannedMember]:
+        for entry in tar.scan_tar(self._pread, start, end):
+            self.end = entry.next_offset
+            member = parse_member_header(entry)
+            if member is None:
+                self.damage.append(f"the member at byte {entry.start} does not say what it is")
+                continue
+            extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
+            yield ScannedMember(member, extent, entry.start, entry.next_offset)
+
+    def _resume(self, start: int, end: int) -> int | None:
+        """Where the next member of this very file begins. One inside an object's data says another place."""
+        for at in range(start, end, _PIECE):
+            piece = self._pread(at, _PIECE)
+            found = piece.find(_OPENING)
+            while found >= 0:
+                if found % tar.BLOCK == 0 and self._is_member(at + found, end):
+                    return at + found
+                found = piece.find(_OPENING, found + 1)
+        return None
+
+    def _is_member(self, at: int, end: int) -> bool:
+        try:
+            entry = next(tar.scan_tar(self._pread, at, end), None)
+        except tar.TarError:
+            return False
+        member = None if entry is None else parse_member_header(entry)
+        return member is not None and (member.file, member.at) == (self.file, at)
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        failpoints.hit("store.survey.before_read")
+        return os.pread(self.fd, length, offset)
+
+    def read(self, extent: Extent) -> bytes:
+        """All bytes of an extent (manifests and uploads: small)."""
+        return os.pread(self.fd, extent.length, extent.offset)
+
+    def intact(self, extent: Extent) -> bool:
+        """Whether the bytes match their checksum; reads them in pieces."""
+        crc, at, stop = 0, extent.offset, extent.offset + extent.length
+        while at < stop:
+            piece = os.pread(self.fd, min(_PIECE, stop - at), at)
+            if not piece:
+                return False
+            crc = checksums.crc32c(piece, crc)
+            at += len(piece)
+        return crc == extent.crc32c
+
+
+def is_large_object_file(first: ScannedMember, count: int) -> bool:
+    """Whether a file with these members is a large object's own."""
+    return count == 1 and first.extent.offset == RESERVE and first.member.kind in ("object", "part")
+
+
+_DIRECT_CHUNK: Final = 1 << 20
+_BLOCK: Final = 4096
+
+
+class DirectFile:
+    """One data file, a context manager. Raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._buffer = memoryview(mmap.mmap(-1, _DIRECT_CHUNK))
+        self._fd = self._open(os.O_DIRECT)
+
+    def __repr__(self) -> str:
+        return f"<DirectFile {self._path}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+
+    def _open(self, flag: int) -> int:
+        try:
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | flag)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not flag:
+                raise
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
+        """The bytes, up to a MiB at a time; fewer than `length` where the file ends."""
+        at, end = offset - offset % _BLOCK, offset + length
+        while at < end:
+            wanted = min(_DIRECT_CHUNK, end - at + (at - end) % _BLOCK)
+            got = self._read(wanted, at)
+            if offset < at + got:
+                yield self._buffer[max(0, offset - at) : min(got, end - at)]
+            if got < wanted:
+                return
+            at += got
+
+    def _read(self, wanted: int, at: int) -> int:
+        try:
+            return os.preadv(self._fd, [self._buffer[:wanted]], at)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        os.close(self._fd)  # it opens so, but cannot read so
+        self._fd = self._open(0)
+        return os.preadv(self._fd, [self._buffer[:wanted]], at)
+
+    def intact(self, extent: Extent) -> bool:
+        """Whether the bytes match their checksum."""
+        bad: list[Extent] = []
+        for _ in self.compared(extent, bad):
+            pass
+        return not bad
+
+    def compared(self, extent: Extent, bad: list[Extent]) -> Iterator[int]:
+        """The sizes of pieces as they are read; in the end the extent is among the `bad`, or not."""
+        crc = seen = 0
+        for piece in self.pieces(extent.offset, extent.length):
+            crc, seen = crc32c(piece, crc), seen + len(piece)
+            yield len(piece)
+        if seen != extent.length or crc != extent.crc32c:
+            bad.append(extent)
+
+    def forget(self, extent: Extent) -> None:
+        """Have the kernel drop what it remembers of these bytes."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(fd, extent.offset, extent.length, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)

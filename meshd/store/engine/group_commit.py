@@ -1,0 +1,329 @@
+"""Group commit: one thread per process makes all pending mutations durable together.
+
+Law: data before index; one fdatasync per dirty file and one index transaction per group. Conditions are
+checked inside that transaction, which LMDB serializes across processes, so the checks are exact.
+Invariant: a future resolves after the index commit, or fails with nothing of its write visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshd.store.disks.layout import index_has_free_space
+from meshd.store.engine.data_files import Segment
+from meshd.store.engine.write_batch import WriteBatch
+from meshd.store.engine.write_fence import current_epoch, is_past_deadline
+from meshd.store.errors import (
+    DiskFailedError,
+    DiskFullError,
+    ExhaustedError,
+    StaleEpochError,
+    StoreClosedError,
+    StoreError,
+    is_exhausted,
+)
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.config import StoreSettings
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.mutations import Mutation
+    from meshd.store.index.index import Index
+    from meshd.util.clock import Clock
+
+_GROUP_BYTES = 32 << 20  # what one group may append: bounds its memory and the wait of the last in it
+_GROUP_INTENTS = 2048
+_IDS_LOW, _IDS_BLOCK = 64, 256
+
+
+def store_error_from(error: OSError) -> StoreError:
+    """The store's word for an operating system's error."""
+    if is_exhausted(error):
+        why = error.strerror or str(error)
+        return ExhaustedError(f"{why}; raise the limit (ulimit -n, LimitNOFILE=) or stop other programs")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    metrics.store_disk_errors.labels("full" if full else "failed").inc()
+    if full:
+        return DiskFullError("the disk is full; delete objects, add a disk, or free space under --disk")
+    return DiskFailedError(
+        f"the disk failed: {error.strerror or error}; see the kernel log, then run meshd fsck"
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """An intent and the future that waits for it."""
+
+    intent: Mutation
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    result: Any = None
+    error: BaseException | None = None
+
+    def attempt(self, step: Callable[[], Any]) -> None:
+        """Runs a step; a failure is this request's alone."""
+        if self.error is not None:
+            return
+        try:
+            self.result = step()
+        except OSError as error:
+            self.error = store_error_from(error)
+            self.error.__cause__ = error
+        except Exception as error:
+            self.error = error
+
+
+def _resolve(tickets: list[_Ticket]) -> None:
+    for ticket in tickets:
+        if ticket.future.done():
+            continue
+        if ticket.error is not None:
+            ticket.future.set_exception(ticket.error)
+        else:
+            ticket.future.set_result(ticket.result)
+
+
+class Committer:
+    """Owns the writing of one process: its open segments, its file numbers, its thread."""
+
+    def __init__(
+        self, index: Index, disks: Disks, clock: Clock, settings: StoreSettings, writer: str
+    ) -> None:
+        self._index, self._disks, self._clock, self._writer = index, disks, clock, writer
+        self._durable = settings.durability == "commit"
+        self._segment_bytes = settings.segment_bytes
+        self._keep_graves = settings.tombstone_seconds > 0
+        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._ids: deque[int] = deque()
+        self._segments: dict[int, Segment] = {}
+        self._closed = False
+        self._broken: list[int] = []  # segments whose device failed: never written again
+        self._resume()
+        self._top_up()
+        self._thread = threading.Thread(target=self._run, name="meshd-commit", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Committer {self._writer} {list(self._segments.values())} pending≈{self._queue.qsize()}>"
+
+    # the event loop's side --------------------------------------------------------------------------------
+
+    def submit(self, intent: Mutation) -> asyncio.Future[Any]:
+        """Queues the intent: it is of this moment, whenever it is committed.
+
+        The future fails with StoreError; cancelling it does not take the intent back.
+        """
+        if self._closed:
+            raise StoreClosedError("the store is closing; retry on another worker")
+        intent.epoch, intent.asked = current_epoch(), self._clock.stamp()
+        loop = asyncio.get_running_loop()
+        ticket = _Ticket(intent, loop.create_future(), loop)
+        if is_past_deadline(intent.asked):
+            ticket.error = StaleEpochError(intent.epoch)
+            loop.call_soon(_resolve, [ticket])
+        else:
+            self._queue.put(ticket)
+        return ticket.future
+
+    def take_id(self) -> int | None:
+        """A file number for this process alone, None when the committer has to be asked for more."""
+        try:
+            return self._ids.popleft()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Commits what is queued, then stops the thread and closes the segments. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+        for segment in self._segments.values():
+            with suppress(OSError):
+                segment.drop()
+            segment.close()
+
+    # the thread's side ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group, more = self._gather(first)
+            self._commit(group)
+            if not more:
+                return
+
+    def _gather(self, first: _Ticket) -> tuple[list[_Ticket], bool]:
+        """All that is pending, within bounds; False when the end of the queue was met."""
+        group, weight = [first], first.intent.weight
+        while weight < _GROUP_BYTES and len(group) < _GROUP_INTENTS:
+            try:
+                ticket = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if ticket is None:
+                return group, False
+            group.append(ticket)
+            weight += ticket.intent.weight
+        return group, True
+
+    def _commit(self, group: list[_Ticket]) -> None:
+        work = WriteBatch(
+            self._index,
+            self._disks,
+            self._clock,
+            self._segment,
+            writer=self._writer,
+            durable=self._durable,
+            keep_graves=self._keep_graves,
+        )
+        try:
+            self._top_up()
+            self._roll(work)
+            self._refuse_when_full(work, group)
+            if any(ticket.intent.exclusive for ticket in group):
+                self._commit_exclusive(work, group)
+            else:
+                self._commit_plain(work, group)
+        except Exception as error:
+            work.undo()
+            self._fail(group, error)
+        else:
+            work.committed()
+        metrics.store_commits.inc()
+        metrics.store_writes.inc(len(group))
+        self._answer(group)
+
+    def _commit_plain(self, work: WriteBatch, group: list[_Ticket]) -> None:
+        with self._index.reading() as txn:
+            work.learn_floor(txn)
+        for ticket in group:
+            work.asked = ticket.intent.asked
+            ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, None))  # type: ignore[misc]  # bound at once
+        work.flush()
+        with self._index.writing() as txn:
+            for ticket in group:
+                self._apply(work, txn, ticket)
+            work.settle(txn)
+
+    def _commit_exclusive(self, work: WriteBatch, group: list[_Ticket]) -> None:
+        with self._index.writing() as txn:
+            work.learn_floor(txn)
+            for ticket in group:
+                work.asked = ticket.intent.asked
+                if ticket.intent.epoch:
+                    ticket.attempt(lambda ticket=ticket: work.fence(txn, ticket.intent.epoch))  # type: ignore[misc]  # bound at once
+                ticket.attempt(lambda ticket=ticket: ticket.intent.judge(work, txn))  # type: ignore[misc]  # bound at once
+                ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, txn))  # type: ignore[misc]  # bound at once
+                self._apply(work, txn, ticket)
+            work.flush()
+            work.settle(txn)
+
+    @staticmethod
+    def _apply(work: WriteBatch, txn: Any, ticket: _Ticket) -> None:
+        """A StoreError here is the request's own; others fail the group: the index may be half changed."""
+        if ticket.error is not None:
+            return
+        try:
+            if ticket.intent.epoch:
+                work.fence(txn, ticket.intent.epoch)
+            ticket.result = ticket.intent.apply(work, txn)
+        except StaleEpochError as error:
+            ticket.error = error
+            if ticket.intent.placed is not None:
+                work.withdraw(ticket.intent.placed)
+        except StoreError as error:
+            ticket.error = error
+
+    def _fail(self, group: list[_Ticket], error: Exception) -> None:
+        if isinstance(error, OSError):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._retire_segments()
+            cause, error = error, store_error_from(error)
+            error.__cause__ = cause
+        for ticket in group:
+            ticket.error = ticket.error or error
+
+    def _answer(self, group: list[_Ticket]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Ticket]] = {}
+        for ticket in group:
+            by_loop.setdefault(ticket.loop, []).append(ticket)
+        for loop, tickets in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, tickets)
+
+    def _refuse_when_full(self, work: WriteBatch, group: list[_Ticket]) -> None:
+        """What grows is refused while there is still room for the tombstones and index pages of deletes. What
+        the emptiest disk takes has a place, whichever disks its names belong to."""
+        puts = [ticket for ticket in group if ticket.intent.grows]
+        if not puts or not self._disks.roots:
+            return
+        index = index_has_free_space(str(self._index.path))
+        left = work.rooms.most
+        for ticket in puts:
+            if not index:
+                ticket.error = DiskFullError(
+                    "the index's file system is nearly full; free space under --index-dir"
+                )
+            elif ticket.intent.weight >= left:
+                ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
+            else:
+                left -= ticket.intent.weight
+
+    # segments and numbers ---------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Goes on with the segments this writer left open; cuts what a crash left behind their end."""
+        with self._index.reading() as txn:
+            mine = list(self._index.open_files(txn, self._writer))
+        for file, info in mine:
+            usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
+            if usable and info.disk not in self._segments:
+                self._segments[info.disk] = Segment(self._disks, info.disk, file, info.end)
+
+    def _segment(self, disk: int) -> Segment:
+        segment = self._segments.get(disk)
+        if segment is None:
+            segment = self._segments[disk] = Segment(self._disks, disk, self._ids.popleft())
+        return segment
+
+    def _roll(self, work: WriteBatch) -> None:
+        """Seals segments that have reached their size."""
+        for disk, segment in list(self._segments.items()):
+            if segment.end >= self._segment_bytes:
+                segment.seal(self._durable)
+                del self._segments[disk]
+                work.seal(segment.file)
+        for file in self._broken:
+            work.seal(file)
+        self._broken.clear()
+
+    def _retire_segments(self) -> None:
+        """After a failed sync the kernel may have dropped dirty pages: go on in fresh files."""
+        for segment in self._segments.values():
+            with suppress(OSError):
+                segment.close()
+            if segment.end:
+                self._broken.append(segment.file)
+            else:
+                with suppress(OSError):
+                    os.unlink(segment.path)
+        self._segments.clear()
+
+    def _top_up(self) -> None:
+        if len(self._ids) >= _IDS_LOW:
+            return
+        with self._index.writing() as txn:
+            first = self._index.get_meta("next_file", txn) or 1
+            self._index.put_meta(txn, "next_file", first + _IDS_BLOCK)
+        self._ids.extend(range(first, first + _IDS_BLOCK))

@@ -1,0 +1,465 @@
+"""Mutations of objects and versions: put, copy, delete marker, version removal, tag and ACL change.
+
+Law: `check` and `write_data` may raise StoreError, and then the mutation had no effect; `update_index`
+changes the index and returns the result. An exclusive mutation runs `check` and `write_data` inside the
+index write transaction, any other one before it. The removal of a version for good is also recorded in
+the data files, as a member without data, so that an index rebuild knows of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from awscrt import checksums
+
+from meshd.store.engine.member_header import Member, stamp_text, version_id_of
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    ExtentGoneError,
+    NoSuchVersionError,
+)
+from meshd.store.index.index import object_key
+from meshd.store.records import NULL, Record, Removed
+from meshd.util import failpoints
+from meshwire.http_values.conditional_requests import failed_write_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.store.api import Buffer
+    from meshd.store.engine.data_files import LargeObjectFile
+    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.index.index import Index
+    from meshd.store.records import Extent, Meta, Part
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.bucket_settings import Acl, Versioning
+
+
+def check_write_conditions(conditions: Conditions | None, existing: Record | None) -> None:
+    """Raises ConditionFailedError or ConditionMissingError."""
+    if conditions is None:
+        return
+    etag = existing.etag if existing else None
+    failed = failed_write_condition(conditions, etag, existing.modified // 1000 if existing else 0)
+    if failed and existing is None:
+        raise ConditionMissingError("If-Match was given, but there is no object with this key")
+    if failed:
+        raise ConditionFailedError(
+            "the object changed meanwhile, or exists already; read it again and decide", failed
+        )
+
+
+def used_extents(record: Record) -> tuple[Extent, ...]:
+    """Every extent a record keeps alive."""
+    return record.extents if record.manifest is None else (*record.extents, record.manifest)
+
+
+def version_using_extent(index: Index, txn: Any, member: Member, extent: Extent) -> Record | None:
+    """The version that uses this extent of `member`: its own, or for a part any one of its key."""
+    name = object_key(member.bucket, member.key)
+    if member.kind == "part":
+        return next(
+            (record for record in index.versions.of(txn, name) if extent in used_extents(record)), None
+        )
+    own = index.versions.at(txn, name, int(member.stamp))
+    return own if own is not None and extent in used_extents(own) else None
+
+
+class Mutation:
+    """Base: a request waiting for the committer. `weight`: bytes it will append; `grows`: a nearly full disk
+    refuses it, so that what frees room, or ends an upload, still finds some.
+    """
+
+    exclusive = False
+    grows = False
+    weight = 0
+    epoch = 0  # see `epochs`
+    asked = 0  # the stamp of the moment it was submitted
+    placed: StagedMember | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        """Raises StoreError when the request must not take place."""
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        """Lays members out. `txn` is the write transaction of an exclusive group, else None."""
+
+    def apply(self, work: WriteBatch, txn: Any) -> Any:
+        """Enters the request in the index; its result."""
+
+
+def stamp_floor(work: WriteBatch, txn: Any, name: bytes, newest: Record | None, placed: StagedMember) -> int:
+    """What a new version's stamp must lie above: the newest version, and a null one that was removed since it
+    was placed, for its deletion ends all that is older.
+    """
+    if newest is not None and not newest.version and not newest.marker:
+        return newest.stamp
+    return max(newest.stamp if newest else 0, work.graves(txn).floor(txn, name, placed.stamp))
+
+
+def push_version(
+    work: WriteBatch, txn: Any, name: bytes, record: Record, newest: Record | None
+) -> Record | None:
+    """Puts `record` on top of the versions of a key and keeps the accounts; the null version it replaced."""
+    replaced = work.index.versions.add(txn, name, record, newest)
+    work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
+    return replaced
+
+
+def replace_version(work: WriteBatch, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
+    """Puts `record` where `existing`, of the same stamp, was, and keeps the accounts of both."""
+    work.exchange(used_extents(existing), used_extents(record))
+    work.index.versions.replace(txn, name, record)
+    return record
+
+
+def make_record(
+    meta: Meta,
+    versioning: Versioning,
+    *,
+    size: int,
+    stamp: int,
+    modified: int,
+    extents: tuple[Extent, ...],
+    parts: tuple[Part, ...] = (),
+) -> Record:
+    """A new version of an object."""
+    return Record(
+        size,
+        meta.etag,
+        stamp,
+        modified,
+        extents,
+        meta.headers,
+        meta.metadata,
+        meta.checksums,
+        meta.checksum_type,
+        parts,
+        meta.owner,
+        version=version_id_of(stamp) if versioning == "Enabled" else "",
+        tags=meta.tags,
+        acl=meta.acl,
+    )
+
+
+@dataclass(slots=True)
+class Payload:
+    """Bytes on their way in: either chunks in memory or a settled file of its own."""
+
+    size: int
+    crc: int
+    chunks: Sequence[Buffer] = ()
+    own: LargeObjectFile | None = None
+
+    def lay(self, work: WriteBatch, member: Member, stamp: int) -> StagedMember:
+        if self.own is not None:
+            return work.publish(self.own, member, stamp)
+        return work.append(member, stamp, self.chunks, self.size)
+
+
+class PutObject(Mutation):
+    """A new version of an object."""
+
+    grows = True
+
+    def __init__(
+        self,
+        bucket: str,
+        key: str,
+        meta: Meta,
+        payload: Payload,
+        conditions: Conditions | None,
+        versioning: Versioning,
+    ) -> None:
+        self.bucket, self.key, self.meta, self.payload = bucket, key, meta, payload
+        self.conditions, self.versioning = conditions, versioning
+        self.exclusive = self.exclusive or conditions is not None
+        self.weight = 0 if payload.own else payload.size
+        self.placed: StagedMember | None = None
+        self.modified = 0
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp, meta = work.stamp(), self.meta
+        self.modified = work.clock.now_ms()
+        member = Member(
+            stamp_text(stamp),
+            "object",
+            self.bucket,
+            self.key,
+            self.payload.crc,
+            meta.etag,
+            self.modified,
+            meta.headers,
+            meta.metadata,
+            meta.checksums,
+            meta.checksum_type,
+            meta.owner,
+            version=version_id_of(stamp) if self.versioning == "Enabled" else "",
+            tags=meta.tags,
+            acl=meta.acl,
+        )
+        self.placed = self.payload.lay(work, member, stamp)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Record:
+        placed = self.placed
+        assert placed is not None
+        name = object_key(self.bucket, self.key)
+        newest = work.index.versions.newest(txn, name)
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=self.payload.size,
+            stamp=work.overtake(placed, stamp_floor(work, txn, name, newest, placed)),
+            modified=self.modified,
+            extents=(placed.extent,),
+        )
+        push_version(work, txn, name, record, newest)
+        return record
+
+
+class PutWithManifest(PutObject):
+    """A new version whose bytes were uploaded in parts elsewhere: a manifest says in which."""
+
+    exclusive = True  # a manifest without use would be believed by a rebuild
+    record: Record | None = None
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.stamp()
+        member = Member(stamp_text(stamp), "part", self.bucket, self.key, self.payload.crc)
+        self.placed = self.payload.lay(work, member, stamp)
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=self.payload.size,
+            stamp=work.stamp(),
+            modified=work.clock.now_ms(),
+            extents=(self.placed.extent,),
+            parts=self.meta.parts,
+        )
+        self.record = write_manifest(work, self.bucket, self.key, record)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Record:
+        assert self.record is not None
+        name = object_key(self.bucket, self.key)
+        push_version(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        return self.record
+
+
+def write_manifest(work: WriteBatch, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
+    """Writes down in the data files which extents make `record`; the record with the manifest's place."""
+    body = msgspec.json.encode(msgspec.structs.replace(record, broken=False) if record.broken else record)
+    crc, stamp = checksums.crc32c(body), stamp_text(record.stamp)
+    member = Member(
+        stamp,
+        "manifest",
+        bucket,
+        key,
+        crc,
+        record.etag,
+        record.modified,
+        upload=upload_id,
+        version=record.version,
+    )
+    placed = work.append(member, record.stamp, (body,), len(body))
+    return msgspec.structs.replace(record, manifest=placed.extent)
+
+
+class LinkObject(Mutation):
+    """A copy that shares the source's own files; `copied` holds the bytes of extents in segments."""
+
+    exclusive = True
+    grows = True
+
+    def __init__(
+        self,
+        bucket: str,
+        key: str,
+        source: Record,
+        copied: dict[Extent, bytes],
+        meta: Meta,
+        conditions: Conditions | None,
+        versioning: Versioning,
+    ) -> None:
+        self.bucket, self.key, self.source, self.copied = bucket, key, source, copied
+        self.meta, self.conditions, self.versioning = meta, conditions, versioning
+        self.weight = sum(map(len, copied.values()))
+        self.record: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        for extent in self.source.extents:
+            if extent not in self.copied and work.index.get_file(txn, extent.file) is None:
+                raise ExtentGoneError("the object to copy was removed meanwhile; look it up again")
+        check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=self.source.size,
+            stamp=work.stamp(),
+            modified=work.clock.now_ms(),
+            extents=tuple(self._extent(work, extent) for extent in self.source.extents),
+            parts=self.source.parts,
+        )
+        self.record = write_manifest(work, self.bucket, self.key, record)
+
+    def _extent(self, work: WriteBatch, extent: Extent) -> Extent:
+        data = self.copied.get(extent)
+        if data is None:
+            return extent
+        stamp = work.stamp()
+        member = Member(stamp_text(stamp), "part", self.bucket, self.key, extent.crc32c)
+        return work.append(member, stamp, (data,), len(data)).extent
+
+    def apply(self, work: WriteBatch, txn: Any) -> Record:
+        assert self.record is not None
+        name = object_key(self.bucket, self.key)
+        push_version(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        return self.record
+
+
+class RefillFileIds(Mutation):
+    """Asks for nothing: when it is done, the committer has topped up the free file numbers."""
+
+    def apply(self, work: WriteBatch, txn: Any) -> None:
+        return None
+
+
+_TOMBSTONES_PER_BATCH = 2000
+
+
+class RemoveVersion(Mutation):
+    """Removes one version for good; what is under it comes up."""
+
+    def __init__(self, bucket: str, key: str, version: str, conditions: Conditions | None) -> None:
+        self.bucket, self.key, self.version, self.conditions = bucket, key, version, conditions
+        self.exclusive = conditions is not None
+        self.placed: StagedMember | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        existing = work.index.versions.find(txn, object_key(self.bucket, self.key), self.version)
+        check_write_conditions(self.conditions, existing)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp, version = work.stamp(), "" if self.version == NULL else self.version
+        member = Member(
+            stamp_text(stamp),
+            "deleted",
+            self.bucket,
+            self.key,
+            modified=work.clock.now_ms(),
+            version=version,
+        )
+        self.placed = work.append(member, stamp, (), 0)
+        failpoints.hit("store.delete.placed")
+
+    def apply(self, work: WriteBatch, txn: Any) -> Removed:
+        name = object_key(self.bucket, self.key)
+        existing = work.index.versions.find(txn, name, self.version)
+        assert self.placed is not None
+        if existing is None:
+            if self.version == NULL:  # its member ends what is older all the same
+                work.graves(txn).bury(txn, name, self.placed.stamp)
+            return Removed()
+        # of the null version it ends what is older than itself
+        stamp = self.placed.stamp if existing.version else work.overtake(self.placed, existing.stamp)
+        work.graves(txn).bury(txn, name, stamp, existing.version)
+        work.release(used_extents(existing))
+        work.index.versions.remove(txn, name, existing)
+        return Removed(existing, stamp=stamp)
+
+
+class PutDeleteMarker(Mutation):
+    """Hides a key under a delete marker; while versioning is suspended the null version goes."""
+
+    def __init__(self, bucket: str, key: str, conditions: Conditions | None, versioning: Versioning) -> None:
+        self.bucket, self.key, self.conditions, self.versioning = bucket, key, conditions, versioning
+        self.exclusive = conditions is not None
+        self.placed: StagedMember | None = None
+        self.modified = 0
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.stamp()
+        self.modified = work.clock.now_ms()
+        member = Member(
+            stamp_text(stamp),
+            "marker",
+            self.bucket,
+            self.key,
+            modified=self.modified,
+            version=version_id_of(stamp) if self.versioning == "Enabled" else "",
+        )
+        self.placed = work.append(member, stamp, (), 0)
+        failpoints.hit("store.marker.placed")
+
+    def apply(self, work: WriteBatch, txn: Any) -> Removed:
+        placed = self.placed
+        assert placed is not None
+        name = object_key(self.bucket, self.key)
+        newest = work.index.versions.newest(txn, name)
+        stamp = work.overtake(placed, stamp_floor(work, txn, name, newest, placed))
+        version = version_id_of(stamp) if self.versioning == "Enabled" else ""
+        marker = Record(0, "", stamp, self.modified, (placed.extent,), version=version, marker=True)
+        return Removed(push_version(work, txn, name, marker, newest), marker)
+
+
+class UpdateTagsAndAcl(Mutation):
+    """Changes tags and ACL of the current or a given version, in a manifest of the same stamp."""
+
+    exclusive = True
+    grows = True
+
+    def __init__(
+        self, bucket: str, key: str, version: str | None, tags: dict[str, str] | None, acl: Acl | None
+    ) -> None:
+        self.bucket, self.key, self.version, self.tags, self.acl = bucket, key, version, tags, acl
+        self.existing: Record | None = None
+        self.record: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        name, versions = object_key(self.bucket, self.key), work.index.versions
+        found = (
+            versions.current(txn, name) if self.version is None else versions.find(txn, name, self.version)
+        )
+        if found is None or found.marker:
+            raise NoSuchVersionError("the object or this version of it was removed; list its versions")
+        self.existing = found
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        existing = self.existing
+        assert existing is not None
+        amended = msgspec.structs.replace(
+            existing,
+            tags=existing.tags if self.tags is None else self.tags,
+            acl=existing.acl if self.acl is None else self.acl,
+            manifest=None,
+            moves=existing.moves + 1,
+            amended=work.stamp(),
+        )
+        self.record = write_manifest(work, self.bucket, self.key, amended)
+        failpoints.hit("store.amend.placed")
+
+    def apply(self, work: WriteBatch, txn: Any) -> Record:
+        assert self.existing is not None
+        assert self.record is not None
+        return replace_version(work, txn, object_key(self.bucket, self.key), self.record, self.existing)
+
+
+class PruneTombstones(Mutation):
+    """Drops a run of graves that are older than a stamp; where the next begins, b"" after the last."""
+
+    exclusive = True
+
+    def __init__(self, before: int, start: bytes) -> None:
+        self.before, self.start = before, start
+
+    def apply(self, work: WriteBatch, txn: Any) -> bytes:
+        return work.graves(txn).forget(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)

@@ -1,0 +1,210 @@
+"""Mutations of multipart uploads: create, put part, complete, abort.
+
+Law: the same as in `mutations`. Completing an upload copies no bytes: the object consists of the parts'
+extents, which a manifest lists.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from awscrt import checksums
+
+from meshd.store.engine.member_header import Member, stamp_text
+from meshd.store.engine.mutations import (
+    Mutation,
+    check_write_conditions,
+    make_record,
+    push_version,
+    write_manifest,
+)
+from meshd.store.errors import InvalidPartError, NoSuchUploadError
+from meshd.store.index.index import object_key
+from meshd.store.records import Part, Record, UploadedPart
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.store.engine.mutations import Payload
+    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.records import Meta, Upload
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.bucket_settings import Versioning
+
+
+class CreateUpload(Mutation):
+    """Begins a multipart upload; the id is made here so that ids rise in commit order of one process."""
+
+    grows = True
+
+    def __init__(self, upload: Upload) -> None:
+        self.upload = upload
+        self.placed: StagedMember | None = None
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.stamp()
+        upload_id = f"{stamp:016x}{os.urandom(8).hex()}"
+        self.upload = msgspec.structs.replace(
+            self.upload, upload_id=upload_id, initiated=work.clock.now_ms(), stamp=stamp
+        )
+        body = msgspec.json.encode(self.upload)
+        crc = checksums.crc32c(body)
+        member = Member(
+            stamp_text(stamp), "upload", self.upload.bucket, self.upload.key, crc, upload=upload_id
+        )
+        self.placed = work.append(member, stamp, (body,), len(body))
+
+    def apply(self, work: WriteBatch, txn: Any) -> Upload:
+        assert self.placed is not None
+        upload = msgspec.structs.replace(self.upload, place=self.placed.extent)
+        work.adopt((self.placed.extent,))
+        work.index.put_upload(txn, upload)
+        return upload
+
+
+class PutPart(Mutation):
+    """A part of an upload; a later one with the same number replaces it."""
+
+    grows = True
+
+    def __init__(self, upload: Upload, number: int, meta: Meta, payload: Payload) -> None:
+        self.upload, self.number, self.meta, self.payload = upload, number, meta, payload
+        self.weight = 0 if payload.own else payload.size
+        self.placed: StagedMember | None = None
+        self.modified = 0
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.stamp()
+        self.modified = work.clock.now_ms()
+        member = Member(
+            stamp_text(stamp),
+            "part",
+            self.upload.bucket,
+            self.upload.key,
+            self.payload.crc,
+            self.meta.etag,
+            self.modified,
+            checksums=self.meta.checksums,
+            upload=self.upload.upload_id,
+            part=self.number,
+        )
+        self.placed = self.payload.lay(work, member, stamp)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Record:
+        placed, upload, meta = self.placed, self.upload, self.meta
+        assert placed is not None
+        if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
+            work.waste(placed)
+            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
+        existing = work.index.get_part(txn, upload.upload_id, self.number)
+        stamp = work.overtake(placed, existing.stamp if existing else 0)
+        if existing is not None:
+            work.release(existing.extents)
+        work.adopt((placed.extent,))
+        size = self.payload.size
+        part = UploadedPart(
+            self.number, size, meta.etag, meta.checksums, self.modified, (placed.extent,), stamp
+        )
+        work.index.put_part(txn, upload.upload_id, part)
+        return Record(size, meta.etag, stamp, self.modified, (placed.extent,), checksums=meta.checksums)
+
+
+def _stored(work: WriteBatch, txn: Any, upload: Upload) -> Upload:
+    stored = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+    if stored is None:
+        raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
+    return stored
+
+
+class CompleteUpload(Mutation):
+    """Makes an object of parts: their extents in order, no bytes copied."""
+
+    exclusive = True
+
+    def __init__(
+        self,
+        upload: Upload,
+        numbers: Sequence[int],
+        etags: Sequence[str],
+        meta: Meta,
+        conditions: Conditions | None,
+        versioning: Versioning,
+    ) -> None:
+        self.upload, self.numbers, self.etags = upload, tuple(numbers), tuple(etags)
+        self.meta, self.conditions, self.versioning = meta, conditions, versioning
+        self.parts: list[UploadedPart] = []
+        self.record: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        upload = self.upload = _stored(work, txn, self.upload)
+        wanted = self.etags or (None,) * len(self.numbers)
+        for number, etag in zip(self.numbers, wanted, strict=True):
+            part = work.index.get_part(txn, upload.upload_id, number)
+            if part is None or etag not in (None, part.etag):
+                raise InvalidPartError(number)
+            self.parts.append(part)
+        check_write_conditions(self.conditions, work.index.get_in(txn, upload.bucket, upload.key))
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=sum(part.size for part in self.parts),
+            stamp=work.stamp(),
+            modified=work.clock.now_ms(),
+            extents=tuple(extent for part in self.parts for extent in part.extents),
+            parts=tuple(Part(part.size, part.etag, part.checksums) for part in self.parts),
+        )
+        self.record = write_manifest(work, self.upload.bucket, self.upload.key, record, self.upload.upload_id)
+        failpoints.hit("store.complete.placed")
+
+    def apply(self, work: WriteBatch, txn: Any) -> Record:
+        assert self.record is not None
+        name = object_key(self.upload.bucket, self.upload.key)
+        push_version(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        end_upload(work, txn, self.upload, self.record.stamp)
+        failpoints.hit("store.complete.applied")
+        return self.record
+
+
+def end_upload(work: WriteBatch, txn: Any, upload: Upload, stamp: int) -> None:
+    """Removes an upload and all its parts from the index; it ended with `stamp`."""
+    work.graves(txn).bury(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
+    drop_unowned_upload(work, txn, upload)
+
+
+def drop_unowned_upload(work: WriteBatch, txn: Any, upload: Upload) -> None:
+    """Takes an upload and its parts out of the index, and remembers nothing of it."""
+    for part in list(work.index.parts_of(txn, upload.upload_id)):
+        work.release(part.extents)
+        work.index.delete_part(txn, upload.upload_id, part.number)
+    if upload.place is not None:
+        work.release((upload.place,))
+    work.index.delete_upload(txn, upload)
+
+
+class AbortUpload(Mutation):
+    """Drops an upload, remembered by a member without data."""
+
+    exclusive = True
+
+    def __init__(self, upload: Upload) -> None:
+        self.upload = upload
+        self.stamp = 0
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        self.upload = _stored(work, txn, self.upload)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = self.stamp = work.stamp()
+        member = Member(
+            stamp_text(stamp), "aborted", self.upload.bucket, self.upload.key, upload=self.upload.upload_id
+        )
+        work.append(member, stamp, (), 0)
+
+    def apply(self, work: WriteBatch, txn: Any) -> int:
+        end_upload(work, txn, self.upload, self.stamp)
+        return self.stamp

@@ -1,0 +1,341 @@
+"""Write batch: the members, data files and space accounts that one group commit changes.
+
+Law: only the committer thread uses a batch. It flushes data first, then writes the accounts inside the
+index transaction, then removes the files that nothing uses.
+Invariant: stamps of a key rise in commit order, deletions included; a write that another process has
+overtaken is restamped in place. A stamp is the time of submission, not the time of execution, because a
+process may be suspended between the two while other nodes go on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from meshd.store.disks.layout import LOST_DISKS_KEY, FreeSpace
+from meshd.store.engine.member_header import (
+    ALIGNED,
+    PAGE,
+    RESERVE,
+    cancels_others,
+    render_member_header,
+    stamp_text,
+    version_id_of,
+)
+from meshd.store.errors import DiskFailedError, StaleEpochError
+from meshd.store.index.tombstones import Tombstones
+from meshd.store.records import DataFile, Extent
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.store.api import Buffer
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.data_files import LargeObjectFile, Segment
+    from meshd.store.engine.member_header import Member
+    from meshd.store.index.index import Index
+    from meshd.util.clock import Clock
+
+
+@dataclass(slots=True)
+class StagedMember:
+    """A member that is laid out: where its data lie, and how to change its stamp."""
+
+    extent: Extent
+    stamp: int
+    patch: Callable[[Member], None]
+    member: Member
+    durable: bool  # the patch makes itself durable
+    own: LargeObjectFile | None = None
+
+
+@dataclass(slots=True)
+class _Change:
+    """What a group does to one data file's account."""
+
+    live: int = 0
+    dead: int = 0
+    refs: int = 0
+    tombs: int = 0
+    buried: int = 0
+    end: int = 0
+    stamps: list[int] = field(default_factory=list)
+    made: DataFile | None = None
+    sealed: bool = False
+    spared: bool = False
+
+
+def _reserve(member: Member, size: int, start: int) -> int | None:
+    """Room for the header of a large member at `start` of a segment, so that its data begin with a page:
+    sendfile takes what does not apart, and so does whoever receives it."""
+    if size < ALIGNED:
+        return None
+    needed = len(render_member_header(member, size))
+    short = -(start + needed) % PAGE
+    return needed + short if short else None
+
+
+def _restamp_own(own: LargeObjectFile, member: Member) -> None:
+    own.patch(0, render_member_header(member, own.size, reserve=RESERVE))
+
+
+class Syncable(Protocol):
+    """A data file that can be made durable."""
+
+    def sync(self) -> None:
+        """Raises OSError."""
+        ...
+
+
+def timed_sync(file: Syncable, clock: Clock) -> None:
+    """Makes a data file durable (blocking). Raises OSError."""
+    began = clock.monotonic()
+    file.sync()
+    metrics.store_sync_seconds.observe(clock.monotonic() - began)
+
+
+class WriteBatch:
+    """State of one group. `segment(disk)` gives the open segment of a disk."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        clock: Clock,
+        segment: Callable[[int], Segment],
+        *,
+        writer: str,
+        durable: bool,
+        keep_graves: bool = False,
+    ) -> None:
+        self.index, self.disks, self.clock, self.writer, self.durable = index, disks, clock, writer, durable
+        self.rooms = FreeSpace(disks)
+        self._keep_graves = keep_graves
+        self._segment = segment
+        self._segments: dict[int, Segment] = {}
+        self._changes: dict[int, _Change] = {}
+        self._owned: list[LargeObjectFile] = []
+        self._doomed: list[str] = []
+        self._graves: Tombstones | None = None
+        self._restamped = False
+        self.asked = 0
+        self.last_stamp = 0
+
+    # placing ----------------------------------------------------------------------------------------------
+
+    def learn_floor(self, txn: Any) -> None:
+        """Stamps of this group lie above every committed one, whatever the machine's clock did."""
+        self.last_stamp = max(self.last_stamp, self.index.get_meta("last_stamp", txn) or 0)
+
+    def observe(self, stamp: int) -> None:
+        """Another node's stamp is entered: later ones of this node lie above it, whatever its clock says."""
+        self.last_stamp = max(self.last_stamp, stamp)
+
+    def fence(self, txn: Any, epoch: int) -> None:
+        """Lets a write pass that was decided by version `epoch` of the map, and none of an earlier one after
+        it. Raises StaleEpochError."""
+        known: int = self.index.get_meta("epoch", txn) or 0
+        if epoch < known:
+            raise StaleEpochError(known)
+        if epoch > known:
+            self.index.put_meta(txn, "epoch", epoch)
+
+    def stamp(self) -> int:
+        """The next one: of the moment at which the present intent was submitted, above all that are known."""
+        self.last_stamp = max(self.asked, self.last_stamp + 1)
+        return self.last_stamp
+
+    def _change(self, file: int) -> _Change:
+        return self._changes.setdefault(file, _Change())
+
+    def append(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> StagedMember:
+        """Lays a member out in the open segment of its disk. Raises OSError, DiskFailedError."""
+        segment = self._segment(self.rooms.place(member.bucket, member.key, size))
+        start = segment.tail
+        member = msgspec.structs.replace(member, file=segment.file, at=start)
+        reserve = _reserve(member, size, start)
+        data = segment.append(render_member_header(member, size, reserve=reserve), chunks, size)
+        self._segments[segment.file] = segment
+        change = self._change(segment.file)
+        change.made = DataFile(segment.disk, "segment", "open", self.writer)
+        change.end = segment.tail
+        change.stamps.append(stamp)
+        change.tombs += cancels_others(member)
+        extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
+
+        def patch(late: Member) -> None:
+            segment.patch(start, render_member_header(late, size, reserve=reserve))
+
+        return StagedMember(extent, stamp, patch, member, False)
+
+    def publish(self, own: LargeObjectFile, member: Member, stamp: int) -> StagedMember:
+        """Gives a file of its own its header and name. Raises OSError."""
+        member = msgspec.structs.replace(member, file=own.file)
+        own.publish(render_member_header(member, own.size, reserve=RESERVE), self.durable)
+        self._owned.append(own)
+        change = self._change(own.file)
+        change.made = DataFile(own.disk, "own", "sealed", self.writer)
+        change.end = RESERVE + own.size
+        change.stamps.append(stamp)
+        extent = Extent(own.disk, own.file, RESERVE, own.size, own.crc)
+        return StagedMember(extent, stamp, partial(_restamp_own, own), member, True, own)
+
+    def flush(self) -> None:
+        """Everything laid out is written and durable. Raises OSError."""
+        for segment in self._segments.values():
+            segment.write()
+            if self.durable:
+                timed_sync(segment, self.clock)
+
+    # settling ---------------------------------------------------------------------------------------------
+
+    def overtake(self, placed: StagedMember, existing: int) -> int:
+        """The stamp to commit with: above `existing`, changed in the data file if another was quicker."""
+        if placed.stamp > existing:
+            return placed.stamp
+        self.last_stamp = max(self.last_stamp, existing)
+        placed.stamp = self.stamp()
+        version = version_id_of(placed.stamp) if placed.member.version else ""
+        placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp), version=version))
+        self._restamped = self._restamped or not placed.durable
+        return placed.stamp
+
+    def graves(self, txn: Any) -> Tombstones:
+        """What was removed for good, as this group's transaction sees it."""
+        if self._graves is None:
+            self._graves = Tombstones(self.index, txn, keep=self._keep_graves)
+        return self._graves
+
+    def adopt(self, extents: Sequence[Extent]) -> None:
+        """A record begins to use these extents."""
+        for extent in extents:
+            change = self._change(extent.file)
+            change.live += extent.length
+            change.refs += 1
+
+    def release(self, extents: Sequence[Extent]) -> None:
+        """A record stops using these extents."""
+        for extent in extents:
+            change = self._change(extent.file)
+            change.live -= extent.length
+            change.dead += extent.length
+            change.refs -= 1
+            change.buried += 1
+
+    def exchange(self, old: Sequence[Extent], new: Sequence[Extent]) -> None:
+        """One record takes another's place; what both use stays in use."""
+        if len(new) > 1 and old and not set(old).isdisjoint(new):  # a single one has just been written
+            both = Counter(old) & Counter(new)
+            old, new = tuple((Counter(old) - both).elements()), tuple((Counter(new) - both).elements())
+        self.release(old)
+        self.adopt(new)
+
+    def waste(self, placed: StagedMember) -> None:
+        """A member was written that nothing will use."""
+        change = self._change(placed.extent.file)
+        change.dead += placed.extent.length
+        change.buried += 1
+
+    def void(self, placed: StagedMember) -> None:
+        """As `waste`, of an object that a rebuild would believe: its member says so."""
+        self.waste(placed)
+        if placed.member.kind == "object":
+            placed.patch(msgspec.structs.replace(placed.member, kind="wasted"))
+            self._restamped = self._restamped or not placed.durable
+
+    def withdraw(self, placed: StagedMember) -> None:
+        """Nothing will use it as it was placed: it is void, but a file of its own is a draft again, for its
+        writer may ask once more. Raises OSError."""
+        self.void(placed)
+        if placed.own is not None:
+            placed.own.withdraw()
+            self._owned.remove(placed.own)
+            del self._changes[placed.extent.file]
+
+    def seal(self, file: int) -> None:
+        """A segment takes no more members."""
+        self._change(file).sealed = True
+
+    def spare(self, file: int) -> None:
+        """A file is kept though nothing uses it: compaction retires it in its time."""
+        self._change(file).spared = True
+
+    def settle(self, txn: Any) -> None:
+        """Writes the accounts; the last thing before the index commits."""
+        if self._graves is not None:
+            self._graves.settle(txn)
+        if not self._changes:
+            return
+        if self._restamped:
+            self.flush()
+        self._refuse_lost(txn)
+        committed = self.index.get_meta("last_stamp", txn) or 0
+        self.last_stamp = max(self.last_stamp, committed + 1)  # the revision rises, whatever was entered
+        for file, change in self._changes.items():
+            info = self.index.get_file(txn, file) or change.made
+            if info is not None:
+                self._account(txn, file, info, change)
+        self.index.put_meta(txn, "last_stamp", self.last_stamp)
+        failpoints.hit("store.index.before_commit")
+
+    def _refuse_lost(self, txn: Any) -> None:
+        """What was written to a disk that went out of service meanwhile would never be looked for again."""
+        lost = self.index.get_meta(LOST_DISKS_KEY, txn)
+        if not lost:
+            return
+        made = [change.made for change in self._changes.values() if change.made is not None]
+        if any(file.disk in lost for file in made):
+            raise DiskFailedError("a disk went out of service under this write; write it again")
+
+    def _account(self, txn: Any, file: int, info: DataFile, change: _Change) -> None:
+        stamps = [*change.stamps, *([info.first_stamp, info.last_stamp] if info.last_stamp else [])]
+        info = msgspec.structs.replace(
+            info,
+            state="sealed" if change.sealed else info.state,
+            end=max(info.end, change.end),
+            live=info.live + change.live,
+            dead=info.dead + change.dead,
+            refs=info.refs + change.refs,
+            tombs=info.tombs + change.tombs,
+            buried=info.buried + change.buried,
+            first_stamp=min(stamps, default=0),
+            last_stamp=max(stamps, default=0),
+        )
+        if info.refs == 0 and info.state == "sealed" and info.tombs == 0 and not change.spared:
+            self.index.delete_file(txn, file)
+            self._doomed.append(self.disks.path(info.disk, file))
+        else:
+            self.index.put_file(txn, file, info)
+
+    # after the index's commit, or instead of it -----------------------------------------------------------
+
+    def committed(self) -> None:
+        """The index has it: ends move up, unused files go."""
+        failpoints.hit("store.index.after_commit")
+        written = sum(segment.tail - segment.end for segment in self._segments.values())
+        for segment in self._segments.values():
+            segment.committed()
+        for own in self._owned:
+            written += own.size
+            own.close()
+        metrics.store_written_bytes.inc(written)
+        for path in self._doomed:
+            with suppress(OSError):  # what cannot be removed now, recovery removes
+                os.unlink(path)
+
+    def undo(self) -> None:
+        """Nothing of the group happened: tails are cut, published files removed."""
+        for segment in self._segments.values():
+            with suppress(OSError):
+                segment.drop()
+        for own in self._owned:
+            with suppress(OSError):
+                own.discard()

@@ -1,0 +1,345 @@
+"""Object writer: small objects wait in memory for the group commit, large ones stream to their own file.
+
+Law: at most one chunk is being written while the next one fills, so a writer holds two chunks in
+memory.
+Invariant: nothing is visible before the commit succeeds; abort, error, cancellation and garbage
+collection leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from awscrt import checksums
+
+from meshd.store.disks.layout import has_free_space
+from meshd.store.engine.data_files import LargeObjectFile
+from meshd.store.engine.group_commit import store_error_from
+from meshd.store.engine.mutations import Payload, PutObject, PutWithManifest, RefillFileIds
+from meshd.store.engine.upload_mutations import PutPart
+from meshd.store.engine.write_batch import timed_sync
+from meshd.store.errors import (
+    CorruptExtentError,
+    DiskFailedError,
+    DiskFullError,
+    SizeMismatchError,
+    StaleEpochError,
+    StoreClosedError,
+)
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+
+    from meshd.config import StoreSettings
+    from meshd.store.api import Buffer
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.group_commit import Committer
+    from meshd.store.records import Meta, Record, Upload
+    from meshd.util.clock import Clock
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.bucket_settings import Versioning
+
+_PIECE, _SMALLEST_PIECE = 1 << 20, 128 << 10
+_GATHERED = 32 << 20  # what the pieces of all writers of a process may add up to
+_IOV_MAX = 900
+
+
+class WriterContext:
+    """What all writers of a process share: threads, numbers, and the count of writers at work."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        disks: Disks,
+        committer: Committer,
+        pool: ThreadPoolExecutor,
+        clock: Clock,
+        writer: str,
+    ) -> None:
+        self._clock = clock
+        self.disks, self.committer, self.pool, self.writer = disks, committer, pool, writer
+        self.small = settings.small_object_bytes
+        self._durable = settings.durability == "commit"
+        self.active = 0
+
+    def piece(self) -> int:
+        """Bytes a writer gathers before it goes to the disk: less when many write."""
+        return max(_SMALLEST_PIECE, min(_PIECE, _GATHERED // (2 * max(1, self.active))))
+
+    async def run(self, call: Callable[[], None]) -> None:
+        """A blocking call in the pool. Raises StoreError for OSError."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.pool, call)
+        except OSError as error:
+            raise store_error_from(error) from error
+
+    def finish(self, own: LargeObjectFile) -> None:
+        """Ends a draft; its data are durable when this returns (blocking). Raises OSError."""
+        own.finish()
+        if self._durable:
+            timed_sync(own, self._clock)
+
+    async def take_id(self) -> int:
+        while (number := self.committer.take_id()) is None:
+            await self.committer.submit(RefillFileIds())
+        return number
+
+    def make(self, order: Sequence[int], file: int, size: int | None) -> LargeObjectFile:
+        """A draft with its room reserved, on the first disk of `order` that has it (blocking).
+
+        Raises OSError, DiskFullError, DiskFailedError."""
+        there = [(disk, root) for disk in order if (root := self.disks.roots.get(disk)) is not None]
+        if not there:
+            raise DiskFailedError(
+                "the disk failed a moment ago; try again: another one takes it, if there is one"
+            )
+        for disk, root in there:
+            if has_free_space(str(root), size or 0):
+                metrics.store_displaced.inc(disk != order[0])
+                return self._reserved(disk, file, size or 0)
+        raise DiskFullError(f"{size or 'more'} bytes do not fit on a disk; delete objects or add a disk")
+
+    def _reserved(self, disk: int, file: int, size: int) -> LargeObjectFile:
+        own = LargeObjectFile(self.disks, disk, file, self.writer)
+        try:
+            own.reserve(size)
+        except OSError:
+            own.discard()
+            raise
+        return own
+
+
+class DiskObjectWriter:
+    """See ObjectWriter. `upload` and `number` make it a part's."""
+
+    def __init__(
+        self,
+        shop: WriterContext,
+        bucket: str,
+        key: str,
+        size: int | None,
+        upload: Upload | None = None,
+        number: int = 0,
+    ) -> None:
+        self._shop, self._bucket, self._key, self._declared = shop, bucket, key, size
+        self._upload, self._number = upload, number
+        self._chunks: list[bytes | memoryview] = []
+        self._gathered = self._total = self._crc = 0
+        self._own: LargeObjectFile | None = None
+        self._flight: asyncio.Task[None] | None = None
+        self._whole: Payload | None = None
+        self._state = "open"
+        shop.active += 1
+
+    def __repr__(self) -> str:
+        return f"<StoredWriter {self._bucket}/{self._key} {self._state} bytes={self._total} file={self._own}>"
+
+    async def write(self, data: Buffer) -> None:
+        self._take(data if type(data) is bytes else bytes(data))
+        if self._large and (self._gathered >= self._shop.piece() or len(self._chunks) >= _IOV_MAX):
+            await self._flush()
+
+    async def lend(self, data: memoryview) -> None:
+        if max(self._total + len(data), self._declared or 0) <= self._shop.small:
+            await self.write(data)
+            return
+        self._take(data)
+        await self._flush()
+
+    async def share(self) -> tuple[int, int] | None:
+        """Of a large object whose size is declared: a descriptor of its file, the caller's to close, and
+        where its bytes begin; they can be read as far as `settled` says, whatever becomes of the object. None
+        for a small one. Raises StoreError."""
+        if not self._large:
+            return None
+        if self._own is None:
+            await self._open_file()
+        assert self._own is not None
+        self._own.eager = False
+        return self._own.share()
+
+    async def settled(self) -> int:
+        """Bytes in the file, all that were written, when this returns. Raises StoreError."""
+        await self._flush()
+        await self._settle()
+        return 0 if self._own is None else self._own.size
+
+    def _take(self, chunk: bytes | memoryview) -> None:
+        self._expect_open()
+        self._total += len(chunk)
+        if self._declared is not None and self._total > self._declared:
+            raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
+        self._chunks.append(chunk)
+        self._gathered += len(chunk)
+
+    @property
+    def _large(self) -> bool:
+        return max(self._total, self._declared or 0) > self._shop.small
+
+    async def commit(
+        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+    ) -> Record:
+        self._expect_open()
+        if self._declared is not None and self._total != self._declared:
+            raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
+        try:
+            intent = self._intent(meta, await self._all(), conditions, versioning)
+            future = self._shop.committer.submit(intent)
+        except BaseException:
+            await self.abort()
+            raise
+        self._finish("committing")
+        future.add_done_callback(self._committed)
+        record: Record = await asyncio.shield(future)
+        return record
+
+    def _committed(self, future: asyncio.Future[Record]) -> None:
+        """The committer has answered, whether or not the caller still waits: a refused file is removed. One
+        that only an older map decided about is kept: the newer map may decide the same."""
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, StaleEpochError):
+            self._state = "open"
+            self._shop.active += 1
+            return
+        self._whole = None
+        if not future.cancelled() and error is None:
+            self._state = "committed"
+            return
+        self._state = "failed"
+        if self._own is not None:
+            self._own.discard()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        self._expect_open()
+        whole = await self._all()
+        if whole.own is None:
+            for chunk in whole.chunks:
+                yield bytes(chunk)
+            return
+        fd, start = whole.own.share()
+        crc = 0
+        try:
+            for at in range(0, whole.size, _PIECE):
+                length = min(_PIECE, whole.size - at)
+                data = await asyncio.to_thread(os.pread, fd, length, start + at)
+                crc = checksums.crc32c(data, crc)
+                yield data
+        except OSError as error:
+            raise store_error_from(error) from error
+        finally:
+            os.close(fd)
+        if crc != whole.crc:
+            raise CorruptExtentError("what was just written reads otherwise; write it again")
+
+    async def abort(self) -> None:
+        if self._state != "open":
+            return
+        self._finish("aborted")
+        self._whole = None
+        flight, self._flight = self._flight, None
+        try:
+            if flight is not None:
+                with suppress(Exception):
+                    await asyncio.shield(flight)
+        except asyncio.CancelledError:  # a second time: nobody waits, and it goes all the same
+            _discard_after(flight, self._own)
+            raise
+        if self._own is not None:
+            await self._shop.run(self._own.discard)
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", "") == "open":
+            self._finish("dropped")
+            _discard_after(self._flight, self._own)
+
+    def _expect_open(self) -> None:
+        if self._state != "open":
+            raise StoreClosedError(
+                f"the writer of {self._bucket}/{self._key} is {self._state}; open a new one"
+            )
+
+    def _finish(self, state: str) -> None:
+        self._shop.active -= 1
+        self._state = state
+        self._chunks = []
+
+    def _intent(
+        self, meta: Meta, payload: Payload, conditions: Conditions | None, versioning: Versioning
+    ) -> PutObject | PutPart:
+        if self._upload is not None:
+            return PutPart(self._upload, self._number, meta, payload)
+        kind = PutWithManifest if meta.parts else PutObject
+        return kind(self._bucket, self._key, meta, payload, conditions, versioning)
+
+    async def _all(self) -> Payload:
+        """As `_payload`, made once."""
+        if self._whole is None:
+            self._whole = await self._payload()
+        return self._whole
+
+    async def _payload(self) -> Payload:
+        """The bytes, ready to be committed: in memory, or all in their file and durable there."""
+        if self._own is None and self._total <= self._shop.small:
+            crc = 0
+            for chunk in self._chunks:
+                crc = checksums.crc32c(chunk, crc)
+            return Payload(self._total, crc, self._chunks)
+        await self._flush()
+        await self._settle()
+        own, shop = self._own, self._shop
+        assert own is not None
+        await shop.run(lambda: shop.finish(own))
+        return Payload(own.size, own.crc, own=own)
+
+    async def _flush(self) -> None:
+        """Sends what has gathered on its way, after what was sent before has arrived."""
+        await self._settle()
+        if self._own is None:
+            await self._open_file()
+        own, chunks = self._own, self._chunks
+        self._chunks, self._gathered = [], 0
+        if own is not None and chunks:
+            self._flight = asyncio.create_task(self._shop.run(lambda: own.append(chunks)))
+
+    async def _settle(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            try:
+                await asyncio.shield(flight)
+            except asyncio.CancelledError:
+                self._flight = flight
+                raise
+
+    async def _open_file(self) -> None:
+        shop = self._shop
+        name = self._key if self._upload is None else f"{self._key}\0{self._number}"
+        order, file = shop.disks.order(self._bucket, name), await shop.take_id()
+        made: list[LargeObjectFile] = []
+        opening = asyncio.create_task(shop.run(lambda: made.append(shop.make(order, file, self._declared))))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._flight = opening
+            opening.add_done_callback(lambda _: _discard(made))
+            raise
+        self._own = made[0]
+
+
+def _discard_after(flight: asyncio.Task[None] | None, own: LargeObjectFile | None) -> None:
+    """Remove a draft when no thread writes to it: its descriptor's number may be another file's at once."""
+    if own is None:
+        return
+    if flight is None or flight.done():
+        own.discard()
+    else:
+        flight.add_done_callback(lambda _: own.discard())
+
+
+def _discard(files: list[LargeObjectFile]) -> None:
+    for own in files:
+        own.discard()

@@ -1,0 +1,376 @@
+"""LMDB index: objects, versions, uploads, parts, data files and store metadata; listing of uploads.
+
+Law: a read opens a short transaction and closes it before anything waits. Writes happen inside
+`write_transaction`, which LMDB serializes across processes. This module never touches data files. The
+upload listing skips a whole common prefix with one seek.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+import msgspec
+
+from meshd.store.disks.layout import FORMAT
+from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
+from meshd.store.index.listing import (
+    ListingQuery,
+    VersionQuery,
+    common_prefix,
+    entry_page,
+    list_page,
+    list_versions,
+    successor,
+)
+from meshd.store.index.ordered_table import OrderedTable, SlotBatchReader, SlotCursor, slot_filter
+from meshd.store.index.versions import Versions
+from meshd.store.records import DataFile, Record, Upload, UploadedPart, UploadPage
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.config import StoreSettings
+    from meshd.store.index.ordered_table import Cursor
+    from meshd.store.records import EntryPage, Page, VersionPage
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(Record).decode
+_upload = msgspec.msgpack.Decoder(Upload).decode
+_part = msgspec.msgpack.Decoder(UploadedPart).decode
+_file = msgspec.msgpack.Decoder(DataFile).decode
+
+UPLOAD_ID_LENGTH = 32
+_LAST_PART = 0xFFFF  # behind all there can be
+
+
+def object_key(bucket: str, key: str) -> bytes:
+    """How an object is called in the index."""
+    return f"{bucket}\0{key}".encode()
+
+
+def upload_key(bucket: str, key: str, upload_id: str) -> bytes:
+    """How an upload is called in the index; ids have a fixed length, so a NUL in the key does no harm."""
+    return f"{bucket}\0{key}\0{upload_id}".encode()
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+class Index:
+    """One LMDB environment; at most one per process and directory."""
+
+    def __init__(self, path: Path, *, map_bytes: int, sync: bool = True, readonly: bool = False) -> None:
+        if not readonly:
+            path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        try:
+            self.env = lmdb.open(
+                str(path),
+                map_size=map_bytes,
+                max_dbs=16,
+                max_readers=1024,
+                max_spare_txns=8,
+                sync=sync,
+                metasync=sync,
+                readonly=readonly,
+                readahead=False,
+                meminit=False,
+            )
+            self.env.reader_check()  # slots of processes that were killed
+            self._open_tables(readonly)
+        except lmdb.Error as error:
+            raise FormatError(
+                f"the index at {path} cannot be opened ({error}); run meshd fsck --rebuild"
+            ) from error
+        self._begin = self.env.begin
+
+    def _open_tables(self, readonly: bool) -> None:
+        create = not readonly
+        self.meta = self.env.open_db(b"meta", create=create)
+        version = self.get_meta("format")
+        if version is not None and version > FORMAT:
+            raise FormatError(
+                f"the index at {self.path} has format {version}, this meshd knows {FORMAT}; upgrade meshd"
+            )
+        self.objects = OrderedTable(self.env.open_db(b"objects", create=create))
+        older = OrderedTable(self.env.open_db(b"versions", create=create))
+        nulls = OrderedTable(self.env.open_db(b"nulls", create=create))
+        self.versions = Versions(self.objects, older, nulls)
+        self.quarantine = OrderedTable(self.env.open_db(b"quarantine", create=create))
+        self.graves = OrderedTable(self.env.open_db(b"graves", create=create))
+        self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
+        self.parts = self.env.open_db(b"parts", create=create)
+        self.files = self.env.open_db(b"files", create=create)
+
+    @classmethod
+    def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
+        """The index of these settings."""
+        sync = settings.durability == "commit"
+        return cls(settings.index_dir, map_bytes=settings.index_map_bytes, sync=sync, readonly=readonly)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def size(self) -> int:
+        """Bytes of the index on disk."""
+        info = self.env.info()
+        return int(self.env.stat()["psize"] * (info["last_pgno"] + 1))
+
+    # transactions -----------------------------------------------------------------------------------------
+
+    def reading(self) -> Any:
+        """A read transaction as a context manager; values are buffers valid inside it."""
+        return self._begin(buffers=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[Any]:
+        """The write transaction: alone over all processes; aborted when the block raises."""
+        with _translated(), self._begin(write=True) as txn:
+            yield txn
+
+    # what the store knows of itself -----------------------------------------------------------------------
+
+    def get_meta(self, name: str, txn: Any = None) -> Any:
+        """A value of the meta table, or None."""
+        if txn is None:
+            with self.env.begin() as own:
+                return self.get_meta(name, own)
+        raw = txn.get(name.encode(), db=self.meta)
+        return None if raw is None else msgspec.msgpack.decode(raw)
+
+    def put_meta(self, txn: Any, name: str, value: Any) -> None:
+        txn.put(name.encode(), _encode(value), db=self.meta)
+
+    # objects ----------------------------------------------------------------------------------------------
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        """The record, from the latest committed state."""
+        with self._begin(None, None, False, True) as txn:
+            raw = self.objects.get(txn, f"{bucket}\0{key}".encode())
+            return None if raw is None else _record(raw)
+
+    def get_in(self, txn: Any, bucket: str, key: str) -> Record | None:
+        """The record as `txn` sees it."""
+        raw = self.objects.get(txn, object_key(bucket, key))
+        return None if raw is None else _record(raw)
+
+    def find(self, bucket: str, key: str, version: str) -> Record | None:
+        """This very version, from the latest committed state."""
+        with self.reading() as txn:
+            return self.versions.find(txn, object_key(bucket, key), version)
+
+    def list(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
+    ) -> Page:
+        """One page, see ObjectStore.list."""
+        base = bucket.encode() + b"\0"
+        query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
+        with self.reading() as txn, self.objects.walk(txn, query.start()) as walk:
+            if slots is None:
+                return list_page(walk, query, _record)
+            return list_page(SlotCursor(walk, slot_filter(slots), base + query.prefix), query, _record)
+
+    def list_entries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
+    ) -> EntryPage:
+        """One page, see ObjectStore.list_entries."""
+        base = bucket.encode() + b"\0"
+        query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
+        with self._begin() as txn, self.objects.runs(txn, query.start()) as runs:
+            if slots is None:
+                return entry_page(runs, query)
+            return entry_page(SlotBatchReader(runs, slot_filter(slots), base + query.prefix), query)
+
+    def list_versions(
+        self,
+        bucket: str,
+        prefix: str,
+        delimiter: str,
+        key_marker: str,
+        version_marker: str,
+        limit: int,
+        slots: bytes | None = None,
+    ) -> VersionPage:
+        """One page, see ObjectStore.list_versions."""
+        base = bucket.encode() + b"\0"
+        query = VersionQuery(
+            base, prefix.encode(), delimiter.encode(), key_marker.encode(), version_marker, limit
+        )
+        with self.reading() as txn:
+            return list_versions(self.versions, txn, query, None if slots is None else slot_filter(slots))
+
+    def is_empty(self, bucket: str) -> bool:
+        base = bucket.encode() + b"\0"
+        with self.reading() as txn:
+            return not any(
+                next(table.items(txn, prefix=base), None) is not None
+                for table in (self.objects, self.versions.older, self.uploads)
+            )
+
+    def all_records(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
+        """(name, record) of every object and version; the current ones first, each half in order."""
+        for name, raw in self.objects.items(txn):
+            yield name, _record(raw)
+        yield from self.versions.all_older(txn)
+
+    # uploads and parts ------------------------------------------------------------------------------------
+
+    def get_upload(self, txn: Any, bucket: str, key: str, upload_id: str) -> Upload | None:
+        raw = self.uploads.get(txn, upload_key(bucket, key, upload_id))
+        return None if raw is None else _upload(raw)
+
+    def decode_upload(self, raw: Any) -> Upload:
+        """The upload in a value of the uploads table."""
+        return _upload(raw)
+
+    def put_upload(self, txn: Any, upload: Upload) -> None:
+        self.uploads.put(txn, upload_key(upload.bucket, upload.key, upload.upload_id), _encode(upload))
+
+    def delete_upload(self, txn: Any, upload: Upload) -> None:
+        self.uploads.delete(txn, upload_key(upload.bucket, upload.key, upload.upload_id))
+
+    def all_uploads(
+        self, txn: Any, start: bytes = b"", prefix: bytes = b""
+    ) -> Iterator[tuple[bytes, Upload]]:
+        """(key in the index, upload), in order of (bucket, key, id)."""
+        for name, raw in self.uploads.items(txn, start, prefix):
+            yield name, _upload(raw)
+
+    def get_part(self, txn: Any, upload_id: str, number: int) -> UploadedPart | None:
+        raw = txn.get(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
+        return None if raw is None else _part(raw)
+
+    def put_part(self, txn: Any, upload_id: str, part: UploadedPart) -> None:
+        txn.put(upload_id.encode() + part.number.to_bytes(2, "big"), _encode(part), db=self.parts)
+
+    def delete_part(self, txn: Any, upload_id: str, number: int) -> None:
+        txn.delete(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
+
+    def parts_of(self, txn: Any, upload_id: str, after: int = 0) -> Iterator[UploadedPart]:
+        """Parts with numbers above `after`, in order."""
+        prefix = upload_id.encode()
+        with txn.cursor(self.parts) as cursor:
+            found = cursor.set_range(prefix + min(after + 1, _LAST_PART).to_bytes(2, "big"))
+            while found and bytes(cursor.key()).startswith(prefix):
+                yield _part(cursor.value())
+                found = cursor.next()
+
+    def all_parts(self, txn: Any) -> Iterator[tuple[str, UploadedPart]]:
+        """(upload id, part) of everything, orphans included."""
+        with txn.cursor(self.parts) as cursor:
+            for name, raw in cursor:
+                yield bytes(name[:UPLOAD_ID_LENGTH]).decode(), _part(raw)
+
+    # data files -------------------------------------------------------------------------------------------
+
+    def get_file(self, txn: Any, file: int) -> DataFile | None:
+        raw = txn.get(_number(file), db=self.files)
+        return None if raw is None else _file(raw)
+
+    def put_file(self, txn: Any, file: int, info: DataFile) -> None:
+        txn.put(_number(file), _encode(info), db=self.files)
+
+    def delete_file(self, txn: Any, file: int) -> None:
+        txn.delete(_number(file), db=self.files)
+
+    def open_files(self, txn: Any, writer: str) -> Iterator[tuple[int, DataFile]]:
+        """(file, info) of what this writer had open. Only these are decoded: there may be many others."""
+        told = _encode("open") + _encode(writer)  # two fields side by side
+        with txn.cursor(self.files) as cursor:
+            for name, raw in cursor:
+                if told in bytes(raw) and (info := _file(raw)).writer == writer:
+                    yield int.from_bytes(name, "big"), info
+
+    def files_after(self, txn: Any, file: int) -> Iterator[tuple[int, DataFile]]:
+        """(file, info) of data files with higher numbers."""
+        with txn.cursor(self.files) as cursor:
+            found = cursor.set_range(_number(file + 1))
+            while found:
+                yield int.from_bytes(cursor.key(), "big"), _file(cursor.value())
+                found = cursor.next()
+
+    def all_files(self, txn: Any) -> Iterator[tuple[int, DataFile]]:
+        """(file, info) of every data file."""
+        with txn.cursor(self.files) as cursor:
+            for name, raw in cursor:
+                yield int.from_bytes(name, "big"), _file(raw)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except lmdb.Error as error:
+        raise _store_error_from(error) from error
+
+
+def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
+    """The store's word for an error of a write to the index."""
+    full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
+    metrics.store_disk_errors.labels("full" if full else "failed").inc()
+    if isinstance(error, lmdb.MapFullError):
+        return DiskFullError("the index is full; raise index_map_bytes and restart")
+    if full:
+        return DiskFullError("the index's file system is full; free space under --index-dir")
+    return DiskFailedError(f"the index failed: {error}; see the kernel log, then run meshd fsck")
+
+
+_TAIL = UPLOAD_ID_LENGTH + 1  # NUL and the id behind each key
+
+
+def list_uploads(
+    index: Index,
+    bucket: str,
+    prefix: str,
+    delimiter: str,
+    key_marker: str,
+    id_marker: str,
+    limit: int,
+    slots: bytes | None = None,
+) -> UploadPage:
+    """See ObjectStore.list_uploads."""
+    base, want, delim, after = (
+        bucket.encode() + b"\0",
+        prefix.encode(),
+        delimiter.encode(),
+        key_marker.encode(),
+    )
+    uploads: list[Upload] = []
+    prefixes: list[str] = []
+    last: tuple[str, str] = ("", "")
+    start = base + max(want, after)
+    with index.reading() as txn, index.uploads.walk(txn, start) as every:
+        walk: Cursor = every
+        if slots is not None:
+            walk = SlotCursor(every, slot_filter(slots), base + want, _TAIL)
+        while walk.key is not None and walk.key.startswith(base + want):
+            name, upload_id = walk.key[len(base) : -_TAIL], walk.key[1 - _TAIL :]
+            rolled = common_prefix(name, want, delim)
+            if rolled is not None and rolled <= after:
+                walk.seek(base + successor(rolled))
+                continue
+            if rolled is None and (name < after or (name == after and _seen(upload_id, id_marker))):
+                walk.next()
+                continue
+            if len(uploads) + len(prefixes) >= limit:
+                return UploadPage(tuple(uploads), tuple(prefixes), limit > 0, *last)
+            if rolled is None:
+                uploads.append(index.decode_upload(walk.value))
+                last = (name.decode(), upload_id.decode())
+                walk.next()
+            else:
+                prefixes.append(rolled.decode())
+                last = (rolled.decode(), "")
+                walk.seek(base + successor(rolled))
+    return UploadPage(tuple(uploads), tuple(prefixes))
+
+
+def _seen(upload_id: bytes, marker: str) -> bool:
+    """Whether an upload of the marker's own key was given out before: all were when no id is given."""
+    return not marker or upload_id <= marker.encode()

@@ -1,0 +1,312 @@
+"""Listing pages of objects and of object versions, built from sorted index cursors.
+
+Law: pure over its cursors. A common prefix appears once, and only if it sorts after `after`. A key's
+current version comes before its older ones, which are stored newest first.
+Invariant: the work is proportional to the size of the page: past a common prefix the cursors seek.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.engine.member_header import stamp_of_version_id
+from meshd.store.index.ordered_table import SlotCursor
+from meshd.store.index.versions import TAIL, decode, older_version_key
+from meshd.store.records import NULL, Brief, EntryPage, Page, VersionPage
+from meshwire.s3.results import ObjectEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.store.index.ordered_table import BatchReader, Cursor
+    from meshd.store.index.versions import Versions
+    from meshd.store.records import Record
+
+
+_brief = msgspec.msgpack.Decoder(Brief).decode
+_entry = partial(tuple.__new__, ObjectEntry)  # ObjectEntry's own constructor is a function of Python
+
+# Pairs are read by the run. A run is short enough for the rare records of many parts (a megabyte each) to do
+# no harm, and shorter among common prefixes, where all but its first pairs are read for nothing.
+_RUN, _SHORTEST = 64, 4
+
+
+def successor(prefix: bytes) -> bytes:
+    """The first byte string after all that begin with `prefix` (UTF-8: its last byte is never 0xFF)."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def common_prefix(name: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
+    """What `name` is rolled up to, None when it stands for itself."""
+    if not delimiter:
+        return None
+    at = name.find(delimiter, len(prefix))
+    return name[: at + len(delimiter)] if at >= 0 else None
+
+
+@dataclass(slots=True)
+class ListingQuery:
+    """A listing request in bytes; `base` is what all keys of the bucket begin with."""
+
+    base: bytes
+    prefix: bytes
+    delimiter: bytes
+    after: bytes
+    limit: int
+
+    def start(self) -> bytes:
+        """The first stored key that may be in the page."""
+        if self.after < self.prefix:
+            return self.base + self.prefix
+        return self.base + self.after + b"\0" if self.after else self.base
+
+
+def list_page(walk: Cursor, query: ListingQuery, decode: Callable[[Any], Record]) -> Page:
+    """The page; `walk` must stand at `query.start()`."""
+    entries: list[tuple[str, Record]] = []
+    prefixes: list[str] = []
+    last = b""
+    skip = len(query.base)
+    whole = query.base + query.prefix
+    room = query.limit
+    while room >= 0 and (key := walk.key) is not None and key.startswith(whole):
+        name = key[skip:]
+        rolled = common_prefix(name, query.prefix, query.delimiter)
+        if rolled is not None and rolled <= query.after:
+            walk.seek(query.base + successor(rolled))
+            continue
+        if room == 0:
+            return Page(tuple(entries), tuple(prefixes), query.limit > 0, last.decode())
+        room -= 1
+        if rolled is None:
+            entries.append((name.decode(), decode(walk.value)))
+            last = name
+            walk.next()
+        else:
+            prefixes.append(rolled.decode())
+            last = rolled
+            walk.seek(query.base + successor(rolled))
+    return Page(tuple(entries), tuple(prefixes))
+
+
+@dataclass(slots=True)
+class _Collected:
+    """A page in the making; `room`: how many entries or prefixes may still come."""
+
+    query: ListingQuery
+    room: int
+    entries: list[ObjectEntry] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    last: bytes = b""
+
+    def add(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        skip = len(self.query.base)
+        briefs = [_brief(value) for _, value in pairs]
+        self.owners += [brief.owner for brief in briefs]
+        self.entries += [
+            _entry(
+                (
+                    key[skip:].decode(),
+                    brief.size,
+                    brief.etag,
+                    brief.modified,
+                    None,
+                    "STANDARD",
+                    next(iter(brief.checksums), ""),
+                    brief.checksum_type,
+                )
+            )
+            for (key, _), brief in zip(pairs, briefs, strict=True)
+        ]
+        if pairs:
+            self.last = pairs[-1][0][skip:]
+            self.room -= len(pairs)
+
+    def roll(self, prefix: bytes) -> None:
+        self.prefixes.append(prefix.decode())
+        self.last = prefix
+        self.room -= 1
+
+    def page(self, *, truncated: bool) -> EntryPage:
+        more = truncated and self.query.limit > 0
+        return EntryPage(
+            tuple(self.entries),
+            tuple(self.owners),
+            tuple(self.prefixes),
+            more,
+            self.last.decode() if more else "",
+        )
+
+
+def entry_page(runs: BatchReader, query: ListingQuery) -> EntryPage:
+    """The page as S3 shows it; `runs` must stand at `query.start()`."""
+    made = _Collected(query, query.limit)
+    whole = query.base + query.prefix
+    length = _SHORTEST if query.delimiter else _RUN
+    while True:
+        wanted = min(length, made.room + 1)
+        run = _inside(runs.take(wanted), whole)
+        at, rolled = _first_rolled(run, query)
+        if at > made.room:
+            made.add(run[: made.room])
+            return made.page(truncated=True)
+        made.add(run[:at])
+        if rolled is None:
+            if len(run) < wanted:
+                return made.page(truncated=False)
+            length = min(2 * length, _RUN)
+            continue
+        if rolled > query.after:
+            if made.room == 0:
+                return made.page(truncated=True)
+            made.roll(rolled)
+        runs.seek(query.base + successor(rolled))
+        length = max(_SHORTEST, min(2 * at, _RUN))
+
+
+def _inside(run: list[tuple[bytes, bytes]], whole: bytes) -> list[tuple[bytes, bytes]]:
+    """The run up to where its keys leave the prefix."""
+    if not run or run[-1][0].startswith(whole):
+        return run
+    return list(takewhile(lambda pair: pair[0].startswith(whole), run))
+
+
+def _first_rolled(run: Sequence[tuple[bytes, bytes]], query: ListingQuery) -> tuple[int, bytes | None]:
+    """(index, common prefix) of the first key that is rolled up; (length of the run, None) without one."""
+    if query.delimiter:
+        begin = len(query.base)
+        for at, (key, _) in enumerate(run):
+            rolled = common_prefix(key[begin:], query.prefix, query.delimiter)
+            if rolled is not None:
+                return at, rolled
+    return len(run), None
+
+
+@dataclass(slots=True)
+class VersionQuery:
+    """A request in bytes; `base` is what all keys of the bucket begin with."""
+
+    base: bytes
+    prefix: bytes
+    delimiter: bytes
+    key_marker: bytes
+    version_marker: str
+    limit: int
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """The page as it grows, and where the next one begins."""
+
+    entries: list[tuple[str, Record]] = field(default_factory=list)
+    latest: list[bool] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    last: tuple[str, str] = ("", "")
+
+    def take(self, key: str, record: Record, *, latest: bool) -> None:
+        self.entries.append((key, record))
+        self.latest.append(latest)
+        self.last = (key, record.version or NULL)
+
+    def roll(self, prefix: str) -> None:
+        self.prefixes.append(prefix)
+        self.last = (prefix, "")
+
+    def end(self, *, truncated: bool) -> VersionPage:
+        following = self.last if truncated else ("", "")
+        return VersionPage(
+            tuple(self.entries), tuple(self.latest), tuple(self.prefixes), truncated, *following
+        )
+
+
+class _Pair:
+    """Both walks; `name` is what they stand at, None at the end."""
+
+    def __init__(self, objects: Cursor, older: Cursor) -> None:
+        self._objects, self._older = objects, older
+        self._settle()
+
+    def _settle(self) -> None:
+        one, other = self._objects.key, self._older.key
+        other = None if other is None else other[:-TAIL]
+        self.at_current = one is not None and (other is None or one <= other)
+        self.name = one if self.at_current else other
+
+    def seek(self, start: bytes) -> None:
+        """Both to the first key ≥ `start`."""
+        self._objects.seek(start)
+        self._older.seek(start)
+        self._settle()
+
+    def take(self) -> Record:
+        """The version they stand at; then on to the next."""
+        walk = self._objects if self.at_current else self._older
+        record: Record = decode(walk.value)
+        walk.next()
+        self._settle()
+        return record
+
+
+def list_versions(
+    versions: Versions, txn: Any, query: VersionQuery, chosen: Callable[[bytes], bool] | None = None
+) -> VersionPage:
+    """See ObjectStore.list_versions."""
+    current_from, older_from = _starts(versions, txn, query)
+    with versions.objects.walk(txn, current_from) as objects, versions.older.walk(txn, older_from) as older:
+        if chosen is None:
+            return _gather(_Pair(objects, older), versions, txn, query)
+        within = query.base + query.prefix
+        pair = _Pair(SlotCursor(objects, chosen, within), SlotCursor(older, chosen, within, TAIL))
+        return _gather(pair, versions, txn, query)
+
+
+def _starts(versions: Versions, txn: Any, query: VersionQuery) -> tuple[bytes, bytes]:
+    """Where the two walks begin: behind what was given out before."""
+    if query.key_marker < query.prefix or not query.key_marker:
+        return (query.base + query.prefix,) * 2
+    name = query.base + query.key_marker
+    if not query.version_marker:
+        return name + b"\0", older_version_key(name, 0)
+    stamp = _stamp(versions, txn, name, query.version_marker)
+    if stamp is None:  # it went meanwhile, and its place with it: rather twice than not at all
+        return name, name
+    current = versions.current(txn, name)
+    seen = current is None or current.stamp >= stamp
+    return name + b"\0" if seen else name, older_version_key(name, stamp - 1)
+
+
+def _stamp(versions: Versions, txn: Any, name: bytes, version: str) -> int | None:
+    if version != NULL:
+        return stamp_of_version_id(version)
+    null = versions.null(txn, name)
+    return None if null is None else null.stamp
+
+
+def _gather(pair: _Pair, versions: Versions, txn: Any, query: VersionQuery) -> VersionPage:
+    page, room, skip = _Gathering(), query.limit, len(query.base)
+    begun = query.base + query.key_marker  # of this key newer versions may have been given out before
+    whole, before = query.base + query.prefix, b""
+    while room >= 0 and (name := pair.name) is not None and name.startswith(whole):
+        rolled = common_prefix(name[skip:], query.prefix, query.delimiter)
+        if rolled is not None and rolled <= query.key_marker:
+            pair.seek(query.base + successor(rolled))
+            continue
+        if room == 0:
+            return page.end(truncated=query.limit > 0)
+        room -= 1
+        if rolled is None:
+            first, record = pair.at_current or name != before, pair.take()
+            if name == begun:
+                first = record == versions.newest(txn, name)
+            page.take(name[skip:].decode(), record, latest=first)
+            before = name
+        else:
+            page.roll(rolled.decode())
+            pair.seek(query.base + successor(rolled))
+    return page.end(truncated=False)

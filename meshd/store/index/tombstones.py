@@ -1,0 +1,115 @@
+"""Tombstones: which versions and uploads were removed for good, and at which stamp.
+
+A deletion of the null version ends every null version of its key with a lower stamp; a version with an
+id and an upload are ended by their id. A write that started before a deletion and commits after it gets
+a higher stamp; a replica that missed the deletion learns of it and does not bring the object back.
+Law: changes need the index write transaction, lookups any transaction. Tombstones live for
+`tombstone_seconds`; a single node keeps them only for writes in flight.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.store.index.index import Index
+
+_IN_FLIGHT = 4096  # what a node of its own keeps
+_MOST = 10_000_000  # beyond, graves are forgotten earlier than asked for: the index must not fill with them
+_META = "graves"
+_STAMP = 8
+
+
+class Tombstone(NamedTuple):
+    """`what`: "" for the null versions below `stamp`, or the id of a version or an upload."""
+
+    what: str
+    stamp: int
+
+
+def tombstone_key(name: bytes, what: str = "") -> bytes:
+    """How a grave is called in the index: those of a key lie together, the null version's first."""
+    return name + b"\0" + what.encode() if what else name
+
+
+class Tombstones:
+    """One group's view; `settle` writes down what it added. `keep`: for as long as the settings say."""
+
+    def __init__(self, index: Index, txn: Any, *, keep: bool = False) -> None:
+        self._index, self._keep = index, keep
+        known: list[int] = index.get_meta(_META, txn) or [0, 0]
+        self._last, self.since = known
+        self._changed = False
+
+    def bury(self, txn: Any, name: bytes, stamp: int, what: str = "") -> None:
+        """A deletion with this stamp removed the null version of a key, or what has this id. In any order."""
+        if what and not self._keep:
+            return  # ids are never used twice: no write in flight can bring one back
+        if self.of(txn, name, what) < stamp:
+            self._index.graves.put(txn, tombstone_key(name, what), stamp.to_bytes(_STAMP, "big"))
+        self._last = max(self._last, stamp)
+        self._changed = True
+
+    def of(self, txn: Any, name: bytes, what: str = "") -> int:
+        """The stamp of the deletion that is remembered of this; 0 when there is none."""
+        raw = self._index.graves.get(txn, tombstone_key(name, what))
+        return 0 if raw is None else int.from_bytes(raw, "big")
+
+    def floor(self, txn: Any, name: bytes, stamp: int) -> int:
+        """The stamp of a deletion that a write of this process with `stamp` may have missed; 0 when there is
+        none. What was forgotten counts as a deletion of every key: that costs a write in flight a new stamp.
+        """
+        if stamp > self._last:
+            return 0
+        return self.since if stamp <= self.since else self.of(txn, name)
+
+    def forget(self, txn: Any, before: int, start: bytes, limit: int) -> bytes:
+        """Drops those older than `before` among the next `limit` from `start` on; where to go on, b"" at the
+        end of all."""
+        table = self._index.graves
+        seen = [(key, int.from_bytes(raw, "big")) for key, raw in islice(table.items(txn, start), limit)]
+        for key, stamp in seen:
+            if stamp < before:
+                table.delete(txn, key)
+        self.since = max(self.since, before)
+        self._changed = True
+        return seen[-1][0] + b"\0" if len(seen) == limit else b""
+
+    def incomplete(self, since: int) -> None:
+        """Removals up to this stamp may be forgotten: what a rebuild says of those whose members are gone."""
+        self.since, self._changed = max(self.since, since), True
+
+    def settle(self, txn: Any) -> None:
+        """Before the commit."""
+        if not self._changed:
+            return
+        if not self._keep and self._index.graves.count(txn) > _IN_FLIGHT:
+            txn.drop(self._index.graves.db, delete=False)
+            self.since = self._last
+        self._index.put_meta(txn, _META, (self._last, self.since))
+
+
+def tombstones_complete_since(index: Index, txn: Any) -> int:
+    """Every removal with a higher stamp than this is remembered."""
+    known: list[int] = index.get_meta(_META, txn) or [0, 0]
+    return known[1]
+
+
+def prunable_before(index: Index, txn: Any, now: int, seconds: float) -> int:
+    """Graves below this stamp have been kept for long enough, or there are too many."""
+    before = now - round(seconds * 1e9)
+    if index.graves.count(txn) > _MOST:
+        before = max(before, (max(tombstones_complete_since(index, txn), before) + now) // 2)
+    return max(0, before)
+
+
+def tombstones_of_name(index: Index, txn: Any, name: bytes) -> Iterator[Tombstone]:
+    """What is remembered of one key."""
+    for key, raw in index.graves.items(txn, name, name):
+        what = key[len(name) :]
+        if what and what[0]:
+            return  # of a longer key
+        yield Tombstone(what[1:].decode(), int.from_bytes(raw, "big"))

@@ -1,0 +1,177 @@
+"""Version tables of the index: the current version in `objects`, all other versions in `older`.
+
+Law: this module knows tables and records; its callers account for the bytes in use. A name is bucket,
+NUL, key. Invariant: `objects` holds a key's newest version unless that is a delete marker. A key has at
+most one null version, and `nulls` says which entry of `older` it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.engine.member_header import stamp_of_version_id
+from meshd.store.index.ordered_table import LONG
+from meshd.store.records import NULL, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.store.index.ordered_table import OrderedTable
+
+_encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Record).decode
+
+_NEWEST = (1 << 64) - 1
+TAIL = 9  # NUL and the inverted stamp behind each name
+
+
+def older_version_key(name: bytes, stamp: int) -> bytes:
+    """How a version is called among the older ones: the newest of a key comes first."""
+    return name + b"\0" + (_NEWEST - stamp).to_bytes(8, "big")
+
+
+class Versions:
+    """Every method takes the LMDB transaction to work in."""
+
+    def __init__(self, objects: OrderedTable, older: OrderedTable, nulls: OrderedTable) -> None:
+        self.objects, self.older, self.nulls = objects, older, nulls
+
+    # looking ----------------------------------------------------------------------------------------------
+
+    def current(self, txn: Any, name: bytes) -> Record | None:
+        """The readable version, None when the newest is a marker."""
+        raw = self.objects.get(txn, name)
+        return None if raw is None else decode(raw)
+
+    def newest(self, txn: Any, name: bytes) -> Record | None:
+        """The newest version, a marker too."""
+        return self.current(txn, name) or self._newest_older(txn, name)
+
+    def _newest_older(self, txn: Any, name: bytes) -> Record | None:
+        if len(name) < LONG - TAIL:  # what most writes ask of an empty table
+            with txn.cursor(self.older.db) as cursor:
+                if not cursor.set_range(name + b"\0"):
+                    return None
+        return next(self.older_of(txn, name), None)
+
+    def null(self, txn: Any, name: bytes) -> Record | None:
+        """The null version, a marker too."""
+        current = self.current(txn, name)
+        return current if current is not None and not current.version else self._older_null(txn, name)
+
+    def find(self, txn: Any, name: bytes, version: str) -> Record | None:
+        """The version of this id, or the null version."""
+        if version == NULL:
+            return self.null(txn, name)
+        stamp = stamp_of_version_id(version)
+        found = None if stamp is None else self.at(txn, name, stamp)
+        return found if found is not None and found.version == version else None
+
+    def at(self, txn: Any, name: bytes, stamp: int) -> Record | None:
+        """The version with this stamp."""
+        current = self.current(txn, name)
+        if current is not None and current.stamp <= stamp:
+            return current if current.stamp == stamp else None
+        raw = self.older.get(txn, older_version_key(name, stamp))
+        return None if raw is None else decode(raw)
+
+    def older_of(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
+        """The key's versions under `below`, the current one left out; the newest first."""
+        prefix, length = name + b"\0", len(name) + TAIL
+        with self.older.walk(txn, older_version_key(name, below - 1)) as walk:
+            while walk.key is not None and walk.key.startswith(prefix):
+                if len(walk.key) == length:
+                    yield decode(walk.value)
+                walk.next()
+
+    def of(self, txn: Any, name: bytes) -> Iterator[Record]:
+        """All versions of a key, the newest first."""
+        current = self.current(txn, name)
+        if current is not None:
+            yield current
+        yield from self.older_of(txn, name)
+
+    def all_older(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
+        """(name, version) of everything that is not current, in order."""
+        for key, raw in self.older.items(txn):
+            yield key[:-TAIL], decode(raw)
+
+    def _older_null(self, txn: Any, name: bytes) -> Record | None:
+        stamp = self.nulls.get(txn, name)
+        raw = (
+            None
+            if stamp is None
+            else self.older.get(txn, older_version_key(name, int.from_bytes(stamp, "big")))
+        )
+        return None if raw is None else decode(raw)
+
+    # changing ---------------------------------------------------------------------------------------------
+
+    def add(self, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
+        """Puts `record` on top of `newest`, the newest so far; the null version that it replaced."""
+        replaced = None if record.version or newest is None else self._null_under(txn, name, newest)
+        if newest is not None and newest is not replaced and not newest.marker:
+            self.keep(txn, name, newest)
+        if replaced is not None and (replaced is not newest or replaced.marker):
+            self._forget(txn, name, replaced)
+        if not record.marker:
+            self.objects.put(txn, name, _encode(record))
+            return replaced
+        if newest is not None and not newest.marker:
+            self.objects.delete(txn, name)
+        self.keep(txn, name, record)
+        return replaced
+
+    def _null_under(self, txn: Any, name: bytes, newest: Record) -> Record | None:
+        return self._older_null(txn, name) if newest.version else newest
+
+    def insert(self, txn: Any, name: bytes, record: Record) -> Record | None:
+        """Puts a version where its stamp belongs, a null one in place of an older one; which is returned."""
+        newest = self.newest(txn, name)
+        if newest is None or newest.stamp < record.stamp:
+            return self.add(txn, name, record, newest)
+        replaced = None if record.version else self._older_null(txn, name)
+        if replaced is not None:
+            self._forget(txn, name, replaced)
+        self.keep(txn, name, record)
+        return replaced
+
+    def replace(self, txn: Any, name: bytes, record: Record) -> None:
+        """Puts `record` where the version of the same stamp is."""
+        current = self.current(txn, name)
+        if current is not None and current.stamp == record.stamp:
+            self.objects.put(txn, name, _encode(record))
+        else:
+            self.older.put(txn, older_version_key(name, record.stamp), _encode(record))
+
+    def remove(self, txn: Any, name: bytes, record: Record) -> None:
+        """Takes one version out; what is under the newest comes up."""
+        current = self.current(txn, name)
+        if current is not None and current.stamp != record.stamp:
+            self._forget(txn, name, record)
+            return
+        if current is not None:
+            self.objects.delete(txn, name)
+        else:
+            self._forget(txn, name, record)
+        self.raise_newest(txn, name)
+
+    def raise_newest(self, txn: Any, name: bytes) -> None:
+        """Makes the newest of the older versions the current one, when it can be read."""
+        newest = self._newest_older(txn, name)
+        if newest is not None and not newest.marker:
+            self._forget(txn, name, newest)
+            self.objects.put(txn, name, _encode(newest))
+
+    def keep(self, txn: Any, name: bytes, record: Record) -> None:
+        """Enters a version among the older ones."""
+        self.older.put(txn, older_version_key(name, record.stamp), _encode(record))
+        if not record.version:
+            self.nulls.put(txn, name, record.stamp.to_bytes(8, "big"))
+
+    def _forget(self, txn: Any, name: bytes, record: Record) -> None:
+        self.older.delete(txn, older_version_key(name, record.stamp))
+        if not record.version:
+            self.nulls.delete(txn, name)

@@ -1,0 +1,161 @@
+"""Quarantine: the table of versions with damaged bytes, until they are repaired or removed.
+
+Law: a version in quarantine keeps its place, its metadata and its extents, but its bytes are never
+served: its record is marked `broken`. The table says what is damaged. Data files hold no trace of the
+quarantine; a rebuilt index finds the damage again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.engine.mutations import Mutation, used_extents, write_manifest
+from meshd.store.errors import QuarantinedError
+from meshd.store.records import Extent  # noqa: TC001  msgspec reads the annotations
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.store.engine.write_batch import WriteBatch
+    from meshd.store.index.index import Index
+    from meshd.store.records import Record
+
+_STAMP = 9  # NUL and the stamp behind a name
+
+
+class Quarantined(msgspec.Struct, frozen=True, array_like=True):
+    """A damaged version: which extents, found when (ms since the epoch), and what is wrong."""
+
+    extents: tuple[Extent, ...]
+    found: int
+    why: str = ""
+
+
+def require_not_quarantined(record: Record) -> None:
+    """Raises QuarantinedError."""
+    if record.broken:
+        raise QuarantinedError(
+            "the bytes of this version are damaged here, and in quarantine; if no other node has them, put "
+            "the object again"
+        )
+
+
+def _key(name: bytes, stamp: int) -> bytes:
+    return name + b"\0" + stamp.to_bytes(_STAMP - 1, "big")
+
+
+def add_to_quarantine(index: Index, txn: Any, name: bytes, stamp: int, about: Quarantined) -> None:
+    """Remembers a damaged version."""
+    index.quarantine.put(txn, _key(name, stamp), msgspec.msgpack.encode(about))
+
+
+def release_from_quarantine(index: Index, txn: Any, name: bytes, stamp: int) -> None:
+    """Forgets it: the version was restored, or is gone."""
+    index.quarantine.delete(txn, _key(name, stamp))
+
+
+def all_quarantined(
+    index: Index, txn: Any, after: tuple[bytes, int] | None = None
+) -> Iterator[tuple[bytes, int, Quarantined]]:
+    """(name, stamp, what is known) of every damaged version, in order, from behind `after` on."""
+    start = b"" if after is None else _key(after[0], after[1] + 1)
+    for key, raw in index.quarantine.items(txn, start):
+        stamp = int.from_bytes(key[1 - _STAMP :], "big")
+        yield key[:-_STAMP], stamp, msgspec.msgpack.decode(raw, type=Quarantined)
+
+
+def stale_entries(index: Index, txn: Any) -> Iterator[tuple[bytes, int]]:
+    """(name, stamp) of what is listed and was removed or replaced meanwhile."""
+    for name, stamp, _ in all_quarantined(index, txn):
+        record = index.versions.at(txn, name, stamp)
+        if record is None or not record.broken:
+            yield name, stamp
+
+
+class QuarantineVersion(Mutation):
+    """Puts a version in quarantine if it (still) uses one of these extents; whether it did."""
+
+    exclusive = True
+
+    def __init__(self, name: bytes, stamp: int, extents: Sequence[Extent], found: int, why: str) -> None:
+        self.name, self.stamp, self.extents, self.found, self.why = name, stamp, extents, found, why
+
+    def apply(self, work: WriteBatch, txn: Any) -> bool:
+        index = work.index
+        record = index.versions.at(txn, self.name, self.stamp)
+        bad = () if record is None else tuple(each for each in record.extents if each in self.extents)
+        if record is None or not bad:
+            return False
+        key = _key(self.name, self.stamp)
+        raw = index.quarantine.get(txn, key)
+        known = () if raw is None else msgspec.msgpack.decode(raw, type=Quarantined).extents
+        bad = tuple(dict.fromkeys((*known, *bad)))
+        add_to_quarantine(index, txn, self.name, self.stamp, Quarantined(bad, self.found, self.why))
+        failpoints.hit("store.quarantine.confined")
+        if not record.broken:
+            index.versions.replace(txn, self.name, msgspec.structs.replace(record, broken=True))
+        return not record.broken
+
+
+class DropDamagedPart(Mutation):
+    """Takes a damaged part of an upload in progress out: it has to come again, from a client or another node.
+    Whether it was there."""
+
+    exclusive = True
+
+    def __init__(self, upload_id: str, number: int, extents: Sequence[Extent]) -> None:
+        self.upload_id, self.number, self.extents = upload_id, number, extents
+
+    def apply(self, work: WriteBatch, txn: Any) -> bool:
+        part = work.index.get_part(txn, self.upload_id, self.number)
+        if part is None or not any(extent in self.extents for extent in part.extents):
+            return False
+        work.release(part.extents)
+        work.index.delete_part(txn, self.upload_id, self.number)
+        return True
+
+
+class RestoreManifest(Mutation):
+    """Writes a version's manifest again where it is damaged; nothing of the object was. Whether it was so."""
+
+    exclusive = True
+
+    def __init__(self, name: bytes, stamp: int, extent: Extent) -> None:
+        self.name, self.stamp, self.extent = name, stamp, extent
+        self.existing: Record | None = None
+        self.record: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        record = work.index.versions.at(txn, self.name, self.stamp)
+        if record is not None and record.manifest == self.extent:
+            self.existing = record
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        if self.existing is None:
+            return
+        bucket, _, key = self.name.decode().partition("\0")
+        moved = msgspec.structs.replace(self.existing, manifest=None, moves=self.existing.moves + 1)
+        self.record = write_manifest(work, bucket, key, moved)
+
+    def apply(self, work: WriteBatch, txn: Any) -> bool:
+        if self.existing is None or self.record is None:
+            return False
+        work.exchange(used_extents(self.existing), used_extents(self.record))
+        work.index.versions.replace(txn, self.name, self.record)
+        return True
+
+
+class PruneQuarantine(Mutation):
+    """Forgets what was in quarantine and is gone or was replaced meanwhile; how many."""
+
+    exclusive = True
+
+    def apply(self, work: WriteBatch, txn: Any) -> int:
+        index = work.index
+        over = list(stale_entries(index, txn))
+        for name, stamp in over:
+            release_from_quarantine(index, txn, name, stamp)
+        return len(over)

@@ -1,0 +1,226 @@
+"""Scrub: reads every extent in use from the device, file by file, and verifies its checksum.
+
+Law: read only; damaged data goes to quarantine through `damage_attribution`. A pass visits data files
+in numerical order and saves its position, so a restart costs seconds. After each step the scrub awaits
+`rest` with the number of bytes read, so that the caller can throttle it. One scrub per store, in the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from meshd.store.engine.file_scan import DataFileScan, DirectFile
+from meshd.store.engine.mutations import Mutation, used_extents
+from meshd.telemetry import metrics
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.group_commit import Committer
+    from meshd.store.engine.write_batch import WriteBatch
+    from meshd.store.index.index import Index
+    from meshd.store.integrity.damage_attribution import DamageAttributor
+    from meshd.store.records import DataFile, Extent
+    from meshd.util.clock import Clock
+
+_log = logging.getLogger(__name__)
+_STATE: Final = "scrub"
+_TURN_BYTES: Final = 1 << 20
+_TURN_MEMBERS: Final = 200
+_REMEMBER: Final = 5.0  # seconds of work that a crash may cost
+
+
+class ScrubState(msgspec.Struct, frozen=True):
+    """Where the scrub is. `position`: the data file it looked at last; `began` and `ended` in ms since the
+    epoch, of the last pass that began and of the last one that came to its end; the rest is of the present or
+    the last pass. `asked`: the number of the request for a pass that was last heeded."""
+
+    position: int = 0
+    running: bool = False
+    began: int = 0
+    ended: int = 0
+    files: int = 0
+    bytes: int = 0
+    extents: int = 0
+    damaged: int = 0
+    asked: int = 0
+
+
+class SaveScrubState(Mutation):
+    """Remembers a ScrubState."""
+
+    exclusive = True
+
+    def __init__(self, state: ScrubState) -> None:
+        self.state = state
+
+    def apply(self, work: WriteBatch, txn: Any) -> None:
+        work.index.put_meta(txn, _STATE, msgspec.to_builtins(self.state))
+        failpoints.hit("store.scrub.remembered")
+
+
+class _FilePass:
+    """One data file on its way: what was seen, and what is damaged."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.bad: list[Extent] = []
+        self.extents = 0
+
+
+class Scrub:
+    """See the module."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        committer: Committer,
+        convictor: DamageAttributor,
+        clock: Clock,
+        run: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._index, self._disks, self._committer, self._convictor = index, disks, committer, convictor
+        self._clock, self._run = clock, run
+        self._remembered = clock.monotonic()
+        found = index.get_meta(_STATE)
+        self.state = ScrubState() if found is None else msgspec.convert(found, ScrubState)
+        self.born = clock.now_ms()
+        """When this process opened the store, in ms since the epoch."""
+
+    def __repr__(self) -> str:
+        return f"<Scrub at file {self.state.position:x}>"
+
+    async def begin(self, asked: int | None = None) -> None:
+        """A pass from the first file on, whatever was under way."""
+        old = self.state
+        self.state = ScrubState(
+            running=True,
+            began=self._clock.now_ms(),
+            ended=old.ended,
+            asked=old.asked if asked is None else asked,
+        )
+        await self._keep()
+
+    async def step(self, rest: Callable[[int], Awaitable[None]]) -> bool:
+        """The next data file; False when there is none and the pass is over. Raises StoreError."""
+        found = self._next()
+        if found is None:
+            self.state = msgspec.structs.replace(self.state, running=False, ended=self._clock.now_ms())
+            await self._keep()
+            metrics.scrub_passes.inc()
+            return False
+        file, info = found
+        if info.state != "retired" and info.refs and info.disk in self._disks.roots:
+            await self._file(file, info, rest)
+        self.state = msgspec.structs.replace(self.state, position=file, files=self.state.files + 1)
+        if self._clock.monotonic() - self._remembered > _REMEMBER:
+            await self._keep()
+        return True
+
+    async def _keep(self) -> None:
+        await self._committer.submit(SaveScrubState(self.state))
+        self._remembered = self._clock.monotonic()
+
+    def _next(self) -> tuple[int, DataFile] | None:
+        with self._index.reading() as txn:
+            return next(self._index.files_after(txn, self.state.position), None)
+
+    async def _file(self, file: int, info: DataFile, rest: Callable[[int], Awaitable[None]]) -> None:
+        looking = _FilePass()
+        work = self._looks(file, info, looking)
+        while (size := await self._run(partial(next, work, -1))) >= 0:
+            metrics.scrub_bytes.inc(size)
+            self.state = msgspec.structs.replace(self.state, bytes=self.state.bytes + size)
+            await rest(size)
+        self.state = msgspec.structs.replace(self.state, extents=self.state.extents + looking.extents)
+        if looking.bad:
+            confined = await self._convictor.convict(looking.bad)
+            self.state = msgspec.structs.replace(self.state, damaged=self.state.damaged + confined)
+
+    # blocking ---------------------------------------------------------------------------------------------
+
+    def _looks(self, file: int, info: DataFile, looking: _FilePass) -> Iterator[int]:
+        """Bytes read, about a MiB at a time."""
+        path = self._disks.path(info.disk, file)
+        try:
+            with DataFileScan(info.disk, file, path) as survey, DirectFile(path) as direct:
+                members = self._members(survey, info)
+                size = count = 0
+                for extent, live in members:
+                    count += 1
+                    if live:
+                        for piece in self._compare(direct, extent, looking):
+                            size += piece
+                            if size >= _TURN_BYTES:
+                                yield size
+                                size = count = 0
+                    if count >= _TURN_MEMBERS:
+                        yield size
+                        size = count = 0
+                yield size
+                if survey.damage or self._missed(file, len(looking.seen)):
+                    yield from self._unlisted(direct, file, looking)
+        except OSError as error:
+            if self._still(file):
+                _log.error("a data file cannot be read", extra={"path": path, "why": str(error)})
+                looking.bad += [extent for extent in self._claimed(file) if extent.offset not in looking.seen]
+
+    def _members(self, survey: DataFileScan, info: DataFile) -> Iterator[tuple[Extent, bool]]:
+        """Extents, and whether anybody uses them. Those of files of their own are shared by copies, and the
+        file does not know the names of these."""
+        own = info.kind == "own"
+        for found in survey.members(None if own else info.end):
+            if own:
+                yield found.extent, True
+            elif found.member.kind == "upload":
+                yield found.extent, self._is_upload(found.member.bucket, found.member.key, found)
+            else:
+                yield found.extent, self._convictor.user(found.member, found.extent) is not None
+
+    def _is_upload(self, bucket: str, key: str, found: Any) -> bool:
+        with self._index.reading() as txn:
+            upload = self._index.get_upload(txn, bucket, key, found.member.upload)
+        return upload is not None and upload.place == found.extent
+
+    @staticmethod
+    def _compare(direct: DirectFile, extent: Extent, looking: _FilePass) -> Iterator[int]:
+        looking.extents += 1
+        looking.seen.add(extent.offset)
+        try:
+            yield from direct.compared(extent, looking.bad)
+        except OSError:
+            looking.bad.append(extent)
+
+    def _missed(self, file: int, seen: int) -> bool:
+        """Whether the index knows of more uses than the file's headers told."""
+        with self._index.reading() as txn:
+            info = self._index.get_file(txn, file)
+        return info is not None and info.kind == "segment" and info.refs > seen
+
+    def _still(self, file: int) -> bool:
+        with self._index.reading() as txn:
+            info = self._index.get_file(txn, file)
+        return info is not None and info.state != "retired"
+
+    def _claimed(self, file: int) -> list[Extent]:
+        """What the index says that is in a file: goes through all of it."""
+        claimed: dict[Extent, None] = {}
+        with self._index.reading() as txn:
+            for _, record in self._index.all_records(txn):
+                claimed.update((extent, None) for extent in used_extents(record) if extent.file == file)
+            for _, part in self._index.all_parts(txn):
+                claimed.update((extent, None) for extent in part.extents if extent.file == file)
+        return list(claimed)
+
+    def _unlisted(self, direct: DirectFile, file: int, looking: _FilePass) -> Iterator[int]:
+        for extent in self._claimed(file):
+            if extent.offset not in looking.seen:
+                yield from self._compare(direct, extent, looking)

@@ -1,0 +1,263 @@
+"""Inventory of a replica: what it holds of each name, and the removal of data that it need not hold.
+
+Law: an inventory page is read in one transaction; names come in byte order, each once, with versions,
+uploads, parts and tombstones. Two stores with the same contents return the same inventory, however
+often compaction has moved their bytes. Dropping is no deletion: it leaves no tombstone and tells no
+other node. A rebuild may bring dropped data back until compaction has run; the next comparison finds it
+again.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.engine.mutations import Mutation, used_extents
+from meshd.store.engine.upload_mutations import drop_unowned_upload
+from meshd.store.index.index import UPLOAD_ID_LENGTH
+from meshd.store.index.tombstones import Tombstone
+from meshd.store.index.versions import TAIL
+from meshd.store.integrity.quarantine import release_from_quarantine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.store.engine.write_batch import WriteBatch
+    from meshd.store.index.index import Index
+    from meshd.store.index.ordered_table import OrderedTable, TableCursor
+
+
+_NOTHING = msgspec.Raw(b"\x80")
+_AFTER = b"\x01"  # behind a name: after all that the index keeps of it
+
+
+class HeldVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A version, named by id ("" for the null version) and stamp; `amended`: the stamp of its tags and ACL.
+    `broken`: its bytes here are damaged, and it is to be had elsewhere."""
+
+    version: str
+    stamp: int
+    size: int = 0
+    marker: bool = False
+    amended: int = 0
+    broken: bool = False
+
+
+class HeldPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of an upload in progress."""
+
+    number: int
+    stamp: int
+    size: int
+
+
+class HeldUpload(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A multipart upload in progress."""
+
+    upload_id: str
+    parts: tuple[HeldPart, ...] = ()
+
+
+class HeldName(msgspec.Struct, frozen=True, array_like=True):
+    """All that is held of one name (bucket, NUL, key); versions newest first."""
+
+    name: bytes
+    versions: tuple[HeldVersion, ...] = ()
+    uploads: tuple[HeldUpload, ...] = ()
+    graves: tuple[Tombstone, ...] = ()
+
+    @property
+    def bucket(self) -> str:
+        return self.name.partition(b"\0")[0].decode()
+
+    @property
+    def key(self) -> str:
+        return self.name.partition(b"\0")[2].decode()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all versions and parts."""
+        parts = sum(part.size for upload in self.uploads for part in upload.parts)
+        return parts + sum(version.size for version in self.versions)
+
+
+class InventoryPage(msgspec.Struct, frozen=True, array_like=True):
+    """`after` begins the next page; b"" after the last one. `since`: removals with a higher stamp are still
+    remembered (0 where nobody said)."""
+
+    names: tuple[HeldName, ...]
+    after: bytes = b""
+    since: int = 0
+
+
+class _Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Record, as far as it is the same on every node."""
+
+    size: int
+    etag: msgspec.Raw
+    stamp: int
+    modified: msgspec.Raw
+    extents: msgspec.Raw
+    headers: msgspec.Raw = _NOTHING
+    metadata: msgspec.Raw = _NOTHING
+    checksums: msgspec.Raw = _NOTHING
+    checksum_type: msgspec.Raw = _NOTHING
+    parts: msgspec.Raw = _NOTHING
+    owner: msgspec.Raw = _NOTHING
+    manifest: msgspec.Raw = _NOTHING
+    moves: int = 0
+    version: str = ""
+    marker: bool = False
+    tags: msgspec.Raw = _NOTHING
+    acl: msgspec.Raw = _NOTHING
+    amended: int = 0
+    broken: bool = False
+
+
+_outline = msgspec.msgpack.Decoder(_Outline).decode
+
+
+def _second_nul(key: bytes) -> bytes:
+    """The name in a grave's key."""
+    end = key.find(b"\0", key.index(b"\0") + 1)
+    return key if end < 0 else key[:end]
+
+
+class _Source:
+    """One table's walk, by names."""
+
+    def __init__(self, walk: TableCursor, name_of: Callable[[bytes], bytes]) -> None:
+        self._walk, self._name_of = walk, name_of
+        self.name = self._named()
+
+    def _named(self) -> bytes | None:
+        return None if self._walk.key is None else self._name_of(self._walk.key)
+
+    def take(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
+        """Goes past `name`; what was there goes into `found`."""
+        walk = self._walk
+        while self.name == name:
+            if found is not None:
+                assert walk.key is not None
+                found.append((walk.key, walk.value))
+            walk.next()
+            self.name = self._named()
+
+
+class _PageBuilder:
+    """The names of one page."""
+
+    def __init__(self, index: Index, txn: Any) -> None:
+        self._index, self._txn = index, txn
+
+    def held(self, name: bytes, sources: dict[str, _Source]) -> HeldName:
+        """All of one name; the sources move on."""
+        rows: dict[str, list[tuple[bytes, Any]]] = {kind: [] for kind in sources}
+        for kind, source in sources.items():
+            source.take(name, rows[kind])
+        return HeldName(
+            name,
+            tuple(self._version(raw) for _, raw in (*rows["objects"], *rows["older"])),
+            tuple(self._upload(key) for key, _ in rows["uploads"]),
+            tuple(
+                Tombstone(key[len(name) + 1 :].decode(), int.from_bytes(raw, "big"))
+                for key, raw in rows["graves"]
+            ),
+        )
+
+    @staticmethod
+    def _version(raw: Any) -> HeldVersion:
+        found = _outline(raw)
+        return HeldVersion(found.version, found.stamp, found.size, found.marker, found.amended, found.broken)
+
+    def _upload(self, key: bytes) -> HeldUpload:
+        upload_id = key[-UPLOAD_ID_LENGTH:].decode()
+        parts = self._index.parts_of(self._txn, upload_id)
+        return HeldUpload(upload_id, tuple(HeldPart(part.number, part.stamp, part.size) for part in parts))
+
+
+def read_inventory(
+    index: Index, wants: Callable[[bytes], bool], after: bytes, limit: int, looks: int
+) -> InventoryPage:
+    """The next names after `after` that `wants` takes: at most `limit` of them, out of at most `looks`.
+
+    Microseconds a name: for the event loop, `looks` should be a few hundred.
+    """
+    tables: dict[str, tuple[OrderedTable, Callable[[bytes], bytes]]] = {
+        "objects": (index.objects, lambda key: key),
+        "older": (index.versions.older, lambda key: key[:-TAIL]),
+        "uploads": (index.uploads, lambda key: key[: -UPLOAD_ID_LENGTH - 1]),
+        "graves": (index.graves, _second_nul),
+    }
+    start = after + _AFTER if after else b""
+    held: list[HeldName] = []
+    with index.reading() as txn, ExitStack() as stack:
+        sources = {
+            kind: _Source(stack.enter_context(table.walk(txn, start)), name_of)
+            for kind, (table, name_of) in tables.items()
+        }
+        taking, name = _PageBuilder(index, txn), after
+        everyone = tuple(sources.values())
+        for _ in range(looks):
+            names = [source.name for source in everyone if source.name is not None]
+            if not names:
+                return InventoryPage(tuple(held))
+            name = min(names)
+            if wants(name):
+                held.append(taking.held(name, sources))
+                if len(held) == limit:
+                    break
+            else:
+                for source in everyone:
+                    if source.name == name:
+                        source.take(name, None)
+    return InventoryPage(tuple(held), name)
+
+
+class DropUnowned(Mutation):
+    """Exactly these versions and uploads; how many were there."""
+
+    exclusive = True
+
+    def __init__(self, names: Sequence[HeldName]) -> None:
+        self.names = names
+
+    def apply(self, work: WriteBatch, txn: Any) -> int:
+        return sum(self._drop(work, txn, held) for held in self.names)
+
+    @staticmethod
+    def _drop(work: WriteBatch, txn: Any, held: HeldName) -> int:
+        versions, dropped = work.index.versions, 0
+        for told in held.versions:
+            record = versions.at(txn, held.name, told.stamp)
+            if record is not None and record.version == told.version:
+                work.release(used_extents(record))
+                versions.remove(txn, held.name, record)
+                release_from_quarantine(work.index, txn, held.name, record.stamp)
+                dropped += 1
+        for each in held.uploads:
+            upload = work.index.get_upload(txn, held.bucket, held.key, each.upload_id)
+            if upload is not None:
+                drop_unowned_upload(work, txn, upload)
+                dropped += 1
+        return dropped
+
+
+class RaiseWriteFence(Mutation):
+    """Nothing but its epoch: from now on no process of the node decides by an earlier map (`epochs`)."""
+
+    exclusive = True
+
+
+class RecordSyncedStamp(Mutation):
+    """Remembers up to which stamp this store has learnt of everything. A rebuilt index knows of none."""
+
+    exclusive = True
+
+    def __init__(self, stamp: int) -> None:
+        self.stamp = stamp
+
+    def apply(self, work: WriteBatch, txn: Any) -> None:
+        work.index.put_meta(txn, "standing", self.stamp)

@@ -1,0 +1,455 @@
+"""Mutations on a replica: changes that the primary has decided, entered at exactly their stamp.
+
+Law: the same as in `engine.mutations`, but stamps are the only condition: a null version holds until a
+higher stamp, a version with an id and an upload until their tombstone. Invariant: every order and every
+repetition ends in the same state, in the index as well as in one rebuilt from the data files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from awscrt import checksums
+
+from meshd.store.engine.member_header import Member, stamp_text
+from meshd.store.engine.mutations import Mutation, replace_version, used_extents, write_manifest
+from meshd.store.engine.upload_mutations import end_upload
+from meshd.store.errors import NoSuchUploadError, ReplicaLacksError
+from meshd.store.index.index import object_key
+from meshd.store.integrity.quarantine import release_from_quarantine
+from meshd.store.records import NULL
+from meshd.store.replica.changes import Applied
+from meshd.util import failpoints
+
+if TYPE_CHECKING:
+    from meshd.store.engine.mutations import Payload
+    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.index.index import Index
+    from meshd.store.records import Record, Upload, UploadedPart
+    from meshd.store.replica.changes import (
+        Amended,
+        Marked,
+        PartOf,
+        UploadBegun,
+        UploadCompleted,
+        UploadEnded,
+        VersionGone,
+    )
+
+VersionStatus = Literal["new", "known", "stale", "amended", "gone", "overtaken"]
+"""What a version that is told of is here: `known` as told, `stale` with older tags than told, `amended` with
+newer ones, removed for good (`gone`), or a null version under a newer one (`overtaken`)."""
+
+
+def version_status(work: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
+    """See Standing."""
+    return version_status_in(work.index, txn, name, record, work.graves(txn).of(txn, name, record.version))
+
+
+def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave: int) -> VersionStatus:
+    """See Standing; `grave` is the stamp of the deletion that is remembered of it."""
+    existing = index.versions.at(txn, name, record.stamp)
+    if existing is not None and existing.version == record.version:
+        if existing.amended == record.amended:
+            return "known"
+        return "stale" if existing.amended < record.amended else "amended"
+    if grave and (record.version or grave > record.stamp):
+        return "gone"
+    if record.version:
+        return "new"
+    null = index.versions.null(txn, name)
+    return "new" if null is None or null.stamp < record.stamp else "overtaken"
+
+
+def newest_stamp_of_name(work: WriteBatch, txn: Any, name: bytes) -> int:
+    """The highest stamp known of a name."""
+    newest = work.index.versions.newest(txn, name)
+    return max(newest.stamp if newest else 0, work.graves(txn).of(txn, name))
+
+
+def insert_version(work: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
+    """Enters a version that is `new` where its stamp belongs, and keeps the accounts."""
+    replaced = work.index.versions.insert(txn, name, record)
+    work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
+
+
+def repaired_record(existing: Record, told: Record) -> Record:
+    """What takes the place of a version in quarantine: a rebuild believes it rather than the damaged one."""
+    newer = existing if existing.amended > told.amended else told
+    return msgspec.structs.replace(
+        told, tags=newer.tags, acl=newer.acl, amended=newer.amended, moves=existing.moves + 1
+    )
+
+
+class ApplyVersion(Mutation):
+    """A version with its bytes; the result is an Applied, and the Standing it had. With `mend` it may take
+    the place of the same one in quarantine."""
+
+    grows = True
+
+    def __init__(
+        self, bucket: str, key: str, record: Record, payload: Payload, *, mend: bool = False
+    ) -> None:
+        self.bucket, self.key, self.record, self.payload = bucket, key, record, payload
+        self.weight = 0 if payload.own else payload.size
+        # a manifest without use would be believed by a rebuild, and so would the bytes of one that is mended
+        self.exclusive = bool(record.parts) or mend
+        self.placed: StagedMember | None = None
+        self.entered: Record | None = None
+        self.broken: Record | None = None
+        self.wanted, self.mend = True, mend
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        name = object_key(self.bucket, self.key)
+        self.wanted = version_status(work, txn, name, self.record) == "new"
+        existing = work.index.versions.at(txn, name, self.record.stamp) if self.mend else None
+        if existing is not None and existing.broken and existing.version == self.record.version:
+            self.broken, self.wanted = existing, True
+            self.record = repaired_record(existing, self.record)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        record, payload = self.record, self.payload
+        work.observe(record.stamp)
+        if not self.wanted:
+            return
+        if record.parts:
+            stamp = work.stamp()
+            member = Member(stamp_text(stamp), "part", self.bucket, self.key, payload.crc)
+            self.placed = payload.lay(work, member, stamp)
+            entered = msgspec.structs.replace(record, extents=(self.placed.extent,))
+            self.entered = write_manifest(work, self.bucket, self.key, entered)
+        else:
+            self.placed = payload.lay(work, self._member(), record.stamp)
+            self.entered = msgspec.structs.replace(record, extents=(self.placed.extent,))
+        failpoints.hit("store.replica.placed")
+
+    def _member(self) -> Member:
+        record = self.record
+        return Member(
+            stamp_text(record.stamp),
+            "object",
+            self.bucket,
+            self.key,
+            self.payload.crc,
+            record.etag,
+            record.modified,
+            record.headers,
+            record.metadata,
+            record.checksums,
+            record.checksum_type,
+            record.owner,
+            version=record.version,
+            tags=record.tags,
+            acl=record.acl,
+            amended=record.amended,
+            moves=record.moves,
+        )
+
+    def apply(self, work: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
+        name = object_key(self.bucket, self.key)
+        if self.broken is not None and self.entered is not None:
+            replace_version(work, txn, name, self.entered, self.broken)
+            release_from_quarantine(work.index, txn, name, self.entered.stamp)
+            return Applied(newest_stamp_of_name(work, txn, name), True), "new"
+        found = version_status(work, txn, name, self.record)
+        if found == "new" and self.entered is not None:
+            insert_version(work, txn, name, self.entered)
+            return Applied(newest_stamp_of_name(work, txn, name), True), found
+        if self.placed is not None:
+            work.void(self.placed)
+        return Applied(newest_stamp_of_name(work, txn, name), False), found
+
+
+class ApplyDeleteMarker(Mutation):
+    """A delete marker."""
+
+    exclusive = True
+
+    def __init__(self, change: Marked) -> None:
+        self.bucket, self.key, self.record = change.bucket, change.key, change.record
+        self.entered: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        if version_status(work, txn, object_key(self.bucket, self.key), self.record) == "new":
+            self.entered = self.record
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        work.observe(self.record.stamp)
+        if self.entered is None:
+            return
+        record = self.record
+        member = Member(
+            stamp_text(record.stamp),
+            "marker",
+            self.bucket,
+            self.key,
+            modified=record.modified,
+            version=record.version,
+        )
+        placed = work.append(member, record.stamp, (), 0)
+        self.entered = msgspec.structs.replace(record, extents=(placed.extent,))
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        name = object_key(self.bucket, self.key)
+        if self.entered is not None:
+            insert_version(work, txn, name, self.entered)
+        return Applied(newest_stamp_of_name(work, txn, name), self.entered is not None)
+
+
+class ApplyTagsAndAcl(Mutation):
+    """Tags and ACL of a version. Raises ReplicaLacksError when the version is not here."""
+
+    exclusive = True
+    grows = True
+
+    def __init__(self, change: Amended) -> None:
+        self.bucket, self.key, self.told = change.bucket, change.key, change.record
+        self.existing: Record | None = None
+        self.record: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        name = object_key(self.bucket, self.key)
+        found = version_status(work, txn, name, self.told)
+        if found == "new":
+            raise ReplicaLacksError("the version whose tags or ACL changed is not here; send it whole")
+        if found == "stale":
+            self.existing = work.index.versions.at(txn, name, self.told.stamp)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        existing, told = self.existing, self.told
+        work.observe(told.amended)
+        if existing is None:
+            return
+        amended = msgspec.structs.replace(
+            existing,
+            tags=told.tags,
+            acl=told.acl,
+            manifest=None,
+            moves=existing.moves + 1,
+            amended=told.amended,
+        )
+        work.stamp()  # the revision rises
+        self.record = write_manifest(work, self.bucket, self.key, amended)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        name = object_key(self.bucket, self.key)
+        if self.record is not None and self.existing is not None:
+            replace_version(work, txn, name, self.record, self.existing)
+        return Applied(newest_stamp_of_name(work, txn, name), self.record is not None)
+
+
+class ApplyRemoval(Mutation):
+    """A version that was removed for good, or the null versions below a stamp."""
+
+    exclusive = True
+
+    def __init__(self, change: VersionGone) -> None:
+        self.bucket, self.key, self.version, self.stamp = (
+            change.bucket,
+            change.key,
+            change.version,
+            change.stamp,
+        )
+        self.wanted = True
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        known = work.graves(txn).of(txn, object_key(self.bucket, self.key), self.version)
+        self.wanted = known < self.stamp if not self.version else not known
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        work.observe(self.stamp)
+        if self.wanted:
+            member = Member(
+                stamp_text(self.stamp),
+                "deleted",
+                self.bucket,
+                self.key,
+                modified=work.clock.now_ms(),
+                version=self.version,
+            )
+            work.append(member, self.stamp, (), 0)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        name = object_key(self.bucket, self.key)
+        if self.wanted:
+            existing = work.index.versions.find(txn, name, self.version or NULL)
+            if existing is not None and (existing.version or existing.stamp < self.stamp):
+                work.release(used_extents(existing))
+                work.index.versions.remove(txn, name, existing)
+            work.graves(txn).bury(txn, name, self.stamp, self.version)
+        return Applied(newest_stamp_of_name(work, txn, name), self.wanted)
+
+
+def _upload_tombstone(work: WriteBatch, txn: Any, upload: Upload) -> int:
+    return work.graves(txn).of(txn, object_key(upload.bucket, upload.key), upload.upload_id)
+
+
+class ApplyUpload(Mutation):
+    """A multipart upload in progress. Nothing happens when it is known, or has ended."""
+
+    exclusive = True
+    grows = True
+
+    def __init__(self, change: UploadBegun) -> None:
+        self.upload = change.upload
+        self.wanted = True
+        self.placed: StagedMember | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        upload = self.upload
+        known = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+        self.wanted = known is None and not _upload_tombstone(work, txn, upload)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        upload = self.upload
+        work.observe(upload.stamp)
+        if self.wanted:
+            body = msgspec.json.encode(upload)
+            member = Member(
+                stamp_text(upload.stamp),
+                "upload",
+                upload.bucket,
+                upload.key,
+                checksums.crc32c(body),
+                upload=upload.upload_id,
+            )
+            self.placed = work.append(member, upload.stamp, (body,), len(body))
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        if self.placed is not None:
+            work.adopt((self.placed.extent,))
+            work.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.placed.extent))
+        return Applied(0, self.wanted)
+
+
+class ApplyPart(Mutation):
+    """A part of an upload, at its stamp. Raises NoSuchUploadError."""
+
+    grows = True
+
+    def __init__(self, about: PartOf, payload: Payload) -> None:
+        self.upload, self.part, self.payload = about.upload, about.part, payload
+        self.weight = 0 if payload.own else payload.size
+        self.placed: StagedMember | None = None
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        part, upload = self.part, self.upload
+        work.observe(part.stamp)
+        member = Member(
+            stamp_text(part.stamp),
+            "part",
+            upload.bucket,
+            upload.key,
+            self.payload.crc,
+            part.etag,
+            part.modified,
+            checksums=part.checksums,
+            upload=upload.upload_id,
+            part=part.number,
+        )
+        self.placed = self.payload.lay(work, member, part.stamp)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        placed, upload, part = self.placed, self.upload, self.part
+        assert placed is not None
+        if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
+            work.waste(placed)
+            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
+        existing = work.index.get_part(txn, upload.upload_id, part.number)
+        if existing is not None and existing.stamp >= part.stamp:
+            work.waste(placed)
+            return Applied(existing.stamp, False)
+        if existing is not None:
+            work.release(existing.extents)
+        work.adopt((placed.extent,))
+        work.index.put_part(
+            txn, upload.upload_id, msgspec.structs.replace(part, extents=(placed.extent,), moves=0)
+        )
+        return Applied(part.stamp, True)
+
+
+class ApplyAbort(Mutation):
+    """An upload that was aborted."""
+
+    exclusive = True
+
+    def __init__(self, change: UploadEnded) -> None:
+        self.change = change
+        self.wanted = True
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        change = self.change
+        name = object_key(change.bucket, change.key)
+        self.wanted = not work.graves(txn).of(txn, name, change.upload_id)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        change = self.change
+        work.observe(change.stamp)
+        if self.wanted:
+            _end(work, change.bucket, change.key, change.upload_id, change.stamp)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        change = self.change
+        if self.wanted:
+            _forget(work, txn, change.bucket, change.key, change.upload_id, change.stamp)
+        return Applied(0, self.wanted)
+
+
+def _end(work: WriteBatch, bucket: str, key: str, upload_id: str, stamp: int) -> None:
+    work.append(Member(stamp_text(stamp), "aborted", bucket, key, upload=upload_id), stamp, (), 0)
+
+
+def _forget(work: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, stamp: int) -> None:
+    """Takes an upload out of the index, if it is there, and remembers that it ended."""
+    upload = work.index.get_upload(txn, bucket, key, upload_id)
+    if upload is not None:
+        end_upload(work, txn, upload, stamp)
+    else:
+        work.graves(txn).bury(txn, object_key(bucket, key), stamp, upload_id)
+
+
+class ApplyCompletion(Mutation):
+    """An upload that became an object. Raises ReplicaLacksError when parts of it are not here."""
+
+    exclusive = True
+    grows = True
+
+    def __init__(self, change: UploadCompleted) -> None:
+        self.change = change
+        self.standing: VersionStatus = "new"
+        self.ended = False
+        self.parts: list[UploadedPart] = []
+        self.record: Record | None = None
+
+    def judge(self, work: WriteBatch, txn: Any) -> None:
+        change = self.change
+        name = object_key(change.bucket, change.key)
+        self.ended = work.graves(txn).of(txn, name, change.upload_id) > 0
+        self.standing = version_status(work, txn, name, change.record)
+        if self.standing != "new":
+            return
+        for chosen in change.parts:
+            part = work.index.get_part(txn, change.upload_id, chosen.number)
+            if part is None or (part.stamp, part.etag) != (chosen.stamp, chosen.etag):
+                raise ReplicaLacksError("parts of the completed upload are not here; send the object whole")
+            self.parts.append(part)
+
+    def place(self, work: WriteBatch, txn: Any | None) -> None:
+        change = self.change
+        work.observe(change.record.stamp)
+        if self.standing == "new":
+            extents = tuple(extent for part in self.parts for extent in part.extents)
+            record = msgspec.structs.replace(change.record, extents=extents)
+            self.record = write_manifest(work, change.bucket, change.key, record, change.upload_id)
+        elif not self.ended:
+            _end(work, change.bucket, change.key, change.upload_id, change.record.stamp)
+
+    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+        change = self.change
+        name = object_key(change.bucket, change.key)
+        if self.record is not None:
+            insert_version(work, txn, name, self.record)
+        if self.record is not None or not self.ended:
+            _forget(work, txn, change.bucket, change.key, change.upload_id, change.record.stamp)
+        return Applied(newest_stamp_of_name(work, txn, name), self.record is not None)

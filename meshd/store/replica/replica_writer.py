@@ -1,0 +1,150 @@
+"""Replica writer: stores the bytes of a version or part that the primary has committed, at its stamp.
+
+Law: the same as for the object writer. Applying a known version or part again changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.engine.writer import DiskObjectWriter
+from meshd.store.errors import SizeMismatchError
+from meshd.store.index.index import object_key
+from meshd.store.index.tombstones import Tombstones
+from meshd.store.replica.changes import (
+    Amended,
+    Applied,
+    Marked,
+    UploadBegun,
+    UploadCompleted,
+    UploadEnded,
+    VersionGone,
+    upload_without_local_fields,
+    without_local_fields,
+)
+from meshd.store.replica.replica_mutations import (
+    ApplyAbort,
+    ApplyCompletion,
+    ApplyDeleteMarker,
+    ApplyPart,
+    ApplyRemoval,
+    ApplyTagsAndAcl,
+    ApplyUpload,
+    ApplyVersion,
+    version_status_in,
+)
+
+if TYPE_CHECKING:
+    from meshd.store.engine.mutations import Mutation, Payload
+    from meshd.store.engine.writer import WriterContext
+    from meshd.store.index.index import Index
+    from meshd.store.records import Record
+    from meshd.store.replica.changes import Change, PartOf
+    from meshd.store.replica.replica_mutations import VersionStatus
+
+
+class DiskReplicaWriter(DiskObjectWriter):
+    """See ReplicaWriter."""
+
+    def __init__(self, shop: WriterContext, index: Index, bucket: str, key: str, size: int | None) -> None:
+        super().__init__(shop, bucket, key, size)
+        self._index = index
+
+    async def settle(self) -> None:
+        self._expect_open()
+        await self._all()
+
+    async def _all(self) -> Payload:
+        try:
+            return await super()._all()
+        except BaseException:
+            await self.abort()
+            raise
+
+    async def commit_as(self, record: Record, part: PartOf | None = None) -> Applied:
+        self._expect_open()
+        if self._total != record.size or (part is not None and self._total != part.part.size):
+            raise SizeMismatchError(f"{self._total} bytes of {record.size} were written")
+        if part is not None:
+            return await self._commit_part(part)
+        record = without_local_fields(record)
+        found, grave, newest, mend = self._look(record)
+        if found not in ("new", "stale") and not mend:
+            await self.abort()
+            return Applied(max(newest, grave), False)
+        if found == "new" or mend:
+            applied: Applied
+            applied, found = await self._enter(
+                ApplyVersion(self._bucket, self._key, record, await self._all(), mend=mend)
+            )
+            if found != "stale":
+                return applied
+        else:
+            await self.abort()
+        change = Amended(self._bucket, self._key, record)
+        amended: Applied = await asyncio.shield(self._shop.committer.submit(ApplyTagsAndAcl(change)))
+        return amended
+
+    async def _commit_part(self, part: PartOf) -> Applied:
+        begun = UploadBegun(upload_without_local_fields(part.upload))
+        with self._index.reading() as txn:
+            known = self._index.get_upload(txn, self._bucket, self._key, part.upload.upload_id)
+        if known is None:
+            await asyncio.shield(self._shop.committer.submit(ApplyUpload(begun)))
+        applied: Applied = await self._enter(ApplyPart(part, await self._all()))
+        return applied
+
+    async def _enter(self, intent: Mutation) -> Any:
+        """As the end of `StoredWriter.commit`; a file that was not needed goes."""
+        try:
+            future = self._shop.committer.submit(intent)
+        except BaseException:
+            await self.abort()
+            raise
+        self._finish("committing")
+        future.add_done_callback(self._taken)
+        return await asyncio.shield(future)
+
+    def _taken(self, future: asyncio.Future[Any]) -> None:
+        self._committed(future)
+        if self._own is not None:
+            self._own.discard_draft()
+
+    def _look(self, record: Record) -> tuple[VersionStatus, int, int, bool]:
+        """Where the version stands, the stamp of its grave, and of the newest that there is; whether it is in
+        quarantine here."""
+        name = object_key(self._bucket, self._key)
+        with self._index.reading() as txn:
+            graves = Tombstones(self._index, txn)
+            grave = graves.of(txn, name, record.version)
+            newest = self._index.versions.newest(txn, name)
+            null_grave = graves.of(txn, name) if record.version else grave
+            return (
+                version_status_in(self._index, txn, name, record, grave),
+                null_grave,
+                newest.stamp if newest is not None else 0,
+                self._broken(txn, name, record),
+            )
+
+    def _broken(self, txn: Any, name: bytes, record: Record) -> bool:
+        existing = self._index.versions.at(txn, name, record.stamp)
+        return existing is not None and existing.broken and existing.version == record.version
+
+
+def mutation_for(change: Change) -> Mutation:
+    """What the committer has to do for a change."""
+    if isinstance(change, Marked):
+        return ApplyDeleteMarker(msgspec.structs.replace(change, record=without_local_fields(change.record)))
+    if isinstance(change, Amended):
+        return ApplyTagsAndAcl(change)
+    if isinstance(change, VersionGone):
+        return ApplyRemoval(change)
+    if isinstance(change, UploadBegun):
+        return ApplyUpload(UploadBegun(upload_without_local_fields(change.upload)))
+    if isinstance(change, UploadEnded):
+        return ApplyAbort(change)
+    assert isinstance(change, UploadCompleted)
+    return ApplyCompletion(msgspec.structs.replace(change, record=without_local_fields(change.record)))

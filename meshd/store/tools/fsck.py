@@ -1,0 +1,230 @@
+"""fsck: checks every index record against its bytes and every data file against the index.
+
+Law: read only, with the data directory locked exclusively. Each problem names the object concerned;
+leftover files do not count as damage.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meshd.store.disks.data_dir_guards import DataDirLock
+from meshd.store.disks.startup_recovery import open_disks
+from meshd.store.engine.file_scan import DataFileScan
+from meshd.store.engine.mutations import used_extents
+from meshd.store.errors import FormatError
+from meshd.store.index.index import Index
+from meshd.store.integrity.quarantine import all_quarantined
+from meshd.store.records import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.config import StoreSettings
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.file_scan import Progress
+    from meshd.store.records import DataFile
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`kind`: missing, damaged, quarantined (known damage, not served), mismatch, account, header. `name`:
+    bucket/key where known."""
+
+    kind: str
+    path: str
+    name: str
+    detail: str
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What was looked at, what is wrong, and what the next start will clear away."""
+
+    objects: int = 0
+    versions: int = 0
+    files: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+
+class _Claims:
+    """The extents that the index uses in each file: three numbers each, packed."""
+
+    def __init__(self) -> None:
+        self._by_file: dict[int, array[int]] = {}
+
+    def add(self, extent: Extent) -> None:
+        self._by_file.setdefault(extent.file, array("Q")).extend(
+            (extent.offset, extent.length, extent.crc32c)
+        )
+
+    def of(self, disk: int, file: int) -> Iterator[Extent]:
+        packed = self._by_file.get(file, array("Q"))
+        for at in range(0, len(packed), 3):
+            yield Extent(disk, file, *packed[at : at + 3])
+
+    def files(self) -> set[int]:
+        return set(self._by_file)
+
+
+class Checker:
+    """Compares an index with its data files."""
+
+    def __init__(self, index: Index, disks: Disks, progress: Progress) -> None:
+        self._index, self._disks, self._progress = index, disks, progress
+        self.report = CheckReport()
+        self._confined: set[Extent] = set()
+
+    def run(self) -> CheckReport:
+        with self._index.reading() as txn:
+            self._quarantine(txn)
+            claims = self._claims(txn)
+            self._order(txn)
+            known = dict(self._index.all_files(txn))
+            total, done = sum(info.end for info in known.values()), 0
+            for file, info in known.items():
+                if info.disk in self._disks.lost:
+                    continue  # what was there is in quarantine
+                self._file(txn, file, info, list(claims.of(info.disk, file)))
+                done += info.end
+                self._progress(done, total)
+            for file in claims.files() - set(known):
+                self._tell(
+                    "missing", f"file {file:012x}", "", "records use a file that the index does not list"
+                )
+        self._leftovers(known)
+        return self.report
+
+    def _tell(self, kind: str, path: str, name: str, detail: str) -> None:
+        self.report.problems.append(Problem(kind, path, name, detail))
+
+    def _quarantine(self, txn: Any) -> None:
+        """What is known to be damaged, and that records and table say the same of it."""
+        confined = {(name, stamp): about for name, stamp, about in all_quarantined(self._index, txn)}
+        for (name, stamp), about in confined.items():
+            record = self._index.versions.at(txn, name, stamp)
+            if record is None or not record.broken:
+                continue  # it was replaced or removed: forgotten at the next look
+            self._confined.update(about.extents)
+            size = sum(extent.length for extent in about.extents)
+            self._tell("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
+        for name, record in self._index.all_records(txn):
+            if record.broken and (name, record.stamp) not in confined:
+                self._tell("mismatch", "", _named(name), "it is in quarantine, and nothing says why")
+
+    def _claims(self, txn: Any) -> _Claims:
+        claims = _Claims()
+        for name, record in self._index.all_records(txn):
+            if sum(extent.length for extent in record.extents) != record.size:
+                self._tell("mismatch", "", _named(name), f"a record of {record.size} bytes has other extents")
+            for extent in used_extents(record):
+                claims.add(extent)
+        for _, upload in self._index.all_uploads(txn):
+            if upload.place is not None:
+                claims.add(upload.place)
+        for _, part in self._index.all_parts(txn):
+            for extent in part.extents:
+                claims.add(extent)
+        return claims
+
+    def _file(self, txn: Any, file: int, info: DataFile, claims: list[Extent]) -> None:
+        path = self._disks.path(info.disk, file)
+        self.report.files += 1
+        try:
+            with DataFileScan(info.disk, file, path) as survey:
+                self._headers(txn, survey, info, claims)
+        except FileNotFoundError:
+            self._tell("missing", path, "", f"the file is gone, and {len(claims)} extents with it")
+        except OSError as error:
+            self._tell("damaged", path, "", f"the device cannot read it: {error.strerror}")
+        live = sum(extent.length for extent in claims)
+        if (live, len(claims)) != (info.live, info.refs):
+            detail = f"accounted {info.live} bytes in {info.refs} uses, found {live} in {len(claims)}"
+            self._tell("account", path, "", detail)
+
+    def _headers(self, txn: Any, survey: DataFileScan, info: DataFile, claims: list[Extent]) -> None:
+        """Every claimed extent is a member of the tar with the same checksum, and its bytes match."""
+        unseen = {(extent.offset, extent.length, extent.crc32c) for extent in claims}
+        for found in survey.members(info.end if info.kind == "segment" else None):
+            place = (found.extent.offset, found.extent.length, found.extent.crc32c)
+            if place not in unseen:
+                continue
+            unseen.discard(place)
+            self._bytes(survey, found.extent, f"{found.member.bucket}/{found.member.key}")
+        for damage in survey.damage:
+            self._tell("header", survey.path, "", damage)
+        for offset, length, crc in unseen:
+            extent = Extent(survey.disk, survey.file, offset, length, crc)
+            name = self._owner(txn, extent)
+            self._tell("header", survey.path, name, f"no tar member says what lies at {offset}")
+            self._bytes(survey, extent, name)
+
+    def _bytes(self, survey: DataFileScan, extent: Extent, name: str) -> None:
+        self.report.bytes += extent.length
+        if extent in self._confined:
+            return  # told already
+        if not survey.intact(extent):
+            detail = f"{extent.length} bytes at {extent.offset} do not match their checksum"
+            self._tell("damaged", survey.path, name, detail)
+
+    def _owner(self, txn: Any, extent: Extent) -> str:
+        """Who uses an extent: a search through the index, for damaged files only."""
+        for name, record in self._index.all_records(txn):
+            if extent in used_extents(record):
+                return _named(name)
+        return ""
+
+    def _order(self, txn: Any) -> None:
+        """The newest version is the current one, unless it is a marker; and `nulls` is right."""
+        versions, last, nulls = self._index.versions, b"", 0
+        self.report.objects, self.report.versions = versions.objects.count(txn), versions.older.count(txn)
+        for name, record in versions.all_older(txn):
+            if not record.version:
+                nulls += 1
+                if versions.null(txn, name) != record:
+                    self._tell("mismatch", "", _named(name), "its null version is not where the index says")
+            if name == last:
+                continue
+            last, current = name, versions.current(txn, name)
+            if not record.marker if current is None else record.stamp >= current.stamp:
+                self._tell("mismatch", "", _named(name), "its newest version is not the current one")
+        if nulls != versions.nulls.count(txn):
+            self._tell("mismatch", "", "", "the index lists null versions that are not there")
+
+    def _leftovers(self, known: dict[int, DataFile]) -> None:
+        for disk, file, path in self._disks.files():
+            if file not in known or known[file].disk != disk:
+                self.report.leftovers.append(path)
+        self.report.leftovers += [entry.path for entry in self._disks.drafts()]
+
+
+def _named(name: bytes) -> str:
+    """bucket/key."""
+    return name.decode().replace("\0", "/", 1)
+
+
+def check_store(settings: StoreSettings, progress: Progress = lambda done, total: None) -> CheckReport:
+    """Looks at everything, reads every byte in use; `progress(done, total)` in bytes.
+
+    Raises StoreInUseError, FormatError.
+    """
+    if not settings.data_dir.is_dir():
+        raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
+    with DataDirLock.alone(settings.data_dir):
+        if not (settings.index_dir / "data.mdb").exists():
+            raise FormatError(
+                f"no index at {settings.index_dir}; give --index-dir, or run meshd fsck --rebuild"
+            )
+        index = Index.open(settings)
+        try:
+            return Checker(index, open_disks(index, settings), progress).run()
+        finally:
+            index.close()

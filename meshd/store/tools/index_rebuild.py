@@ -1,0 +1,478 @@
+"""Index rebuild: creates a new index from the data files alone.
+
+Law: never writes to a data file. The new index is built beside the old one and replaces it by one
+rename. Memory does not grow with the number of keys.
+Invariant: the result does not depend on the order of the files. The highest stamp wins among a key's
+null versions; a deletion of them holds until a higher stamp, that of a version with an id holds for
+good; data that nothing refers to is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from meshd.store.disks.data_dir_guards import DataDirLock
+from meshd.store.disks.layout import FORMAT, Disks, read_marker, sync_directory
+from meshd.store.engine.file_scan import DataFileScan, is_large_object_file
+from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
+from meshd.store.engine.mutations import used_extents
+from meshd.store.errors import FormatError
+from meshd.store.index.index import Index, object_key
+from meshd.store.index.ordered_table import OrderedTable
+from meshd.store.index.tombstones import Tombstones
+from meshd.store.index.versions import TAIL, decode, older_version_key
+from meshd.store.records import DataFile, Record, Upload, UploadedPart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from meshd.config import StoreSettings
+    from meshd.store.engine.file_scan import Progress, ScannedMember
+    from meshd.store.engine.member_header import Member
+    from meshd.store.records import Extent
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_BATCH = 10_000
+
+
+class RebuiltVersions:
+    """Every method but `drop_scratch` may be called in any transaction of the rebuild."""
+
+    def __init__(self, index: Index) -> None:
+        self._versions = index.versions
+        self._voided = OrderedTable(index.env.open_db(b"voided"))
+        self._gone = OrderedTable(index.env.open_db(b"gone"))
+
+    def enter(self, txn: Any, name: bytes, record: Record) -> None:
+        """A member says that there is this version."""
+        if record.version:
+            table, place = self._versions.older, older_version_key(name, record.stamp)
+            gone = self._gone.get(txn, place) is not None
+        else:
+            table, place = self._versions.objects, name
+            voided = self._voided.get(txn, name)
+            gone = voided is not None and int.from_bytes(voided, "big") > record.stamp
+        if gone:
+            return
+        existing = table.get(txn, place)
+        if existing is None or _rank(decode(existing)) < _rank(record):
+            table.put(txn, place, _encode(record))
+
+    def remove(self, txn: Any, name: bytes, version: str, stamp: int) -> None:
+        """A member says that this version was removed, or all null ones that are older than `stamp`."""
+        if version:
+            place = older_version_key(name, stamp_of_version_id(version) or 0)
+            self._gone.put(txn, place, b"")
+            self._versions.older.delete(txn, place)
+            return
+        voided = self._voided.get(txn, name)
+        if voided is None or int.from_bytes(voided, "big") < stamp:
+            self._voided.put(txn, name, stamp.to_bytes(16, "big"))
+        existing = self._versions.current(txn, name)
+        if existing is not None and existing.stamp < stamp:
+            self._versions.objects.delete(txn, name)
+
+    def drop(self, txn: Any, name: bytes, record: Record) -> None:
+        """Leaves out a version that was entered."""
+        if record.version:
+            self._versions.older.delete(txn, older_version_key(name, record.stamp))
+        else:
+            self._versions.objects.delete(txn, name)
+
+    def arrange(self, txn: Any) -> None:
+        """Each key's newest version becomes the current one, its null version an older one if it is older."""
+        versions = self._versions
+        for batch in _batches(versions.objects, txn):
+            for name, raw in batch:
+                record = decode(raw)
+                if record.marker:
+                    versions.objects.delete(txn, name)
+                    versions.keep(txn, name, record)
+        for batch in _batches(versions.older, txn):
+            for name in dict.fromkeys(key[:-TAIL] for key, _ in batch):
+                self._raise(txn, name)
+
+    def _raise(self, txn: Any, name: bytes) -> None:
+        versions = self._versions
+        current, older = versions.current(txn, name), next(versions.older_of(txn, name), None)
+        if older is None or (current is not None and current.stamp > older.stamp):
+            return
+        if current is not None:
+            versions.objects.delete(txn, name)
+            versions.keep(txn, name, current)
+        versions.raise_newest(txn, name)
+
+    def drop_scratch(self, txn: Any) -> None:
+        """The last call: what was remembered of removals goes."""
+        for table in (self._voided, self._gone):
+            txn.drop(table.db)
+
+
+def _rank(record: Record) -> tuple[int, int, bool]:
+    """Highest holds: the stamp, then how often it was written again with the same stamp. Compaction may have
+    left a copy that was overtaken by a manifest with new tags."""
+    return record.stamp, record.moves, record.manifest is not None
+
+
+def _batches(table: OrderedTable, txn: Any) -> Iterator[list[tuple[bytes, bytes]]]:
+    """All pairs of a table that may be changed meanwhile, up to where it was read."""
+    start = b""
+    while batch := [(key, bytes(raw)) for key, raw in islice(table.items(txn, start), _BATCH)]:
+        yield batch
+        start = batch[-1][0] + b"\0"
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What came back, and what could not be read; `versions`: older ones and delete markers."""
+
+    objects: int = 0
+    versions: int = 0
+    uploads: int = 0
+    files: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Account:
+    disk: int
+    kind: str = "segment"
+    state: str = "sealed"
+    end: int = 0
+    payload: int = 0
+    live: int = 0
+    refs: int = 0
+    tombs: int = 0
+    members: int = 0
+    damaged: bool = False
+    stamps: list[int] = field(default_factory=list)
+
+
+class IndexRebuilder:
+    """Gathers members into a fresh index, at first all null versions among the current ones.
+
+    Memory: one account a data file.
+    """
+
+    def __init__(self, index: Index, tombstone_seconds: float = 0.0) -> None:
+        self.index, self._tombstone_seconds = index, tombstone_seconds
+        self.report = RebuildReport()
+        self._accounts: dict[int, _Account] = {}
+        self._doubtful = False
+        self._versions = RebuiltVersions(index)
+        self._ended = index.env.open_db(b"ended")
+
+    def take_file(self, disk: int, file: int, path: str) -> None:
+        """Enters all members of one data file."""
+        account = self._accounts[file] = _Account(disk)
+        with DataFileScan(disk, file, path) as survey, self.index.writing() as txn:
+            first, count, graves = None, 0, Tombstones(self.index, txn, keep=self._tombstone_seconds > 0)
+            try:
+                for found in self._trusted(survey):
+                    first, count = first or found, count + 1
+                    self._count(account, found)
+                    self._take(txn, survey, found)
+                    if self._tombstone_seconds and cancels_others(found.member):
+                        self._bury(txn, graves, found.member)
+            except OSError as error:  # what was read before counts
+                account.state, self._doubtful = "lost", True
+                told = f"{path}: the device cannot read it: {error.strerror}; what lies behind is lost"
+                self.report.problems.append(told)
+            graves.settle(txn)
+            for damage in survey.damage:
+                self._tell_lost(account, f"{path}: {damage}")
+        if first is not None and is_large_object_file(first, count):
+            account.kind, account.end = "own", first.extent.offset + first.extent.length
+        self.report.files += 1
+
+    def _tell_lost(self, account: _Account, told: str) -> None:
+        self.report.problems.append(f"{told}; what it was is lost")
+        account.damaged = self._doubtful = True
+
+    def _damaged(self, survey: DataFileScan, found: ScannedMember, how: str) -> None:
+        member = found.member
+        told = (
+            f"{survey.path}: the {member.kind} of {member.bucket}/{member.key} at byte {found.extent.offset}"
+        )
+        self._tell_lost(self._accounts[survey.file], f"{told} {how}")
+
+    @staticmethod
+    def _count(account: _Account, found: ScannedMember) -> None:
+        account.payload += found.extent.length
+        account.tombs += cancels_others(found.member)
+        account.members += found.member.kind not in ("deleted", "aborted")
+        account.stamps = _span(account.stamps, int(found.member.stamp))
+        account.end = found.next
+
+    def _trusted(self, survey: DataFileScan) -> Iterable[ScannedMember]:
+        """The members; without the end mark a crash may have torn the last ones: their bytes are checked."""
+        for _ in survey.members():
+            pass
+        torn = not survey.ended
+        for found in survey.members():
+            if not torn or survey.intact(found.extent):
+                yield found
+            else:
+                self._damaged(survey, found, "was being written when the node ended, or is damaged")
+
+    def _take(self, txn: Any, survey: DataFileScan, found: ScannedMember) -> None:
+        member = found.member
+        stamp = int(member.stamp)
+        name = object_key(member.bucket, member.key)
+        if member.kind in ("object", "marker"):
+            self._versions.enter(txn, name, _record(found))
+        elif member.kind == "manifest":
+            record = self._document(survey, found, Record)
+            if record is not None:
+                record = msgspec.structs.replace(record, stamp=stamp, manifest=found.extent)
+                self._versions.enter(txn, name, record)
+            if member.upload:
+                txn.put(member.upload.encode(), b"", db=self._ended)
+        elif member.kind == "deleted":
+            self._versions.remove(txn, name, member.version, stamp)
+        elif member.kind == "upload":
+            upload = self._document(survey, found, Upload)
+            if upload is not None:
+                self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
+        elif member.kind == "aborted":
+            txn.put(member.upload.encode(), b"", db=self._ended)
+        elif member.kind == "part" and member.upload:
+            self._part(txn, found, stamp)
+
+    def _document(self, survey: DataFileScan, found: ScannedMember, kind: type[_T]) -> _T | None:
+        """What a member's bytes say; None where they are damaged, which is told."""
+        if survey.intact(found.extent):
+            return msgspec.json.decode(survey.read(found.extent), type=kind)
+        self._damaged(survey, found, "is damaged")
+        return None
+
+    @staticmethod
+    def _bury(txn: Any, graves: Tombstones, member: Member) -> None:
+        name = object_key(member.bucket, member.key)
+        graves.bury(txn, name, int(member.stamp), member.upload or member.version)
+
+    def _upload(self, txn: Any, upload: Upload) -> None:
+        existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+        if existing is None or existing.moves < upload.moves:
+            self.index.put_upload(txn, upload)
+
+    def _part(self, txn: Any, found: ScannedMember, stamp: int) -> None:
+        member, extent = found.member, found.extent
+        existing = self.index.get_part(txn, member.upload, member.part)
+        if existing is None or (existing.stamp, existing.moves) < (stamp, member.moves):
+            part = UploadedPart(
+                member.part,
+                extent.length,
+                member.etag,
+                member.checksums,
+                member.modified,
+                (extent,),
+                stamp,
+                member.moves,
+            )
+            self.index.put_part(txn, member.upload, part)
+
+    # after all files ------------------------------------------------------------------------------------
+
+    def finish(self, store: str, disks: dict[int, Path]) -> None:
+        """Drops what ended, settles the accounts, and says what the index is."""
+        with self.index.writing() as txn:
+            self._drop_ended(txn)
+            self._drop_lost(txn)
+            self._versions.arrange(txn)
+            for extent in self._used(txn):
+                account = self._accounts[extent.file]
+                account.live += extent.length
+                account.refs += 1
+            self._write_accounts(txn)
+            for name, value in self._facts(store, disks).items():
+                self.index.put_meta(txn, name, value)
+            self._versions.drop_scratch(txn)
+            txn.drop(self._ended)
+            if self._tombstone_seconds:
+                graves = Tombstones(self.index, txn, keep=True)
+                newest = self.index.get_meta("last_stamp", txn)
+                graves.incomplete(newest - round(self._tombstone_seconds * 1e9))
+                graves.settle(txn)
+            self.report.objects = self.index.objects.count(txn)
+            self.report.versions = self.index.versions.older.count(txn)
+            self.report.uploads = self.index.uploads.count(txn)
+
+    def _facts(self, store: str, disks: dict[int, Path]) -> dict[str, Any]:
+        stamps = [account.stamps[-1] for account in self._accounts.values() if account.stamps]
+        return {
+            "format": FORMAT,
+            "store": store,
+            "disks": {number: str(root) for number, root in disks.items()},
+            "next_file": max(self._accounts, default=0) + 1,
+            "last_stamp": max(stamps, default=0),
+        }
+
+    def _drop_ended(self, txn: Any) -> None:
+        uploads = [upload for _, upload in self.index.all_uploads(txn)]
+        running = set()
+        for upload in uploads:
+            if txn.get(upload.upload_id.encode(), db=self._ended) is None:
+                running.add(upload.upload_id)
+            else:
+                self.index.delete_upload(txn, upload)
+        for upload_id, part in list(self.index.all_parts(txn)):
+            if upload_id not in running:
+                self.index.delete_part(txn, upload_id, part.number)
+
+    def _drop_lost(self, txn: Any) -> None:
+        """A version whose extents are not there is left out, and told."""
+        lost = [
+            (name, record)
+            for name, record in self.index.all_records(txn)
+            if not all(self._present(extent) for extent in record.extents)
+        ]
+        self._doubtful = self._doubtful or bool(lost)
+        for name, record in lost:
+            self._versions.drop(txn, name, record)
+            told = f" (version {record.version})" if record.version else ""
+            self.report.problems.append(
+                f"{name.decode().replace(chr(0), '/', 1)}{told}: bytes it consists of are missing; it is lost"
+            )
+
+    def _present(self, extent: Extent) -> bool:
+        account = self._accounts.get(extent.file)
+        return (
+            account is not None
+            and account.disk == extent.disk
+            and extent.offset + extent.length <= account.end
+        )
+
+    def _used(self, txn: Any) -> Iterable[Extent]:
+        for _, record in self.index.all_records(txn):
+            yield from used_extents(record)
+        for _, upload in self.index.all_uploads(txn):
+            if upload.place is not None:
+                yield upload.place
+        for _, part in self.index.all_parts(txn):
+            yield from part.extents
+
+    def _is_kept(self, account: _Account) -> bool:
+        """Whether what could not be read may tell what an unused file is for."""
+        return self._doubtful and bool(account.members or account.damaged)
+
+    def _write_accounts(self, txn: Any) -> None:
+        for file, account in self._accounts.items():
+            unused = not account.refs and not account.tombs and account.state == "sealed"
+            if unused and not self._is_kept(account):
+                continue  # nothing in it counts: recovery removes the file
+            first, last = account.stamps or (0, 0)
+            info = DataFile(
+                account.disk,
+                account.kind,
+                "lost" if unused else account.state,
+                "rebuilt",
+                account.end,
+                account.live,
+                dead=max(0, account.payload - account.live),
+                refs=account.refs,
+                tombs=account.tombs,
+                first_stamp=first,
+                last_stamp=last,
+                buried=max(0, account.members - account.refs),
+            )
+            self.index.put_file(txn, file, info)
+
+
+def _record(found: ScannedMember) -> Record:
+    member = found.member
+    return Record(
+        found.extent.length,
+        member.etag,
+        int(member.stamp),
+        member.modified,
+        (found.extent,),
+        member.headers,
+        member.metadata,
+        member.checksums,
+        member.checksum_type,
+        (),
+        member.owner,
+        moves=member.moves,
+        version=member.version,
+        marker=member.kind == "marker",
+        tags=member.tags,
+        acl=member.acl,
+        amended=member.amended,
+    )
+
+
+def _span(stamps: list[int], stamp: int) -> list[int]:
+    return [min(stamps[0], stamp), max(stamps[1], stamp)] if stamps else [stamp, stamp]
+
+
+def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
+    """The store's name and its disks by number, from their markers. Raises FormatError."""
+    stores, disks, count, lost = set(), {}, 0, set[int]()
+    for root in settings.disks:
+        marker = read_marker(root)
+        if marker is None:
+            raise FormatError(
+                f"{root} carries no marker of a store; give exactly the disks that hold the data"
+            )
+        stores.add(marker.store)
+        disks[marker.disk] = root
+        lost |= set(marker.lost)
+        count = max(count, marker.disks, marker.disk + 1)
+    if len(stores) != 1 or len(disks) != len(settings.disks):
+        raise FormatError("the disks belong to different stores; give exactly the disks of one")
+    missing = set(range(count)) - set(disks) - lost
+    if missing:
+        raise FormatError(f"disk number {min(missing)} of this store is missing; give it too with --disk")
+    return stores.pop(), disks
+
+
+def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, total: None) -> RebuildReport:
+    """Makes the index anew; the old one stays beside it as `data.mdb.before-rebuild`. `progress(done, total)`
+    bytes.
+
+    Raises StoreInUseError, FormatError.
+    """
+    if not settings.data_dir.is_dir():
+        raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
+    with DataDirLock.alone(settings.data_dir):
+        store, roots = find_disks(settings)
+        beside = settings.index_dir / "rebuild"
+        shutil.rmtree(beside, ignore_errors=True)
+        index = Index(beside, map_bytes=settings.index_map_bytes, sync=False)
+        try:
+            rebuilder = IndexRebuilder(index, settings.tombstone_seconds)
+            files = [(*found, os.path.getsize(found[2])) for found in Disks(roots).files()]
+            total, done = sum(size for *_, size in files), 0
+            for disk, file, path, size in files:
+                rebuilder.take_file(disk, file, path)
+                done += size
+                progress(done, total)
+            rebuilder.finish(store, roots)
+            index.env.sync(True)
+        finally:
+            index.close()
+        _swap(settings.index_dir, beside)
+        return rebuilder.report
+
+
+def _swap(index_dir: Path, beside: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.replace(index_dir / "data.mdb", index_dir / "data.mdb.before-rebuild")
+    with suppress(FileNotFoundError):
+        os.unlink(index_dir / "lock.mdb")
+    os.replace(beside / "data.mdb", index_dir / "data.mdb")
+    sync_directory(index_dir)
+    shutil.rmtree(beside)

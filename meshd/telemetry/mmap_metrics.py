@@ -1,0 +1,190 @@
+"""Memory-mapped metric files, one per process and type, and the merging of files of dead processes.
+
+Law: disk space is allocated before it is written to, because a write to unallocated space of a mapped
+file on a full disk kills the process (SIGBUS). A value that finds no space is kept in memory and written
+in full with the first later change that succeeds. Merging gives what a scrape would: counters are
+summed, gauges keep the latest value, live gauges disappear. Invariant: a scrape counts a value once,
+because a lock in the directory excludes merging while it reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import values
+from prometheus_client.mmap_dict import MmapedDict
+
+from meshd.util.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_INITIAL_SIZE: Final = 1 << 16  # bytes of a new file
+_EMPTY: Final = struct.pack("i", 8)  # a file's head: how much of it is used, the head included
+_clock = SystemClock()
+_ENTRY_OVERHEAD: Final = 32  # bytes of a series beside its name, at most
+
+
+class PreallocatedMmapDict(MmapedDict):  # type: ignore[misc]  # the library has no types here
+    """A file of the library's format that grows only by what the disk promised."""
+
+    def __init__(self, filename: str, read_mode: bool = False) -> None:
+        self._path, self._read = Path(filename), read_mode
+        self._f: Any = None
+        self._m: Any = None
+        self._positions: dict[str, int] = {}
+        self._capacity = 0
+
+    def _open(self) -> None:
+        """Raises OSError when there is no room."""
+        if not self._path.exists():
+            draft = self._path.with_suffix(".new")
+            try:
+                with draft.open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, _INITIAL_SIZE)
+                    file.write(_EMPTY)
+                draft.replace(self._path)  # a scrape sees a whole file or none
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+        super().__init__(str(self._path), self._read)
+
+    def _init_value(self, key: str) -> None:
+        if self._f is None:
+            self._open()
+            if key in self._positions:
+                return
+        needed, capacity = self._used + len(key.encode()) + _ENTRY_OVERHEAD, self._capacity
+        while needed > capacity:
+            os.posix_fallocate(self._f.fileno(), capacity, capacity)
+            capacity *= 2
+        super()._init_value(key)
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        try:
+            value, stamp = super().read_value(key)
+        except OSError:
+            return 0.0, 0.0
+        return value, stamp
+
+    def write_value(self, key: str, value: float, timestamp: float) -> None:
+        """The library's times are the wall clock's, which may be set back: the latest value would be one from
+        before, for as long as it was set back by."""
+        try:
+            super().write_value(key, value, _clock.monotonic() if timestamp else 0.0)
+        except OSError:
+            return
+
+
+def install_mmap_dict() -> None:
+    """Have the library use it. Before the first metric is made."""
+    values.MmapedDict = PreallocatedMmapDict
+
+
+DEAD_LABEL: Final = "gone"  # in place of a process id
+_LOCK: Final = "lock"
+_log = logging.getLogger("meshd.metrics")
+
+
+@contextmanager
+def scrape_lock(directory: Path) -> Iterator[None]:
+    """Nobody folds meanwhile. Waits for one that does: milliseconds."""
+    with _locked(directory, fcntl.LOCK_SH):
+        yield
+
+
+def merge_dead_processes(directory: Path) -> None:
+    """Make the files of all processes that are gone one a kind. For one process alone, the supervisor.
+
+    Does not wait for those who read: what is left is folded the next time.
+    """
+    try:
+        with _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for kind, paths in _dead_files(directory).items():
+                _merge_files(directory / f"{kind}_{DEAD_LABEL}.db", paths)
+    except BlockingIOError:
+        return
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        # A full disk, say: they stay, and nothing is lost.
+        _log.warning("files of metrics stay as they are", extra={"why": str(error)})
+
+
+@contextmanager
+def _locked(directory: Path, how: int) -> Iterator[None]:
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _dead_files(directory: Path) -> dict[str, list[Path]]:
+    """The files of processes that are gone, by kind."""
+    found: dict[str, list[Path]] = {}
+    for path in directory.glob("*.db"):
+        kind, _, pid = path.stem.rpartition("_")
+        if pid.isdigit() and not _is_alive(int(pid)):
+            found.setdefault(kind, []).append(path)
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's, that has its number by now: another time
+    return True
+
+
+def _merge_files(target: Path, paths: list[Path]) -> None:
+    if not target.name.startswith("gauge_live"):
+        known = [target] if target.exists() else []
+        values = _sums([*known, *paths], latest=target.name.startswith("gauge_"))
+        fresh = target.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        _write_merged(fresh, values)
+        fresh.replace(target)
+    for path in paths:
+        path.unlink()
+
+
+def _sums(paths: list[Path], *, latest: bool) -> dict[str, tuple[float, float]]:
+    """(value, time) by the name of the series."""
+    found: dict[str, tuple[float, float]] = {}
+    for path in paths:
+        for key, value, stamp, _ in MmapedDict.read_all_values_from_file(path):
+            before, then = found.get(key, (0.0, 0.0))
+            if not latest:
+                found[key] = (before + value, 0.0)
+            elif stamp >= then:
+                found[key] = (value, stamp)
+    return found
+
+
+def _write_merged(path: Path, values: dict[str, tuple[float, float]]) -> None:
+    """By way of memory: on a full disk writing to a mapped file would end the process (SIGBUS), not fail."""
+    draft = os.memfd_create("metrics")
+    try:
+        file = MmapedDict(f"/proc/self/fd/{draft}")
+        for key, (value, stamp) in values.items():
+            file.write_value(key, value, stamp)
+        file.close()
+        with open(draft, "rb", closefd=False) as made:
+            path.write_bytes(made.read())
+    finally:
+        os.close(draft)

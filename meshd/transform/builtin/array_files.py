@@ -1,0 +1,357 @@
+"""Arrays from files: npy, npz, safetensors, raw numbers, and numeric features of `tf.Example`.
+
+Law: no pickle, ever. The size that a header claims is checked against a bound and the available bytes
+before anything is allocated. A feature of another type or length is a bad sample, never cut or padded.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from meshd.transform.builtin.text import check_bytes
+from meshd.transform.errors import BadSampleError
+from meshd.transform.op_types import BYTES, LABEL, FieldType
+from meshd.transform.parameters import (
+    OBJECT_DTYPE_REFUSED,
+    Parameter,
+    choice,
+    dtype,
+    extents,
+    whole,
+    with_description,
+)
+from meshd.transform.registry import operation
+from meshwire.formats.tf_example import ExampleError, parse_numbers
+from meshwire.frame.tensor_frame import DTYPES, FrameError, parse_frame_header
+from meshwire.strict_json import PlanError, checked_text, shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from meshd.transform.parameters import Extents
+    from meshwire.frame.tensor_frame import TensorSlot
+    from meshwire.plan.keyed_random import KeyedRandom
+
+
+_HEADER_LIMIT = 10_000
+
+
+@operation(
+    "raw",
+    takes="bytes",
+    gives="uint8, ragged",
+)
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The bytes as they are, uint8 and ragged: what a field without ops gives, too."""
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "bytes":
+            raise ValueError(f"needs the source's bytes, not {field}; make it the first op")
+        return BYTES
+
+    def apply(self, value: bytes, random: KeyedRandom) -> bytes:
+        return value
+
+
+@operation(
+    "npy",
+    Parameter("dtype", dtype),
+    Parameter("shape", extents, None),
+    takes="bytes of an `.npy` file",
+    gives="`dtype` of `shape`; ragged, and flat, without a `shape`",
+    refuses="no such file, another dtype or shape, Python objects, fewer or more bytes than the header says",
+)
+@dataclass(frozen=True, slots=True)
+class Npy:
+    """An array of an `.npy` file, which must have this dtype and, if given, this shape.
+
+    Without a dtype, a plan takes that and the number of axes of the dataset's first sample.
+    """
+
+    dtype: str
+    shape: Extents | None
+
+    @staticmethod
+    def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
+        """The arguments with dtype and number of axes of the first sample, unless given. Raises
+        BadSampleError."""
+        if "dtype" in args:
+            return dict(args)
+        found_shape, _, found, _ = _header(first())
+        return {"shape": [None] * len(found_shape), **args, "dtype": found.newbyteorder("=").name}
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "bytes":
+            raise ValueError(f"needs the source's bytes, not {field}; make it the first op")
+        return array_type(self.dtype, self.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        found_shape, fortran, found, start = _header(value)
+        if found.hasobject:
+            raise BadSampleError(OBJECT_DTYPE_REFUSED)
+        if found.newbyteorder("=") != np.dtype(self.dtype):
+            raise BadSampleError(f"the array has dtype {found}, the plan says {self.dtype}")
+        count, room = math.prod(found_shape), len(value) - start
+        if any(extent < 0 for extent in found_shape) or count * found.itemsize != room:
+            raise BadSampleError(
+                f"the array claims {count} values of {found}, the file has {room} bytes of them"
+            )
+        flat = np.frombuffer(value, found, count, start)
+        array = flat.reshape(found_shape, order="F" if fortran else "C")
+        made = np.ascontiguousarray(array, dtype=self.dtype)  # of a number alone it makes one axis
+        return checked_shape(made if self.shape else made.reshape(found_shape), self.shape)
+
+
+def _extents(value: Any, path: str) -> Extents:
+    """The extents of the array, at most one of them null; [] is a number."""
+    shape = extents(value, path)
+    if shape is None or shape.count(None) > 1 or 0 in shape:
+        raise PlanError(path, "expected a list of extents above 0, at most one of them null")
+    return shape
+
+
+@operation(
+    "frombuffer",
+    Parameter("dtype", dtype),
+    Parameter("shape", _extents, ()),
+    takes="bytes of numbers as they lie in memory, little endian, such as a column of MDS",
+    gives="`dtype` of `shape`; ragged where an extent is null",
+    refuses="another number of bytes",
+)
+@dataclass(frozen=True, slots=True)
+class FromBuffer:
+    """Numbers that are written one after the other and nothing else. An extent that is null is as large as
+    there are bytes for."""
+
+    dtype: str
+    shape: Extents
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "bytes":
+            raise ValueError(f"needs bytes, not {field}; make it the first op")
+        return FieldType("array", self.dtype, self.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        shape, kind = self.shape, np.dtype(self.dtype)
+        row = kind.itemsize * math.prod(extent for extent in shape if extent is not None)
+        if len(value) % row or (None not in shape and len(value) != row):
+            raise BadSampleError(
+                f"{len(value)} bytes; {row} of them are an array of {self.dtype}{list(shape)}"
+            )
+        found = np.frombuffer(value, np.uint8 if self.dtype == "bool" else kind.newbyteorder("<"))
+        numbers = found != 0 if self.dtype == "bool" else found.astype(kind, copy=False)
+        return numbers.reshape([-1 if extent is None else extent for extent in shape])
+
+
+def array_type(dtype: str, shape: Extents | None) -> FieldType:
+    """Of arrays with these extents; without a shape any array is taken, flattened."""
+    return FieldType("array", dtype, (None,) if shape is None else shape)
+
+
+def checked_shape(array: npt.NDArray[Any], shape: Extents | None) -> npt.NDArray[Any]:
+    """The array if it has the shape, None standing for any extent. Raises BadSampleError."""
+    if shape is None:
+        return array.reshape(-1)
+    fits = len(array.shape) == len(shape) and all(
+        wanted in (None, extent) for wanted, extent in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise BadSampleError(f"the array has shape {array.shape}, the plan says {shape}")
+    return array
+
+
+def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """(shape, fortran order, dtype, where the data begins) of an npy file. Raises BadSampleError."""
+    file = io.BytesIO(value)
+    try:
+        version = npy_format.read_magic(file)
+        reader = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        found_shape, fortran, found = reader(file, max_header_size=_HEADER_LIMIT)
+    except Exception as error:  # the parser of a foreign format: whatever it raises, the file is at fault
+        raise BadSampleError(f"not an npy file: {error}") from error
+    return tuple(found_shape), bool(fortran), found, file.tell()
+
+
+MAX_ARRAY_BYTES = 1 << 30
+_MAX_MEMBERS = 10_000
+_ENCODINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def _name(value: Any, path: str) -> str:
+    """The array's name in the file."""
+    return checked_text(value, path, at_most=1000)
+
+
+@operation(
+    "npz",
+    Parameter("name", _name),
+    Parameter("dtype", dtype),
+    Parameter("shape", extents, None),
+    takes="bytes of an `.npz` file",
+    gives="`dtype` of `shape`; ragged without a `shape`",
+    refuses="no such file or array, another dtype or shape, Python objects, damaged, more than 1 GiB",
+)
+@dataclass(frozen=True, slots=True)
+class Npz:
+    """The array `name` of an `.npz` file, which must have this dtype and, if given, this shape. Without a
+    dtype, a plan takes that and the number of axes of the dataset's first sample."""
+
+    name: str
+    dtype: str
+    shape: Extents | None
+
+    @staticmethod
+    def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
+        """The arguments with the dtype of the first sample, unless given. Raises BadSampleError."""
+        if "dtype" in args or not isinstance(args.get("name"), str):
+            return dict(args)
+        return Npy.complete(args, lambda: _member(first(), args["name"]))
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        return array_type(self.dtype, self.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        return Npy(self.dtype, self.shape).apply(_member(value, self.name), random)
+
+
+def _member(value: bytes, name: str) -> bytes:
+    """The npy file of an array. Raises BadSampleError."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(value)) as archive:
+            info = _entry(archive, name)
+            with archive.open(info) as file:
+                data = file.read(info.file_size + 1)  # never more than was claimed
+    except BadSampleError:
+        raise
+    except Exception as error:  # the parser of a foreign format: whatever it raises, the file is at fault
+        raise BadSampleError(f"not an npz file: {error}") from error
+    if len(data) != info.file_size:
+        raise BadSampleError(f"the array {shown_value(name)} has not the size that the file claims")
+    return data
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    entries = {info.filename: info for info in archive.infolist()[:_MAX_MEMBERS]}
+    info = entries.get(f"{name}.npy") or entries.get(name)
+    if info is None:
+        there = ", ".join(sorted(entries)[:8])
+        raise BadSampleError(f"the file has no array {shown_value(name)}; it has {shown_value(there)}")
+    if info.file_size > MAX_ARRAY_BYTES or info.compress_type not in _ENCODINGS:
+        raise BadSampleError(
+            f"the array {shown_value(name)} claims {info.file_size} bytes, or is encoded oddly"
+        )
+    return info
+
+
+@operation(
+    "safetensors",
+    Parameter("name", _name),
+    Parameter("dtype", dtype),
+    Parameter("shape", extents, None),
+    takes="bytes of a `.safetensors` file",
+    gives="`dtype` of `shape`; ragged without a `shape`. BF16 is given as float32, exactly",
+    refuses="no such file or tensor, another dtype or shape, damaged",
+)
+@dataclass(frozen=True, slots=True)
+class Safetensors:
+    """The tensor `name` of a `.safetensors` file, which must have this dtype and, if given, this shape.
+    Without a dtype, a plan takes that and the number of axes of the dataset's first sample."""
+
+    name: str
+    dtype: str
+    shape: Extents | None
+
+    @staticmethod
+    def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
+        """The arguments with the dtype of the first sample, unless given. Raises BadSampleError."""
+        if "dtype" in args or not isinstance(args.get("name"), str):
+            return dict(args)
+        slot = _slot(first(), args["name"])
+        return {"shape": [None] * len(slot.shape), **args, "dtype": _dtype_of(slot)}
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        return array_type(self.dtype, self.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        slot = _slot(value, self.name)
+        if _dtype_of(slot) != self.dtype:
+            raise BadSampleError(f"the tensor has dtype {slot.dtype}, the plan says {self.dtype}")
+        array = slot.view(value)
+        if slot.dtype == "BF16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        return checked_shape(array, self.shape)
+
+
+def _dtype_of(slot: TensorSlot) -> str:
+    return "float32" if slot.dtype == "BF16" else DTYPES[slot.dtype].name
+
+
+def _slot(value: bytes, name: str) -> TensorSlot:
+    """Raises BadSampleError."""
+    try:
+        header = parse_frame_header(value)
+    except FrameError as error:
+        raise BadSampleError(f"not a safetensors file: {error}") from error
+    if header.size != len(value):
+        raise BadSampleError(f"a safetensors file of {header.size} bytes, of which {len(value)} are there")
+    slot = header.tensors.get(name)
+    if slot is None:
+        there = ", ".join(sorted(header.tensors)[:8])
+        raise BadSampleError(f"the file has no tensor {shown_value(name)}; it has {shown_value(there)}")
+    return slot
+
+
+FeatureType = Literal["integer", "integers", "number", "numbers"]
+_MAX_LENGTH = 1 << 24
+
+
+@operation(
+    "feature",
+    Parameter("type", choice("integer", "integers", "number", "numbers")),
+    Parameter(
+        "length", with_description(whole(0, _MAX_LENGTH), "how many values there are; 0: samples differ"), 0
+    ),
+    takes="bytes of a feature of numbers, of a dataset of kind tfrecord",
+    gives='int64 ("integer"), int64 [n] ("integers"), float32 ("number"), float32 [n] ("numbers")',
+    refuses="a feature of bytes or of the other kind of numbers, or of another number of values; over 16 MiB",
+)
+@dataclass(frozen=True, slots=True)
+class FeatureNumbers:
+    """The numbers of a `tf.Example`'s feature: exactly one, or a list; with a `length` the list is dense."""
+
+    type: FeatureType
+    length: int
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        if self.type == "integer":
+            return LABEL
+        if self.type == "number":
+            return FieldType("array", "float32", ())
+        return FieldType("array", "int64" if self.type == "integers" else "float32", (self.length or None,))
+
+    def apply(self, value: bytes, random: KeyedRandom) -> Any:
+        try:
+            found = parse_numbers(value)
+        except ExampleError as error:
+            raise BadSampleError(f"no feature of numbers: {error}") from error
+        if found.dtype != ("int64" if self.type.startswith("integer") else "float32"):
+            raise BadSampleError(f"a feature of {found.dtype}, not of {self.type}")
+        wanted = self.length if self.type.endswith("s") else 1
+        if wanted and found.size != wanted:
+            raise BadSampleError(f"a feature of {found.size} values, not of {wanted}")
+        if self.type.endswith("s"):
+            return found
+        return int(found[0]) if self.type == "integer" else found[0]

@@ -1,0 +1,258 @@
+"""Array ops: window, gather_columns, one_hot, normalize, cast and to_npy.
+
+Law: a window that does not fit in its array is a bad sample. Arithmetic is float32, rounded once to the
+target type; integers that do not fit are a bad sample, not wrapped.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from meshd.transform.errors import BadSampleError
+from meshd.transform.op_types import BYTES, FieldType, channels_of
+from meshd.transform.parameters import (
+    MAX_CLASSES,
+    Parameter,
+    choice,
+    dtype,
+    extents,
+    numbers,
+    whole,
+    with_description,
+)
+from meshd.transform.registry import operation
+from meshwire.strict_json import PlanError, checked_integer
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.transform.parameters import Extents
+    from meshwire.plan.keyed_random import KeyedRandom
+
+
+def _window(value: Any, path: str) -> Extents:
+    """The window's extents along each axis of the array, null for all of it."""
+    found = extents(value, path)
+    if not found or 0 in found:
+        raise PlanError(path, "expected a list of extents above 0, null for an axis that is taken whole")
+    return found
+
+
+@operation(
+    "window",
+    Parameter("extents", _window),
+    Parameter("at", choice("random", "center", "first"), "random"),
+    random=True,
+    takes="an array",
+    gives="the same dtype, of the window's extents",
+    refuses="an axis shorter than the window",
+)
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of the array along each axis: at a random place, in the middle, or at the beginning."""
+
+    extents: Extents
+    at: Literal["random", "center", "first"]
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "array" or field.layout or len(field.shape) != len(self.extents):
+            raise ValueError(f"needs an array of {len(self.extents)} axes, not {field}")
+        for axis, (wanted, extent) in enumerate(zip(self.extents, field.shape, strict=True)):
+            if wanted is not None and extent is not None and wanted > extent:
+                raise ValueError(f"axis {axis} has {extent}, less than the window's {wanted}")
+        shape = (
+            extent if wanted is None else wanted
+            for wanted, extent in zip(self.extents, field.shape, strict=True)
+        )
+        return FieldType("array", field.dtype, tuple(shape))
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        places = []
+        for axis, (wanted, extent) in enumerate(zip(self.extents, value.shape, strict=True)):
+            if wanted is None:
+                places.append(slice(None))
+                continue
+            room = extent - wanted
+            if room < 0:
+                raise BadSampleError(f"axis {axis} has {extent}, less than the window's {wanted}")
+            first = {"first": 0, "center": room // 2}.get(self.at)
+            start = random.integer(room + 1) if first is None else first
+            places.append(slice(start, start + wanted))
+        return np.ascontiguousarray(value[tuple(places)])
+
+
+def _columns(value: Any, path: str) -> tuple[int, ...]:
+    """Column numbers from 0 on; negative ones count from the end."""
+    given = [value] if isinstance(value, int) else value
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_CLASSES:
+        raise PlanError(path, f"expected a list of 1…{MAX_CLASSES} column numbers")
+    bound = 1 << 31
+    return tuple(checked_integer(item, f"{path}[{i}]", -bound, bound) for i, item in enumerate(given))
+
+
+@operation(
+    "gather_columns",
+    Parameter("columns", _columns),
+    takes="an array […, n]",
+    gives="the same dtype […, number of `columns`]",
+    refuses="fewer columns than asked for",
+)
+@dataclass(frozen=True, slots=True)
+class GatherColumns:
+    """These columns of the last axis, in this order; one may stand twice."""
+
+    columns: tuple[int, ...]
+    _indices: npt.NDArray[np.intp] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_indices", np.array(self.columns, np.intp))
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "array" or field.layout or not field.shape:
+            raise ValueError(f"needs an array with at least one axis, not {field}")
+        if field.shape[-1] is not None:
+            self._check(field.shape[-1])
+        return FieldType("array", field.dtype, (*field.shape[:-1], len(self.columns)))
+
+    def _check(self, width: int) -> None:
+        wrong = next((column for column in self.columns if not -width <= column < width), None)
+        if wrong is not None:
+            raise ValueError(f"there is no column {wrong} among {width}")
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        try:
+            self._check(value.shape[-1])
+        except ValueError as error:
+            raise BadSampleError(str(error)) from error
+        return value[..., self._indices]
+
+
+@operation(
+    "one_hot",
+    Parameter("classes", with_description(whole(1, MAX_CLASSES), f"how many there are, 1…{MAX_CLASSES}")),
+    Parameter("dtype", choice("uint8", "float16", "float32"), "float32"),
+    takes="a label, or an array of integers […]",
+    gives="`dtype` […, `classes`]: 1 at the number, else 0",
+    refuses="a number outside 0…classes − 1",
+)
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """The number of a class as a vector of `classes` elements."""
+
+    classes: int
+    dtype: str
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind not in ("label", "array") or field.layout or np.dtype(field.dtype).kind not in "iu":
+            raise ValueError(f"needs a label or integers, not {field}")
+        return FieldType("array", self.dtype, (*field.shape, self.classes))
+
+    def apply(self, value: Any, random: KeyedRandom) -> npt.NDArray[Any]:
+        numbers = np.asarray(value)
+        if numbers.size and not (int(numbers.min()) >= 0 and int(numbers.max()) < self.classes):
+            raise BadSampleError(f"a class outside 0…{self.classes - 1}")
+        vectors = np.zeros((numbers.size, self.classes), self.dtype)
+        vectors[np.arange(numbers.size), numbers.reshape(-1).astype(np.intp)] = 1
+        return vectors.reshape(*numbers.shape, self.classes)
+
+
+def _check_array(field: FieldType) -> None:
+    if field.kind not in ("image", "array"):
+        raise ValueError(f"needs an image or an array, not {field}; decode it first")
+
+
+@operation(
+    "normalize",
+    Parameter("mean", numbers),
+    Parameter("std", numbers),
+    Parameter("scale", numbers, (255.0,)),
+    Parameter("dtype", choice("float32", "float16"), "float32"),
+    takes="an image [h, w, c], or an array […, n]",
+    gives="float32 or float16, the same shape",
+)
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """(value / scale − mean) / std by channel (of an array: by column of the last axis), as float32 or
+    float16. `scale` is 255 unless given: 1 for what are no pixels. uint8 is a quarter on the wire: where
+    there is a GPU, normalise there."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: tuple[float, ...]
+    dtype: str
+
+    def infer(self, field: FieldType) -> FieldType:
+        _check_array(field)
+        if field.layout == "chw":
+            raise ValueError(f"needs the channels last, not {field}; put it before to_chw")
+        channels = channels_of(field) if field.layout else field.shape[-1] if field.shape else 1
+        for name, given in (("mean", self.mean), ("std", self.std), ("scale", self.scale)):
+            if len(given) not in (1, channels):
+                raise ValueError(f"{name} has {len(given)} numbers for the {channels} channels of {field}")
+        if any(value == 0 for value in (*self.std, *self.scale)):
+            raise ValueError("std and scale must not be 0")
+        return FieldType("array", self.dtype, field.shape, field.layout)
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        mean, std, scale = (np.array(given, np.float32) for given in (self.mean, self.std, self.scale))
+        result: npt.NDArray[Any] = value.astype(np.float32) * (np.float32(1.0) / (scale * std)) - mean / std
+        return result.astype(self.dtype, copy=False)
+
+
+@operation(
+    "cast",
+    Parameter("dtype", dtype),
+    takes="an image, an array or a label",
+    gives="`dtype`, the same shape",
+    refuses="a number does not fit an integer `dtype`, or is none",
+)
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The same numbers in another type. To an integer type, numbers are rounded to even; one that does not
+    fit is a bad sample."""
+
+    dtype: str
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "label":
+            _check_array(field)
+        return FieldType("array", self.dtype, field.shape, field.layout)
+
+    def apply(self, value: npt.NDArray[Any] | int, random: KeyedRandom) -> npt.NDArray[Any]:
+        return self._cast(np.asarray(value))
+
+    def _cast(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        wanted = np.dtype(self.dtype)
+        if wanted.kind not in "iu" or value.size == 0:
+            return value.astype(wanted)
+        rounded = np.rint(value) if value.dtype.kind == "f" else value
+        info = np.iinfo(wanted)
+        if value.dtype.kind == "f" and not np.isfinite(rounded).all():
+            raise BadSampleError("the array holds values that are no numbers")
+        if rounded.min() < info.min or rounded.max() > info.max:
+            raise BadSampleError(f"the array holds values outside {info.min}…{info.max}")
+        return rounded.astype(wanted)
+
+
+@operation(
+    "to_npy",
+    takes="an image or an array",
+    gives="bytes of an `.npy` file",
+)
+@dataclass(frozen=True, slots=True)
+class ToNpy:
+    """An image or array as the bytes of an `.npy` file (version 1.0)."""
+
+    def infer(self, field: FieldType) -> FieldType:
+        _check_array(field)
+        return BYTES
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> bytes:
+        out = io.BytesIO()
+        npy_format.write_array(out, np.ascontiguousarray(value), version=(1, 0), allow_pickle=False)
+        return out.getvalue()

@@ -1,0 +1,222 @@
+"""Color augmentation: grayscale, color jitter and RandAugment.
+
+Law: the color arithmetic is Pillow's, on uint8, so results can be checked with Pillow alone. Draws are
+made in the same order for every image. The set of RandAugment operations and its order are part of the
+version. Source: RandAugment (Cubuk et al., 2019), with torchvision's `_augmentation_space` for 31
+strengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from meshd.transform.builtin.geometry import affine, rotation
+from meshd.transform.op_types import channels_of, image
+from meshd.transform.parameters import Parameter, number, probability, whole
+from meshd.transform.registry import operation
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.transform.op_types import FieldType
+    from meshwire.plan.keyed_random import KeyedRandom
+
+    Pixels = npt.NDArray[np.uint8]
+
+
+def require_rgb(field: FieldType) -> None:
+    """Raise ValueError unless it is an image with its 3 channels last."""
+    if field.layout != "hwc":
+        what = "put it before to_chw" if field.layout == "chw" else "decode it first"
+        raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+    if channels_of(field) != 3:
+        raise ValueError(f"needs 3 channels, not {field}")
+
+
+@operation(
+    "grayscale",
+    Parameter("p", probability, 1.0),
+    random=True,
+    takes="uint8 [h, w, 3]",
+    gives="the same type",
+)
+@dataclass(frozen=True, slots=True)
+class Grayscale:
+    """With probability `p` the ITU-R 601 luma in all three channels; the shape stays [height, width, 3]."""
+
+    p: float
+
+    def infer(self, field: FieldType) -> FieldType:
+        require_rgb(field)
+        return image(field.shape[0], field.shape[1], 3)
+
+    def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
+        if not random.chance(self.p):
+            return value
+        luma = np.asarray(Image.fromarray(value).convert("L"))
+        return np.repeat(luma[:, :, None], 3, axis=2)
+
+
+@operation(
+    "color_jitter",
+    Parameter("brightness", number(0.0, 10.0), 0.0),
+    Parameter("contrast", number(0.0, 10.0), 0.0),
+    Parameter("saturation", number(0.0, 10.0), 0.0),
+    Parameter("hue", number(0.0, 0.5), 0.0),
+    random=True,
+    takes="uint8 [h, w, 3]",
+    gives="the same type",
+)
+@dataclass(frozen=True, slots=True)
+class ColorJitter:
+    """Brightness, contrast and saturation by factors of [max(0, 1−x), 1+x], hue by a turn of [−x, x] of the
+    circle, in a random order, as torchvision's ColorJitter does."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+
+    def infer(self, field: FieldType) -> FieldType:
+        require_rgb(field)
+        return field
+
+    def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
+        strengths = (self.brightness, self.contrast, self.saturation)
+        factors = [random.uniform(max(0.0, 1.0 - strength), 1.0 + strength) for strength in strengths]
+        turn = random.uniform(-self.hue, self.hue)
+        picture = Image.fromarray(value)
+        for which in _shuffled(4, random):
+            if which == 3:
+                picture = turn_hue(picture, turn) if self.hue else picture
+            elif strengths[which]:
+                picture = _ENHANCERS[which](picture).enhance(factors[which])
+        return np.asarray(picture)
+
+
+_ENHANCERS: tuple[Any, ...] = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+
+
+def turn_hue(picture: Image.Image, turn: float) -> Image.Image:
+    """Every hue moved by `turn` of the circle, in 256 steps."""
+    hue, saturation, value = picture.convert("HSV").split()
+    moved = np.asarray(hue) + np.uint8(round(turn * 255) % 256)
+    return Image.merge("HSV", (Image.fromarray(moved), saturation, value)).convert("RGB")
+
+
+def _shuffled(count: int, random: KeyedRandom) -> list[int]:
+    order = list(range(count))
+    for last in range(count - 1, 0, -1):
+        other = random.integer(last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order
+
+
+STRENGTHS = 31
+Change = Callable[["Pixels", float, int], "Pixels"]
+"""(image, strength of [−1, 1], fill) → image; a change without a direction takes the strength's size."""
+
+
+def _shear(horizontal: bool) -> Change:
+    def change(value: Pixels, strength: float, fill: int) -> Pixels:
+        slope = 0.3 * strength
+        across, down = (slope, 0.0) if horizontal else (0.0, slope)
+        source = np.array([[1.0, across, 0.0], [down, 1.0, 0.0]])
+        return affine(value, source, fill)
+
+    return change
+
+
+def _translate(axis: int) -> Change:
+    def change(value: Pixels, strength: float, fill: int) -> Pixels:
+        distance = 150.0 / 331.0 * value.shape[1 - axis] * strength
+        source = np.array([[1.0, 0.0, distance if axis == 0 else 0.0], [0.0, 1.0, distance if axis else 0.0]])
+        return affine(value, source, fill)
+
+    return change
+
+
+def _rotate(value: Pixels, strength: float, fill: int) -> Pixels:
+    return affine(value, rotation(value, 30.0 * strength), fill)
+
+
+def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Change:
+    def change(value: Pixels, strength: float, fill: int) -> Pixels:
+        return np.asarray(kind(Image.fromarray(value)).enhance(1.0 + 0.9 * strength))
+
+    return change
+
+
+def _posterize(value: Pixels, strength: float, fill: int) -> Pixels:
+    return np.asarray(ImageOps.posterize(Image.fromarray(value), 8 - round(4 * abs(strength))))
+
+
+def _solarize(value: Pixels, strength: float, fill: int) -> Pixels:
+    return np.asarray(ImageOps.solarize(Image.fromarray(value), round(255 - 255 * abs(strength))))
+
+
+def _autocontrast(value: Pixels, strength: float, fill: int) -> Pixels:
+    return np.asarray(ImageOps.autocontrast(Image.fromarray(value)))
+
+
+def _equalize(value: Pixels, strength: float, fill: int) -> Pixels:
+    return np.asarray(ImageOps.equalize(Image.fromarray(value)))
+
+
+def _nothing(value: Pixels, strength: float, fill: int) -> Pixels:
+    return value
+
+
+CHANGES: tuple[tuple[str, Change], ...] = (
+    ("identity", _nothing),
+    ("shear_x", _shear(horizontal=True)),
+    ("shear_y", _shear(horizontal=False)),
+    ("translate_x", _translate(0)),
+    ("translate_y", _translate(1)),
+    ("rotate", _rotate),
+    ("brightness", _enhance(ImageEnhance.Brightness)),
+    ("color", _enhance(ImageEnhance.Color)),
+    ("contrast", _enhance(ImageEnhance.Contrast)),
+    ("sharpness", _enhance(ImageEnhance.Sharpness)),
+    ("posterize", _posterize),
+    ("solarize", _solarize),
+    ("autocontrast", _autocontrast),
+    ("equalize", _equalize),
+)
+
+
+@operation(
+    "rand_augment",
+    Parameter("count", whole(1, 16), 2),
+    Parameter("strength", whole(0, STRENGTHS - 1), 9),
+    Parameter("fill", whole(0, 255), 0),
+    random=True,
+    takes="uint8 [h, w, 3]",
+    gives="the same type",
+    refuses="a change that moves pixels is drawn for an image of more than 32,000 a side",
+)
+@dataclass(frozen=True, slots=True)
+class RandAugment:
+    """`count` changes one after the other, each drawn from the fourteen of the set, of `strength` 0…30 in
+    either direction."""
+
+    count: int
+    strength: int
+    fill: int
+
+    def infer(self, field: FieldType) -> FieldType:
+        require_rgb(field)
+        return field
+
+    def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
+        size = self.strength / (STRENGTHS - 1)
+        for _ in range(self.count):
+            _, change = CHANGES[random.integer(len(CHANGES))]
+            sign = -1.0 if random.chance(0.5) else 1.0
+            value = change(value, sign * size, self.fill)
+        return value

@@ -1,0 +1,367 @@
+"""Image codecs: decode and encode JPEG with libjpeg-turbo, PNG, WebP and other formats with Pillow.
+
+Law: decoding returns what was asked for or raises BadSampleError; a truncated file is never half an
+image. At most MAX_PIXELS. EXIF orientation is ignored, alpha is dropped, CMYK becomes RGB. Fused with a
+window op, a JPEG is decoded at 1/2, 1/4 or 1/8 size and only down to the rows the window needs; those
+rows equal the whole image's but for the last two. Headers: ITU-T T.81, B.1.1 and B.2.2. Encoding: the
+same pixels and arguments give the same file with one codec release, with nothing of the clock, machine
+or source metadata.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import simplejpeg
+from PIL import Image, UnidentifiedImageError
+
+from meshd.transform.builtin.resize import CenterCrop, WindowOp, resample_window
+from meshd.transform.errors import BadSampleError
+from meshd.transform.op_types import BYTES, channels_of, image
+from meshd.transform.parameters import Parameter, choice, flag, whole
+from meshd.transform.registry import operation
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.transform.op_types import FieldType
+    from meshwire.plan.keyed_random import KeyedRandom
+
+
+CHROMA_MARGIN_ROWS = 2
+"""Rows at the lower edge that are not the whole image's."""
+_MARKER, _LENGTH = 2, 2
+_FRAME_HEADERS = frozenset((0xC0, 0xC1))  # baseline and extended sequential, Huffman codes
+_SCAN_HEADER = 0xDA
+_PASSED_BY = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, restart interval, COM, APPn
+_REST = re.compile(r"\d+ extraneous bytes before marker 0xd[0-79]\b")  # RST0-7, or the end of the image
+
+
+def truncate_rows(jpeg: bytes, height: int, at: int) -> bytes:
+    """The file with `height` rows in its header, at least one and fewer than it has. `at`: of `height_at`."""
+    parts = memoryview(jpeg)
+    return b"".join((parts[:at], height.to_bytes(2, "big"), parts[at + 2 :]))
+
+
+def is_trailing_data_warning(complaint: str) -> bool:
+    """Whether a decoder's first warning is that codes follow the last row, and a marker them."""
+    return _REST.search(complaint) is not None
+
+
+def find_height_offset(jpeg: bytes) -> int | None:
+    """Where the frame header has its height; None for a file whose rows do not follow each other in one scan,
+    the only one that a decoder takes: with several scans, or none, or markers of rarer processes before the
+    first."""
+    at, found, components = 2, None, 0
+    while at + 10 <= len(jpeg) and jpeg[at] == 0xFF:
+        marker, body = jpeg[at + 1], at + _MARKER + _LENGTH
+        if marker == _SCAN_HEADER:
+            return found if jpeg[body] == components else None
+        if marker in _FRAME_HEADERS and found is None:
+            found, components = body + 1, jpeg[body + 5]
+        elif marker not in _PASSED_BY:
+            return None
+        at += _MARKER + int.from_bytes(jpeg[at + _MARKER : body], "big")
+    return None
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from meshd.transform.builtin.resize import ResampleWindow
+    from meshd.transform.op_types import FieldType
+    from meshd.transform.registry import Operation
+    from meshwire.plan.keyed_random import KeyedRandom
+
+    Pixels = npt.NDArray[np.uint8]
+
+Mode = Literal["rgb", "gray"]
+MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: what one sample may cost a transform process
+MAX_SCANS = 200  # of a progressive JPEG: each is a pass over the whole image, however few bytes it has
+_MANY_PIXELS = 1 << 20
+_MOST_WORK = 1 << 28  # pixels times scans of a smaller one
+_WORTHWHILE = 16  # rows of a JPEG below which nothing is spared
+_FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+Image.MAX_IMAGE_PIXELS = None  # our own bound is checked before a pixel is decoded
+# What is wrong with a file is said once, with its name: by the bad sample, not in a log that it could fill.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHead:
+    """Size in pixels as stored; `colorspace` as libjpeg-turbo names it. `rows_at`: where the file says its
+    height, if its rows follow each other in one scan."""
+
+    height: int
+    width: int
+    colorspace: str
+    rows_at: int | None
+
+
+def read_jpeg_head(data: bytes) -> JpegHead:
+    """Raises BadSampleError for what is no JPEG, too large, or made to keep a decoder busy."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError as error:
+        raise BadSampleError(f"not a readable JPEG: {error}") from error
+    _check_pixels(height, width)
+    rows_at = find_height_offset(data)
+    if rows_at is None:
+        _check_scans(data, height * width)
+    return JpegHead(height, width, colorspace, rows_at)
+
+
+def _check_scans(data: bytes, pixels: int) -> None:
+    most = MAX_SCANS if pixels > _MANY_PIXELS else max(MAX_SCANS, _MOST_WORK // pixels)
+    # numpy counts a byte in a few microseconds, which is enough for whatever is no attack.
+    halves = np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA)
+    if halves > most and data.count(b"\xff\xda") > most:
+        raise BadSampleError(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
+
+
+def _check_pixels(height: int, width: int) -> None:
+    if height < 1 or width < 1 or height * width > MAX_PIXELS:
+        raise BadSampleError(f"an image of {width}×{height} pixels; at most {MAX_PIXELS} are decoded")
+
+
+def decode_jpeg(data: bytes, head: JpegHead, mode: Mode, shrink: int = 1) -> Pixels:
+    """[h, w, channels] at 1/`shrink` of the size, rounded up. Raises BadSampleError."""
+    if head.colorspace in ("CMYK", "YCCK"):  # libjpeg-turbo converts neither
+        return decode_other(data, mode)
+    height, width = -(-head.height // shrink), -(-head.width // shrink)
+    try:
+        decoded: Pixels = simplejpeg.decode_jpeg(
+            data, "RGB" if mode == "rgb" else "GRAY", min_height=height, min_width=width, min_factor=shrink
+        )
+    except ValueError as error:
+        raise BadSampleError(f"a damaged JPEG: {error}") from error
+    return decoded
+
+
+def decode_jpeg_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int = 1) -> Pixels:
+    """`decode_jpeg`, of which only the first `rows` rows are looked at: damage below them may go unnoticed,
+    truncation does not. [`rows` or more, w, channels]. Raises BadSampleError."""
+    height = (rows + CHROMA_MARGIN_ROWS) * shrink
+    if head.rows_at is None or height + _WORTHWHILE > head.height or head.colorspace in ("CMYK", "YCCK"):
+        return decode_jpeg(data, head, mode, shrink)
+    made: Pixels = np.empty(
+        (rows + CHROMA_MARGIN_ROWS, -(-head.width // shrink), 3 if mode == "rgb" else 1), np.uint8
+    )
+    try:
+        simplejpeg.decode_jpeg(
+            truncate_rows(data, height, head.rows_at),
+            "RGB" if mode == "rgb" else "GRAY",
+            min_height=made.shape[0],
+            min_width=made.shape[1],
+            min_factor=shrink,
+            buffer=made,
+        )
+    except ValueError as error:
+        if not is_trailing_data_warning(str(error)):
+            return decode_jpeg(data, head, mode, shrink)  # which says what is wrong, or finds that nothing is
+    return made
+
+
+def decode_other(data: bytes, mode: Mode) -> Pixels:
+    """[h, w, channels] of any other format. Raises BadSampleError."""
+    if data[: len(_PNG)] == _PNG:
+        _check_png(data)
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            _check_pixels(opened.height, opened.width)
+            wide = opened.mode.startswith(
+                "I"
+            )  # 16 bits a sample: Pillow's own conversion would clip, not scale
+            picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
+            array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
+    except (BadSampleError, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        raise BadSampleError("no JPEG, PNG, WebP, GIF, BMP or TIFF") from error
+    except Exception as error:  # Pillow's plugins raise many kinds for hostile bytes; all mean a bad file
+        raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
+    return array if array.ndim == 3 else array[:, :, None]
+
+
+def _check_png(data: bytes) -> None:
+    """The checksum of every chunk, which Pillow leaves out for those that hold the pixels."""
+    at = len(_PNG)
+    while True:
+        body = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        if body + 4 > len(data):
+            raise BadSampleError("a truncated PNG")
+        if zlib.crc32(memoryview(data)[at + 4 : body]) != int.from_bytes(data[body : body + 4], "big"):
+            raise BadSampleError("a damaged PNG: the checksum of a chunk is wrong")
+        if data[at + 4 : at + 8] == b"IEND":
+            return
+        at = body + 4
+
+
+def decode(data: bytes, mode: Mode) -> Pixels:
+    """[h, w, channels] uint8 of an image file. Raises BadSampleError."""
+    if data[:3] == _JPEG:
+        return decode_jpeg(data, read_jpeg_head(data), mode)
+    return decode_other(data, mode)
+
+
+_TAKES = "bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+_GIVES = 'uint8 [h, w, 3]; [h, w, 1] with `mode` "gray"'
+_MODE = Parameter("mode", choice("rgb", "gray"), "rgb")
+_MORE = "over 67 megapixels; more scans or text than an image needs"
+
+
+@operation(
+    "decode",
+    _MODE,
+    takes=_TAKES,
+    gives=_GIVES,
+    refuses=f"no such file, truncated or damaged; {_MORE}",
+)
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray"."""
+
+    mode: Mode
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "bytes":
+            raise ValueError(f"needs the source's bytes, not {field}; make it the first op")
+        return image(None, None, 3 if self.mode == "rgb" else 1)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> Pixels:
+        return decode(value, self.mode)
+
+    def fuse(self, following: Operation) -> Operation | None:
+        if isinstance(following, WindowOp) and not isinstance(following, CenterCrop):
+            return _WindowedDecode(self.mode, following, _whole)
+        return None
+
+
+@operation(
+    "decode",
+    _MODE,
+    version="2",
+    takes=_TAKES,
+    gives=_GIVES,
+    refuses=f"no such file, truncated, or damaged where the window op behind it still looks; {_MORE}",
+)
+class DecodeRows(Decode):
+    """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray".
+
+    Of a JPEG nothing is decoded below the window that the op behind it keeps.
+    """
+
+    __slots__ = ()
+
+    def fuse(self, following: Operation) -> Operation | None:
+        if isinstance(following, WindowOp) and not isinstance(following, CenterCrop):
+            return _WindowedDecode(self.mode, following, decode_jpeg_rows)
+        return None
+
+
+def _whole(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int) -> Pixels:
+    return decode_jpeg(data, head, mode, shrink)
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowedDecode:
+    """decode and the window op behind it: shrink-on-load where the window allows. `decode_rows`: JPEG,
+    header, mode, rows that are kept of the shrunk image, shrink to pixels."""
+
+    mode: Mode
+    windowing: WindowOp
+    decode_rows: Callable[[bytes, JpegHead, Mode, int, int], Pixels]
+
+    def infer(self, field: FieldType) -> FieldType:
+        raise NotImplementedError("types are inferred op by op, before fusing")
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        mode = self.mode
+        if value[:3] != _JPEG:
+            return self._cut(decode_other(value, mode), random)
+        head = read_jpeg_head(value)
+        if head.colorspace in ("CMYK", "YCCK"):
+            return self._cut(decode_other(value, mode), random)
+        window: ResampleWindow = self.windowing.window(head.height, head.width, random)
+        shrink = window.shrink()
+        return resample_window(
+            self.decode_rows(value, head, mode, window.rows(shrink), shrink), window, shrink
+        )
+
+    def _cut(self, decoded: Pixels, random: KeyedRandom) -> npt.NDArray[Any]:
+        return resample_window(decoded, self.windowing.window(decoded.shape[0], decoded.shape[1], random))
+
+
+Format = Literal["jpeg", "png", "webp"]
+Subsampling = Literal["444", "422", "420"]
+_MAX_SIDE: dict[Format, int] = {"jpeg": 65_500, "png": 1 << 24, "webp": 16_383}
+_PNG_LEVEL = 6
+
+
+@operation(
+    "encode",
+    Parameter("format", choice("jpeg", "png", "webp")),
+    Parameter("quality", whole(1, 100), 90),
+    Parameter("subsampling", choice("444", "422", "420"), "420"),
+    Parameter("lossless", flag, False),
+    takes="uint8 [h, w, 1 or 3]",
+    gives="bytes of an image file",
+    refuses="more pixels a side than the format holds: 65,500 (JPEG), 16,383 (WebP)",
+)
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """uint8 [height, width, 1 or 3] to an image file. `quality` of JPEG and WebP; `subsampling` of JPEG's
+    colours; `lossless` of WebP. PNG is lossless always."""
+
+    format: Format
+    quality: int
+    subsampling: Subsampling
+    lossless: bool
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.layout != "hwc":
+            what = "put it before to_chw" if field.layout == "chw" else "decode it first"
+            raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+        if channels_of(field) not in (1, 3):
+            raise ValueError(f"encodes 1 or 3 channels, not {field}")
+        return BYTES
+
+    def apply(self, value: npt.NDArray[np.uint8], random: KeyedRandom) -> bytes:
+        longest = max(value.shape[:2])
+        if longest > _MAX_SIDE[self.format]:
+            raise BadSampleError(f"{self.format} holds at most {_MAX_SIDE[self.format]} pixels a side")
+        if self.format == "jpeg":
+            return self._jpeg(value)
+        return self._by_pillow(value)
+
+    def _jpeg(self, value: npt.NDArray[np.uint8]) -> bytes:
+        gray = value.shape[2] == 1
+        file: bytes = simplejpeg.encode_jpeg(
+            value if value.flags["C_CONTIGUOUS"] else value.copy(),
+            quality=self.quality,
+            colorspace="GRAY" if gray else "RGB",
+            colorsubsampling="Gray" if gray else self.subsampling,
+            fastdct=False,
+        )
+        return file
+
+    def _by_pillow(self, value: npt.NDArray[np.uint8]) -> bytes:
+        picture = Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value)
+        out = io.BytesIO()
+        if self.format == "png":
+            picture.save(out, "PNG", compress_level=_PNG_LEVEL)
+        else:
+            options: dict[str, Any] = {"lossless": self.lossless, "quality": self.quality, "method": 4}
+            picture.save(out, "WEBP", **options)
+        return out.getvalue()

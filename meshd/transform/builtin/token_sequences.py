@@ -1,0 +1,172 @@
+"""Token sequences: tokenize text with a tokenizer.json, truncate and pad arrays along the first axis.
+
+Law: tokens follow from the text and the file alone; truncation and padding settings in the file are
+ignored, those are separate ops. The interpretation of a file belongs to one release of `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from meshd.transform.assets import BadAssetError, asset
+from meshd.transform.builtin.text import check_bytes, text_of
+from meshd.transform.errors import BadSampleError
+from meshd.transform.op_types import FieldType
+from meshd.transform.parameters import Parameter, choice, flag, number, whole
+from meshd.transform.registry import operation
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.transform.assets import Asset
+    from meshwire.plan.keyed_random import KeyedRandom
+
+
+MAX_LENGTH = 1 << 24
+Side = Literal["left", "right"]
+
+
+def _check_sequence(field: FieldType) -> None:
+    if field.kind != "array" or field.layout or not field.shape:
+        raise ValueError(f"needs an array with a first axis, not {field}; tokenize or read one first")
+
+
+@operation(
+    "truncate",
+    Parameter("length", whole(1, MAX_LENGTH)),
+    Parameter("side", choice("left", "right"), "right"),
+    takes="an array [n, …]",
+    gives="the same dtype [at most `length`, …]",
+)
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """At most `length` elements of the first axis: what is too many goes at the `side`."""
+
+    length: int
+    side: Side
+
+    def infer(self, field: FieldType) -> FieldType:
+        _check_sequence(field)
+        first = field.shape[0]
+        cut = None if first is None else min(first, self.length)
+        return FieldType("array", field.dtype, (cut, *field.shape[1:]))
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        return value[: self.length] if self.side == "right" else value[max(0, len(value) - self.length) :]
+
+
+@operation(
+    "pad_to",
+    Parameter("length", whole(1, MAX_LENGTH)),
+    Parameter("value", number(-(2.0**63), 2.0**64), 0.0),
+    Parameter("side", choice("left", "right"), "right"),
+    takes="an array [n, …]",
+    gives="the same dtype [`length`, …]: dense, if the other axes are",
+    refuses="longer than `length` (put `truncate` before it)",
+)
+@dataclass(frozen=True, slots=True)
+class PadTo:
+    """Filled up with `value` to `length` elements of the first axis, at the `side`."""
+
+    length: int
+    value: float
+    side: Side
+
+    def infer(self, field: FieldType) -> FieldType:
+        _check_sequence(field)
+        if field.shape[0] is not None and field.shape[0] > self.length:
+            raise ValueError(f"{field} is longer than {self.length}; put truncate before it")
+        _fitting(self.value, field.dtype)
+        return FieldType("array", field.dtype, (self.length, *field.shape[1:]))
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        missing = self.length - len(value)
+        if missing < 0:
+            raise BadSampleError(
+                f"a sequence of {len(value)}; at most {self.length} are taken: truncate first"
+            )
+        padded = np.full((self.length, *value.shape[1:]), _fitting(self.value, value.dtype.name), value.dtype)
+        start = 0 if self.side == "right" else missing
+        padded[start : start + len(value)] = value
+        return padded
+
+
+def _fitting(value: float, dtype: str) -> Any:
+    """`value` as the dtype has it. Raises ValueError when it has not."""
+    wanted = np.dtype(dtype)
+    if wanted.kind not in "iu":
+        return wanted.type(value)
+    info = np.iinfo(wanted)
+    if not value.is_integer() or not info.min <= int(value) <= info.max:
+        raise ValueError(f"the value {value:g} is no {dtype}")
+    return wanted.type(int(value))
+
+
+_LOADED = 4
+os.environ.setdefault(
+    "TOKENIZERS_PARALLELISM", "false"
+)  # a process is one core's; the pool is the parallelism
+
+
+@lru_cache(maxsize=_LOADED)
+def _load(file: Asset) -> Any:
+    """The tokenizer of a file; loading takes 0.1 s a few MB, so the last ones stay. Raises BadAssetError."""
+    try:
+        tokenizer = Tokenizer.from_buffer(file.data)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.get_vocab_size()
+    except BaseException as error:  # a panic of the library is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise BadAssetError("file", f"not a tokenizer.json of Hugging Face tokenizers: {error}") from None
+    return tokenizer
+
+
+@operation(
+    "tokenize",
+    Parameter("file", asset),
+    Parameter("special", flag, True),
+    Parameter("dtype", choice("auto", "uint16", "uint32", "int32", "int64"), "auto"),
+    takes="bytes of a UTF-8 text",
+    gives='tokens [n] of `dtype`, ragged; "auto" is uint16 for a vocabulary up to 65,536, else uint32',
+    refuses="no valid UTF-8; more than 16 MiB; a text the tokenizer refuses",
+)
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Token numbers of a text, by a Hugging Face `tokenizer.json`; with `special` as its post-processor adds
+    special tokens. Truncation and padding that the file asks for are left to `truncate` and `pad_to`."""
+
+    file: Asset
+    special: bool
+    dtype: str
+    _tokenizer: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tokenizer = _load(self.file)
+        size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        dtype = ("uint16" if size <= 1 << 16 else "uint32") if self.dtype == "auto" else self.dtype
+        if size - 1 > np.iinfo(dtype).max:
+            raise BadAssetError("file", f"its {size} tokens do not fit into {dtype}; use uint32")
+        object.__setattr__(self, "_tokenizer", tokenizer)
+        object.__setattr__(self, "dtype", dtype)
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        return FieldType("array", self.dtype, (None,))
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        text = text_of(value)
+        try:
+            (made,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self.special)
+        except BaseException as error:  # a panic of the library is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise BadSampleError(f"the tokenizer refuses the text: {error}") from None
+        return np.array(made.ids, self.dtype)

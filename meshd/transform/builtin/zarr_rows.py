@@ -1,0 +1,122 @@
+"""Zarr rows: decode one row or chunk of a Zarr v3 array.
+
+Law: the size of the decoded row is known before decoding starts, and nothing larger is allocated.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from awscrt.checksums import crc32c
+
+from meshd.transform.assets import BadAssetError, asset
+from meshd.transform.builtin.text import check_bytes
+from meshd.transform.errors import BadSampleError
+from meshd.transform.op_types import FieldType
+from meshd.transform.parameters import Parameter
+from meshd.transform.registry import operation
+from meshwire.formats.zarr_source import parse_array, parse_chunked
+from meshwire.strict_json import PlanError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.transform.assets import Asset
+    from meshwire.formats.zarr_source import ChunkedArray, SourceArray
+    from meshwire.plan.keyed_random import KeyedRandom
+
+
+@operation(
+    "zarr",
+    Parameter("metadata", asset),
+    takes="bytes of a row, of a dataset of kind zarr",
+    gives="the array's dtype, and its shape without the first axis",
+    refuses="damaged, or not of the size that the metadata says",
+)
+@dataclass(frozen=True, slots=True)
+class Zarr:
+    """A row of a Zarr v3 array, as its `metadata` (the array's `zarr.json`, an object) says: dtype, shape,
+    and the codecs gzip, zstd and crc32c."""
+
+    metadata: Asset
+    _array: SourceArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "_array", parse_array(self.metadata.data, "zarr.json"))
+        except PlanError as error:
+            raise BadAssetError("metadata", str(error)) from error
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        return FieldType("array", self._array.dtype, self._array.row)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        array, data = self._array, value
+        alone = array.inner == 1 or (not array.inner and array.chunk == 1)
+        for encoding in reversed(array.encodings if alone else ()):
+            data = _decoded(encoding, data, array.row_bytes + 4)
+        if len(data) != array.row_bytes:
+            raise BadSampleError(f"a row of {len(data)} bytes; the metadata says {array.row_bytes}")
+        kind = np.dtype(array.dtype)
+        found = np.frombuffer(data, kind.newbyteorder(">" if array.swapped else "<"))
+        return found.astype(kind, copy=False).reshape(array.row)
+
+
+@operation(
+    "zarr_chunk",
+    Parameter("metadata", asset),
+    takes="bytes of a chunk, of a dataset of kind chunks",
+    gives="the array's dtype, and the shape of its chunks",
+    refuses="damaged, or not of the size that the metadata says",
+)
+@dataclass(frozen=True, slots=True)
+class ZarrChunk:
+    """A chunk of a Zarr v3 array, as its `metadata` (the array's `zarr.json`, an object) says: dtype, shape,
+    and the codecs gzip, zstd and crc32c."""
+
+    metadata: Asset
+    _array: ChunkedArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "_array", parse_chunked(self.metadata.data, "zarr.json"))
+        except PlanError as error:
+            raise BadAssetError("metadata", str(error)) from error
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        return FieldType("array", self._array.dtype, self._array.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        array, data = self._array, value
+        for encoding in reversed(array.layout.encodings):
+            data = _decoded(encoding, data, array.row_bytes + 4)
+        if len(data) != array.row_bytes:
+            raise BadSampleError(f"a chunk of {len(data)} bytes; the metadata says {array.row_bytes}")
+        kind = np.dtype(array.dtype)
+        found = np.frombuffer(data, kind.newbyteorder(">" if array.layout.swapped else "<"))
+        return found.astype(kind, copy=False).reshape(array.shape)
+
+
+def _decoded(encoding: str, data: bytes, most: int) -> bytes:
+    """At most `most` bytes (a checksum may be among them) and one. Raises BadSampleError."""
+    try:
+        if encoding == "gzip":
+            return zlib.decompressobj(wbits=31).decompress(data, most + 1)
+        if encoding == "zstd":
+            return bytes(zstd.ZstdDecompressor().decompress(data, most + 1))
+    except (zlib.error, zstd.ZstdError, EOFError, ValueError) as error:
+        raise BadSampleError(f"not {encoding}: {error}") from error
+    if len(data) < 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        raise BadSampleError("the row does not have its crc32c")
+    return data[:-4]

@@ -1,0 +1,169 @@
+"""Plan compiler: turns the ops of a plan into a program that renders one row of a batch.
+
+Invariant: a canonical plan compiles to the same program on every node that has its op versions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.transform import registry
+from meshd.transform.assets import PREFIX, no_assets
+from meshd.transform.errors import BadSampleError
+from meshd.transform.mixup_pairs import compile_mixing, split_at_mixing
+from meshd.transform.multi_field_ops import FieldOps, SharedDraws
+from meshd.transform.op_chain import compile_chain
+from meshd.transform.sandbox.user_modules import MODULES
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.op_declarations import is_user_op
+from meshwire.plan.plan_spec import parse_spec
+from meshwire.strict_json import PlanError, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from meshd.transform.assets import AssetLoader
+    from meshd.transform.mixup_pairs import CompiledMixing, SplitChain
+    from meshd.transform.multi_field_ops import CompiledMultiFieldOp
+    from meshd.transform.op_chain import Draw, OpChain
+    from meshd.transform.op_types import FieldType
+    from meshwire.plan.plan_spec import OpSpec, PlanSpec
+
+__all__ = ["Program", "asset_digests", "compile_program", "complete_spec", "load_program"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`chains` by field, in order of name: the bytes fields of the dataset. With a `pairing`, the chain of
+    its field begins with the mixed value; those of fields that `joints` took with what these made. `shared`:
+    ops, by index, that draw for several fields alike.
+    """
+
+    seed: int
+    chains: Mapping[str, OpChain]
+    pairing: CompiledMixing | None = None
+    joints: tuple[CompiledMultiFieldOp, ...] = ()
+    shared: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> dict[str, FieldType]:
+        return {name: chain.output for name, chain in self.chains.items()}
+
+    def check_alone(self, why: str) -> None:
+        """Raise PlanError when rows are mixed: `why` says what has no second row."""
+        if self.pairing is not None:
+            raise PlanError(
+                f"ops[{self.pairing.index}]", f"{self.pairing.op} mixes two rows of a batch; {why}"
+            )
+
+    def draw(self, epoch: int, position: int) -> Draw:
+        """The randomness of one position, to make one row with: op index → draws."""
+        if self.shared:
+            return SharedDraws(self.seed, epoch, position, self.shared)
+        return partial(KeyedRandom, self.seed, epoch, position)
+
+
+def complete_spec(spec: PlanSpec, first: Callable[[str], bytes]) -> PlanSpec:
+    """The spec with all that its hash must cover: the latest version where an op has none, and arguments that
+    are taken from the data. `first` reads a field's bytes of the dataset's first sample
+    (KeyError for a field that is none of bytes).
+
+    Raises UnknownOpError, UnknownBuildError, and PlanError when the first sample does not tell.
+    """
+    ops = tuple(_completed(op, f"ops[{index}]", first) for index, op in enumerate(spec.ops))
+    return replace(spec, ops=ops)
+
+
+def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
+    definition = registry.find(op.op, op.version, path)
+    args = dict(op.args)
+    if definition.complete is not None:
+        if op.fields:
+            raise PlanError(f"{path}.fields", f"{op.op} is made for one field: give each an op of its own")
+        try:
+            args = definition.complete(args, lambda: first(op.field))
+        except KeyError:  # no such field: compiling says so, and what there is
+            pass
+        except BadSampleError as error:
+            raise PlanError(
+                f"{path}.args", f"give all arguments of {op.op!r}; the first sample does not tell: {error}"
+            ) from error
+    return replace(op, version=definition.version, args=args)
+
+
+def compile_program(
+    spec: PlanSpec,
+    fields: Sequence[str],
+    labels: Sequence[str] = (),
+    *,
+    fuse: bool = True,
+    load: AssetLoader = no_assets,
+) -> Program:
+    """The program over the bytes fields `fields`; `labels` are known to the plan but take no ops.
+
+    Raises PlanError with the path of the bad field. `fuse=False` compiles the plain chain (the tests'
+    oracle); `load` gives ops the assets they are built with.
+    """
+    sorted_ = FieldOps(fields, fuse=fuse, load=load)
+    for index, op in enumerate(spec.ops):
+        for name in op.every:
+            _check_field(name, f"ops[{index}].{'fields' if op.fields else 'field'}", sorted_.ops, labels)
+        sorted_.add(index, op)
+    starts = sorted_.starts
+    halves = {
+        name: split_at_mixing(ops, fuse=fuse, load=load, start=starts[name])
+        for name, ops in sorted_.ops.items()
+    }
+    mixed = {name: cut for name, cut in halves.items() if cut is not None}
+    chains = {
+        name: mixed[name].after
+        if name in mixed
+        else compile_chain(ops, fuse=fuse, load=load, start=starts[name])
+        for name, ops in sorted_.ops.items()
+    }
+    pairing = _pairing(mixed, chains, labels)
+    return Program(spec.seed, chains, pairing, tuple(sorted_.joints), sorted_.shared)
+
+
+def _check_field(name: str, path: str, known: Collection[str], labels: Sequence[str]) -> None:
+    if name in labels:
+        raise PlanError(path, f"{name!r} is a class label, an integer already; it takes no ops")
+    if name not in known:
+        raise PlanError(path, f"the dataset has no field {name!r}{suggestion(name, known)}")
+
+
+def _pairing(
+    mixed: Mapping[str, SplitChain], chains: Mapping[str, OpChain], labels: Sequence[str]
+) -> CompiledMixing | None:
+    if not mixed:
+        return None
+    (field, halves), *more = sorted(mixed.items(), key=lambda item: item[1].index)
+    if more:
+        raise PlanError(f"ops[{more[0][1].index}]", f"a plan mixes one field, this one {field!r} already")
+    return compile_mixing(field, halves, chains, labels)
+
+
+def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
+    """The assets a pinned spec needs, modules of users' ops among them, each once, in order. Raises
+    UnknownOpError, UnknownBuildError."""
+    modules = {op.version.removeprefix(PREFIX) for op in spec.ops if is_user_op(op.op)}
+    found = modules | {
+        str(op.args[name]).removeprefix(PREFIX)
+        for index, op in enumerate(spec.ops)
+        for name in registry.find(op.op, op.version, f"ops[{index}]").assets
+        if op.args.get(name) is not None
+    }
+    return tuple(sorted(found))
+
+
+def load_program(text: str, load: AssetLoader = no_assets) -> Program:
+    """The program of canonical JSON {"spec", "fields", "labels"?}. Raises what `compile_program` does."""
+    document = json.loads(text)
+    spec, labels = parse_spec(document["spec"]), document.get("labels", ())
+    for index, op in enumerate(spec.ops):
+        if is_user_op(op.op):  # known from here on, to whoever looks an op up by its name
+            MODULES.find(op.op, op.version, f"ops[{index}]", load)
+    return compile_program(spec, document["fields"], labels, load=load)

@@ -1,0 +1,212 @@
+"""Ops over several fields: joint ops over all values, and ops applied to each field with shared draws.
+
+Law: a row depends only on its own values and draws. An op applied to each field draws once for all of
+them; a row whose fields need different ranges is a bad sample. Invariant: a multi-field op receives
+each value as the preceding ops left it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from meshd.transform import registry
+from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
+from meshd.transform.messages import value_bytes
+from meshd.transform.op_chain import compile_chain
+from meshd.transform.op_types import BYTES, mismatch
+from meshd.transform.resource_limits import is_out_of_memory
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from meshd.transform.assets import AssetLoader
+    from meshd.transform.messages import OpStats
+    from meshd.transform.op_chain import Draw, OpChain
+    from meshd.transform.op_types import FieldType
+    from meshwire.plan.plan_spec import OpSpec
+
+    Pieces = Sequence[tuple[int, ...]]
+
+_NO_DRAWS = KeyedRandom(0, 0, 0)
+
+
+class MultiFieldOp(Protocol):
+    """An op over the values of several fields."""
+
+    def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
+        """The types of all fields after it, in their order. Raises ValueError."""
+        ...
+
+    def apply_all(self, values: Sequence[Any], random: KeyedRandom) -> tuple[Any, ...]:
+        """The values of all fields after it; those that it leaves alone are the same objects."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledMultiFieldOp:
+    """Such an op in a plan. `before`: for each of its fields, by its number in the program, what is done
+    ahead; `outputs`: their types behind it. `draws`: whether it takes randomness."""
+
+    op: str
+    index: int
+    before: tuple[tuple[int, OpChain], ...]
+    outputs: tuple[FieldType, ...]
+    operation: MultiFieldOp
+    draws: bool
+
+    def run(self, values: Sequence[Any], draw: Draw, tally: OpStats) -> tuple[Any, ...]:
+        """Raises BadSampleError, OpFailedError, OutOfMemoryError."""
+        began, taken = tally.clock(), sum(map(value_bytes, values))
+        try:
+            made = self.operation.apply_all(values, draw(self.index) if self.draws else _NO_DRAWS)
+            self._check(made)
+        except Exception as error:
+            tally.add(self.op, tally.clock() - began, taken, 0, failed=True)
+            if is_out_of_memory(error):
+                raise OutOfMemoryError(self.op) from error
+            if isinstance(error, BadSampleError):
+                error.op = self.op
+                raise
+            raise OpFailedError(self.op, error) from error
+        tally.add(self.op, tally.clock() - began, taken, sum(map(value_bytes, made)))
+        return made
+
+    def _check(self, made: tuple[Any, ...]) -> None:
+        for output, value in zip(self.outputs, made, strict=True):
+            wrong = mismatch(output, value)
+            if wrong:
+                raise WrongOutputError(f"made {wrong}, promised {output}")
+
+
+class FieldOps:
+    """The ops of a plan as they are sorted by field: what is still to be compiled of each, and the type it
+    begins with."""
+
+    def __init__(self, names: Collection[str], *, fuse: bool, load: AssetLoader) -> None:
+        self.ops: dict[str, list[tuple[int, OpSpec]]] = {name: [] for name in sorted(names)}
+        self.starts: dict[str, FieldType] = dict.fromkeys(self.ops, BYTES)
+        self.joints: list[CompiledMultiFieldOp] = []
+        self.shared: dict[int, tuple[str, ...]] = {}
+        self._fuse, self._load = fuse, load
+
+    def add(self, index: int, op: OpSpec) -> None:
+        """The next op of the plan. Raises PlanError."""
+        definition = registry.find(op.op, op.version, f"ops[{index}]")
+        if definition.joins:
+            self._join(index, op)
+            return
+        if op.fields:
+            self._check_shared(index, op, definition)
+        for name in op.every:
+            self.ops[name].append((index, op.of(name) if op.fields else op))
+
+    def _check_shared(self, index: int, op: OpSpec, definition: registry.OpDefinition) -> None:
+        if definition.mixes:
+            raise PlanError(f"ops[{index}].fields", f"{op.op} mixes one field; name its labels in `labels`")
+        if definition.random:
+            self.shared[index] = op.fields
+
+    def _join(self, index: int, op: OpSpec) -> None:
+        path = f"ops[{index}]"
+        if op.each:
+            raise PlanError(f"{path}.each", f"{op.op} takes its fields together: it has one set of arguments")
+        chains = []
+        for name in op.every:
+            mixing = [at for at, each in self.ops[name] if registry.find(each.op, each.version, path).mixes]
+            if mixing:
+                raise PlanError(path, f"{op.op} works on rows before they are mixed: put it ahead")
+            chains.append(
+                compile_chain(self.ops[name], fuse=self._fuse, load=self._load, start=self.starts[name])
+            )
+        definition, operation = registry.build(op, path, self._load)
+        joining: MultiFieldOp = operation  # type: ignore[assignment]  # `joins` says so
+        try:
+            outputs = joining.infer_all([chain.output for chain in chains])
+        except ValueError as error:
+            raise PlanError(path, f"{op.op}: {error}") from None
+        numbers = [list(self.ops).index(name) for name in op.every]
+        before = tuple(zip(numbers, chains, strict=True))
+        self.joints.append(CompiledMultiFieldOp(op.op, index, before, outputs, joining, definition.random))
+        for name, output in zip(op.every, outputs, strict=True):
+            self.ops[name], self.starts[name] = [], output
+
+
+class RowInputs:
+    """What the last part of each field's chain begins with, for one row: its bytes, or what an op over
+    several fields made."""
+
+    def __init__(
+        self,
+        joints: Sequence[CompiledMultiFieldOp],
+        sources: Sequence[Pieces],
+        read: Callable[[Pieces], bytes],
+        draw: Draw,
+        tally: OpStats,
+    ) -> None:
+        self._joints, self._sources, self._read = joints, sources, read
+        self._draw, self._tally = draw, tally
+        self._made: dict[int, Any] = {}
+        self._joined = not joints
+        self.number = joints[0].before[0][0] if joints else 0
+        """The field at hand: the one that an error is told of."""
+
+    def join(self) -> None:
+        """Run what takes several fields, once. Raises what rendering raises."""
+        if self._joined:
+            return
+        for joint in self._joints:
+            values = []
+            for number, chain in joint.before:
+                self.number = number
+                values.append(chain.render(self._begun(number), self._draw, self._tally))
+            self.number = joint.before[0][0]
+            made = joint.run(values, self._draw, self._tally)
+            self._made.update({number: value for (number, _), value in zip(joint.before, made, strict=True)})
+        self._joined = True
+
+    def of(self, number: int) -> Any:
+        """The value of a field, by its number."""
+        self.join()
+        self.number = number
+        return self._begun(number)
+
+    def _begun(self, number: int) -> Any:
+        return self._made[number] if number in self._made else self._read(self._sources[number])
+
+
+class _TracedDraws(KeyedRandom):
+    """Draws, and remembers the ranges of its integers, or compares them with those of another field."""
+
+    __slots__ = ("_again", "_at", "_fields", "_ranges")
+
+    def begin(self, ranges: list[int], fields: tuple[str, ...], *, again: bool) -> None:
+        self._ranges, self._fields, self._again, self._at = ranges, fields, again, 0
+
+    def integer(self, n: int) -> int:
+        if not self._again:
+            self._ranges.append(n)
+        elif self._at >= len(self._ranges) or self._ranges[self._at] != n:
+            names = " and ".join(map(repr, self._fields))
+            raise BadSampleError(f"the fields {names} differ in size: what is done to all needs one size")
+        self._at += 1
+        return super().integer(n)
+
+
+class SharedDraws:
+    """The draws of one row, where ops over several fields draw for all of them alike."""
+
+    def __init__(self, seed: int, epoch: int, position: int, shared: Mapping[int, tuple[str, ...]]) -> None:
+        self._key, self._shared = (seed, epoch, position), shared
+        self._ranges: dict[int, list[int]] = {}
+
+    def __call__(self, index: int) -> KeyedRandom:
+        fields = self._shared.get(index)
+        if fields is None:
+            return KeyedRandom(*self._key, index)
+        again = index in self._ranges
+        traced = _TracedDraws(*self._key, index)
+        traced.begin(self._ranges.setdefault(index, []), fields, again=again)
+        return traced

@@ -1,0 +1,136 @@
+"""Main of the Parquet child process: drops its rights, requests the bytes of one file and sends its rows.
+
+Law: the process handles one file and exits. It loads pyarrow first, because no file can be opened
+later, and reads the first byte of the file after the last right is dropped. Invariant: it holds one
+batch of rows, and the lengths of all rows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
+from meshd.transform.sandbox import restrictions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.transform.parquet.row_conversion import RowConverter
+
+_CPU_SECONDS: Final = 1800
+
+
+def main() -> None:
+    """Run by `python -c`, with the settings as the first argument."""
+    settings = json.loads(sys.argv[1])
+    restrictions.set_parent_death_signal(settings["parent"])
+    link = _Link(settings["socket"])
+    try:
+        rows = _confined(settings["memory"])
+    except ImportError as error:
+        link.fail("missing", str(error))
+    except OSError as error:
+        link.fail("refused", f"this node cannot confine a process: {error}")
+    else:
+        _send_rows(link, rows, _Source(link, settings["size"]))
+
+
+def _confined(memory: int) -> RowConverter:
+    """The reader, in a process that has nothing left. Raises ImportError, OSError."""
+    statm = os.open("/proc/self/statm", os.O_RDONLY)
+    restrictions.set_resource_limits()
+    restrictions.drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    from meshd.transform.parquet.row_conversion import RowConverter
+
+    rows = RowConverter()
+    rows.warm()
+    if len(os.listdir("/proc/self/task")) != 1:  # a filter is a thread's
+        raise restrictions.RestrictionError("pyarrow began a thread")
+    restrictions.install_syscall_filter(files=False, last=True)
+    restrictions.set_memory_limit(statm, memory)
+    return rows
+
+
+def _send_rows(link: _Link, rows: RowConverter, source: _Source) -> None:
+    try:
+        for piece in rows.convert(source):
+            link.say(DATA, piece)
+        link.say(DONE)
+    except MemoryError:
+        link.fail("memory", "")
+    except Exception as error:  # whatever a hostile file makes a library raise
+        link.fail("bad", str(error) or type(error).__name__)
+
+
+class _Link:
+    """The way to who asks; plain reads and writes, for nothing else is allowed later."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def say(self, what: bytes, data: bytes = b"") -> None:
+        self._write(HEAD.pack(what, 0, len(data)))
+        self._write(data)
+
+    def fail(self, kind: str, why: str) -> None:
+        self.say(FAILED, json.dumps({"kind": kind, "why": why[:MAX_TOLD]}).encode())
+
+    def ask(self, offset: int, length: int) -> bytes:
+        """Bytes of the file."""
+        self._write(HEAD.pack(READ, offset, length))
+        found: list[bytes] = []
+        while length:
+            found.append(os.read(self._fd, length))
+            if not found[-1]:
+                os._exit(0)  # nobody is there any more
+            length -= len(found[-1])
+        return b"".join(found)
+
+    def _write(self, data: bytes) -> None:
+        room = memoryview(data)
+        while room:
+            room = room[os.write(self._fd, room) :]
+
+
+class _Source(io.RawIOBase):
+    """The file, as pyarrow reads it."""
+
+    def __init__(self, link: _Link, size: int) -> None:
+        self._link, self.size, self._at = link, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0 if whence == os.SEEK_SET else self._at if whence == os.SEEK_CUR else self.size)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self.size - self._at)
+        data = b"".join(self._pieces(left if size < 0 else min(size, left)))
+        self._at += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, room: Any) -> int:
+        data = self.read(len(room))
+        room[: len(data)] = data
+        return len(data)
+
+    def _pieces(self, length: int) -> Iterator[bytes]:
+        for at in range(self._at, self._at + length, PIECE):
+            yield self._link.ask(at, min(PIECE, self._at + length - at))

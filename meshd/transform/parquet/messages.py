@@ -1,0 +1,17 @@
+"""Messages of the Parquet child process: a fixed head, then a payload of the length it gives.
+
+Law: the child sends READ (answered with exactly that many bytes), DATA (of the copy), DONE, or FAILED
+(the reason as JSON); the parent checks everything.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+HEAD: Final = struct.Struct("<cQI")
+"""What, where in the file (READ), how many bytes."""
+READ, DATA, DONE, FAILED = b"R", b"D", b".", b"!"
+PIECE: Final = 1 << 20
+"""Bytes of one message at most."""
+MAX_TOLD: Final = 400

@@ -1,0 +1,182 @@
+"""Render calls: the rows of one call, split into slices, and the result as it accumulates.
+
+Law: the result of a call is set once, when all its rows are done. Replies after a cancellation are
+dropped, and every descriptor is closed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from meshd.transform.messages import RenderRequest, Row
+from meshd.transform.scheduling import QueuePosition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.transform.messages import Failure, RaggedColumn
+    from meshd.transform.scheduling import QueueTicket
+    from meshd.transform.source_files import Piece
+
+PlacedPieces = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """One row to render. `sources`: for each field, in order of name, the pieces of its bytes; `partner`:
+    those of the row it is mixed with.
+    """
+
+    row: int
+    position: int
+    sources: tuple[tuple[Piece, ...], ...]
+    partner: tuple[tuple[Piece, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedPart:
+    """Ragged data of some rows: `columns` one after the other in `fd`, which is the receiver's to close."""
+
+    rows: tuple[int, ...]
+    columns: tuple[RaggedColumn, ...]
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowChecksums:
+    """crc32c of `rows` that are in the frame: `columns`, one a fixed field in order of name."""
+
+    rows: tuple[int, ...]
+    columns: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class RenderResult:
+    """The outcome of all rows asked for: those not in `failures` are in the frame, or in `parts` if
+    ragged. `seconds` of the processes, and of these `reading` source bytes.
+    """
+
+    failures: list[Failure] = field(default_factory=list)
+    parts: list[RaggedPart] = field(default_factory=list)
+    checksums: list[RowChecksums] = field(default_factory=list)
+    seconds: float = 0.0
+    reading: float = 0.0
+
+    def close(self) -> None:
+        """Close the scratch files. Idempotent."""
+        while self.parts:
+            os.close(self.parts.pop().fd)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderSpec:
+    """What is to be done with the rows of a call, and for whom; `asked`: when, by the event loop's clock."""
+
+    asked: float
+    account: str
+    job: str
+    program_text: str
+    program: str
+    epoch: int
+    frame_bytes: int
+    targets: tuple[tuple[int, int] | None, ...]
+    assets: tuple[tuple[str, tuple[Piece, ...]], ...] = ()
+
+
+class RenderCall:
+    """What all slices of one `render` share: the order, and the outcome as it comes together.
+
+    The frame's descriptor is kept open until the last slice is through.
+    """
+
+    def __init__(self, order: RenderSpec, frame_fd: int, rows: int) -> None:
+        self.order = order
+        self.frame_fd = os.dup(frame_fd)
+        self.outcome: asyncio.Future[RenderResult] = asyncio.get_running_loop().create_future()
+        self._rendered = RenderResult()
+        self._left, self._slices = rows, 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the outcome."""
+        return not self.outcome.done()
+
+    def enter(self) -> None:
+        self._slices += 1
+
+    def leave(self) -> None:
+        self._slices -= 1
+        if not self._slices:
+            os.close(self.frame_fd)
+
+    def take(self, part: RenderResult, rows: int) -> None:
+        """The outcome of `rows` more rows."""
+        if not self.wanted:
+            part.close()
+            return
+        self._rendered.failures += part.failures
+        self._rendered.parts += part.parts
+        self._rendered.checksums += part.checksums
+        self._rendered.seconds += part.seconds
+        self._rendered.reading += part.reading
+        self._left -= rows
+        if not self._left:
+            self.outcome.set_result(self._rendered)
+
+    def give_up(self, error: Exception) -> None:
+        if self.wanted:
+            self.discard()
+            self.outcome.set_exception(error)
+
+    def discard(self) -> None:
+        """Of a call that failed or was cancelled: nobody else will close its scratch files."""
+        self._rendered.close()
+
+
+class RowSlice:
+    """Rows on their way. `suspect`: one row, tried again because a process died on it; `lost`: how often a
+    process died that had this slice but had not begun it; `turn`: what the queue is to be told of.
+    """
+
+    def __init__(self, call: RenderCall, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
+        self.call, self.rows, self.suspect = call, rows, suspect
+        self.number, self.lost = 0, 0
+        self.turn: QueueTicket[RowSlice] | None = None
+        call.enter()
+
+    @property
+    def place(self) -> QueuePosition:
+        """Where it belongs in its job's line."""
+        return QueuePosition(self.call.order.asked, self.call.order.epoch, self.rows[0].position)
+
+    def request(self, number: int, *, with_text: bool) -> RenderRequest:
+        self.number = number
+        paths: dict[str, int] = {}
+
+        def placed(pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+            return tuple((paths.setdefault(piece[0], len(paths)), *piece[1:]) for piece in pieces)
+
+        def all_placed(sources: Sequence[Sequence[Piece]]) -> PlacedPieces:
+            return tuple(map(placed, sources))
+
+        rows = tuple(
+            Row(work.row, work.position, all_placed(work.sources), all_placed(work.partner))
+            for work in self.rows
+        )
+        order = self.call.order
+        assets = tuple((digest, placed(pieces)) for digest, pieces in order.assets)
+        return RenderRequest(
+            number,
+            order.program,
+            order.program_text if with_text else "",
+            order.epoch,
+            order.frame_bytes,
+            order.targets,
+            tuple(paths),
+            rows,
+            assets,
+            self.suspect,
+        )

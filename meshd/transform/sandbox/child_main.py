@@ -1,0 +1,353 @@
+"""Main of a sandbox process: restricts itself, runs a module, then applies its ops until it is killed.
+
+Law: the process is executed, never forked from the daemon, and inherits only the descriptors named in
+`messages`. It imports little. Before the restrictions it loads the installed libraries that the module
+names, without running any of the module. Invariant: the first line of the module runs after the last
+right is dropped.
+"""
+
+from __future__ import annotations
+
+import ast
+import faulthandler
+import importlib
+import io
+import json
+import linecache
+import mmap
+import os
+import sys
+import sysconfig
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshd.transform.sandbox import restrictions
+from meshd.transform.sandbox.messages import (
+    ARENA_BYTES,
+    ASSET_ROOM,
+    IN,
+    MAX_MESSAGE,
+    MAX_TEXT,
+    MAX_VALUE,
+    OUT,
+    aligned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+
+_ALWAYS = (
+    *("meshsdk.userops", "meshwire.plan.keyed_random", "random"),
+    *("numpy", "numpy.fft", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random"),
+    *(f"encodings.{name}" for name in ("ascii", "cp1252", "cp437", "idna", "latin_1", "punycode", "utf_7")),
+    *(f"encodings.{name}" for name in ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_8_sig")),
+)
+"""What is there whether a module names it or not; numpy and codecs load much of it when it is first used."""
+_NOT_IMPORTED = ("meshd", "antigravity")
+
+
+def preload(source: str) -> dict[str, str]:
+    """Load what the module imports by name, anywhere in it: installed libraries alone. Their memory is not
+    the op's, and where files are sealed they cannot be loaded later. Returns why some could not be."""
+    failures: dict[str, str] = {}
+    sys.meta_path.insert(0, _NotOurs())
+    for name in (*_ALWAYS, *_imported(source)):
+        try:
+            _warm(importlib.import_module(name))
+        except BaseException as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+    return failures
+
+
+class _NotOurs:
+    """The daemon's own code is nothing for an op to build on."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] in _NOT_IMPORTED:
+            raise ImportError(f"user ops cannot import {name!r}", name=name)
+
+
+def _warm(module: ModuleType) -> None:
+    """Libraries that load parts of themselves when first used."""
+    if module.__name__ in ("PIL", "PIL.Image"):
+        importlib.import_module("PIL.Image").init()
+
+
+def _imported(source: str) -> list[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # running it says what is wrong
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name: None for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found[node.module] = None
+            found |= {f"{node.module}.{alias.name}": None for alias in node.names if alias.name != "*"}
+    return list(found)[:200]
+
+
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+)
+_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/random",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+)
+_PACKAGES = ("meshwire", "meshsdk")  # what an op may use of ours
+_LIBRARIES = 8 << 30  # of address space, for what a module imports
+
+
+def main() -> None:
+    """Run by `python -c`, with the settings as the first argument."""
+    settings = json.loads(sys.argv[1])
+    restrictions.set_parent_death_signal(settings["parent"])
+    stream = _Stream(settings["socket"])
+    faulthandler.enable(2, all_threads=False)
+    try:
+        held = _SandboxedModule(settings, stream)
+    except OSError as error:
+        stream.say({"refused": f"this node cannot confine a process: {error}"})
+        os._exit(1)
+    held.serve()
+
+
+class _Stream:
+    """The way to who asks; plain reads and writes, for nothing else is allowed later."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def hear(self) -> Any:
+        data = os.read(self._fd, MAX_MESSAGE)
+        if not data:
+            os._exit(0)
+        return json.loads(data)
+
+    def say(self, message: dict[str, Any]) -> None:
+        os.write(self._fd, json.dumps(message).encode())
+
+
+class _SandboxedModule:
+    """`settings`: "parent", "hidden" (folders never to be read), "sealed" (open no files, whatever the kernel
+    has), "name", "source" (its length in the arena), "memory", "socket" and "arena" (descriptors)."""
+
+    def __init__(self, settings: dict[str, Any], stream: _Stream) -> None:
+        self._stream = stream
+        self._arena = mmap.mmap(settings["arena"], ARENA_BYTES)
+        self._name = f"{settings['name']}.py"
+        self._source = self._arena[IN : IN + settings["source"]].decode(errors="replace")
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._outputs: dict[str, tuple[str, ...]] = {}
+        self._assets: dict[str, bytes] = {}
+        self._memory = settings["memory"]
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        readable = _readable()
+        self._sealed = settings["sealed"] or not _are_disjoint(readable, settings["hidden"])
+        self._sealed = self._sealed or not restrictions.landlock_version()
+        restrictions.set_resource_limits()
+        restrictions.drop_capabilities()
+        version = 0 if self._sealed else restrictions.restrict_files(readable)
+        restrictions.install_syscall_filter(files=True, last=not self._sealed)
+        restrictions.set_memory_limit(statm, self._memory + _LIBRARIES)
+        self._failures = preload(self._source)
+        restrictions.set_memory_limit(statm, self._memory + ASSET_ROOM)
+        os.close(statm)
+        if self._sealed:
+            restrictions.install_syscall_filter(files=False, last=True)
+        self._held = ["seccomp", f"landlock {version}" if version else "no files"]
+
+    def serve(self) -> None:
+        """Say what the module declares, then apply its ops. What it prints goes nowhere."""
+        sys.stdout = sys.stderr = _Nowhere()
+        self._stream.say(self._load())
+        while True:
+            asked = self._stream.hear()
+            self._stream.say({"number": asked["number"], **self._answer(asked)})
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            module = self._run()
+            declared = self._declared(module)
+        except MemoryError:
+            self._out_of_memory()
+        except BaseException as error:
+            return {"error": self._told(error, whole=True)}
+        return {"ready": True, "ops": declared, "held": self._held}
+
+    def _run(self) -> dict[str, Any]:
+        lines = self._source.splitlines(keepends=True)
+        linecache.cache[self._name] = (len(self._source), None, lines, self._name)
+        names: dict[str, Any] = {"__name__": self._name.removesuffix(".py"), "__file__": self._name}
+        try:
+            exec(compile(self._source, self._name, "exec"), names)
+        except ImportError as error:
+            raise ImportError(self._why(error)) from error
+        return names
+
+    def _why(self, error: ImportError) -> str:
+        name = error.name or ""
+        why = self._failures.get(name, str(error))
+        return str(error) if str(error) in why else f"{error} ({why})"
+
+    def _declared(self, names: dict[str, Any]) -> list[dict[str, Any]]:
+        from meshwire.plan.op_decorator import MARK
+
+        found = {id(item): item for item in names.values() if hasattr(item, MARK)}
+        self._functions = {getattr(item, MARK).name: item for item in found.values()}
+        self._outputs = {
+            getattr(item, MARK).name: tuple(dict(getattr(item, MARK).outputs)) for item in found.values()
+        }
+        return [getattr(item, MARK).document() for item in found.values()]
+
+    def _out_of_memory(self) -> NoReturn:
+        """The next process begins with all of it."""
+        self._stream.say({"memory": True})
+        os._exit(1)
+
+    # --- one sample --------------------------------------------------------------------------------------
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from meshwire.plan.op_decorator import BadSample
+
+        try:
+            return self._kept(asked) if "asset" in asked else self._applied(asked)
+        except BadSample as error:
+            return {"bad": str(error)[:MAX_TEXT]}
+        except MemoryError:
+            self._out_of_memory()
+        except BaseException as error:
+            return {"error": self._told(error)}
+
+    def _kept(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Content for arguments, in the place of some that is needed no more."""
+        for digest in asked["forget"]:
+            self._assets.pop(digest, None)
+        self._assets[asked["asset"]] = self._arena[IN : IN + asked["bytes"]]
+        return {"kept": True}
+
+    def _applied(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from meshwire.plan.keyed_random import KeyedRandom
+
+        _seed(asked["key"])
+        draws = {"random": KeyedRandom(asked["key"], 0, 0)} if asked["random"] else {}
+        values = [self._value(place) for place in asked["values"]]
+        contents = {name: self._assets[digest] for name, digest in asked["assets"].items()}
+        made = self._functions[asked["op"]](*values, **asked["args"], **contents, **draws)
+        outputs = self._outputs[asked["op"]]
+        if not outputs:
+            return self._placed((made,))
+        if not isinstance(made, dict) or set(made) != set(outputs):
+            return {"wrong": f"made {_keys(made)}, promised a dict of {', '.join(outputs)}"}
+        return self._placed([made[name] for name in outputs])
+
+    def _value(self, place: dict[str, Any]) -> Any:
+        if place["kind"] == "bytes":
+            return self._arena[place["at"] : place["at"] + place["bytes"]]
+        import numpy as np
+
+        count = place["bytes"] // np.dtype(place["dtype"]).itemsize
+        return np.frombuffer(self._arena, place["dtype"], count, place["at"]).reshape(place["shape"])
+
+    def _placed(self, made: Sequence[Any]) -> dict[str, Any]:
+        """Put the results into the arena."""
+        at, places = OUT, list[dict[str, Any]]()
+        for value in made:
+            place = self._put(value, at)
+            if "wrong" in place:
+                return place
+            places.append(place)
+            at = aligned(at + place["bytes"])
+        return {"made": places}
+
+    def _put(self, made: Any, at: int) -> dict[str, Any]:
+        room = OUT + MAX_VALUE - at
+        if isinstance(made, bytes | bytearray | memoryview):
+            data = bytes(made)
+            if len(data) > room:
+                return {"wrong": f"made {len(data)} bytes; at most {MAX_VALUE} are taken"}
+            self._arena[at : at + len(data)] = data
+            return {"kind": "bytes", "bytes": len(data), "at": at}
+        import numpy as np
+
+        array = np.asarray(made)
+        if array.dtype.kind not in "buif" or array.nbytes > room:
+            return {
+                "wrong": f"made {_named(made, array)}, which is no array of numbers up to {MAX_VALUE} bytes"
+            }
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        target = np.frombuffer(self._arena, array.dtype, array.size, at).reshape(array.shape)
+        np.copyto(target, array)
+        shape = {"dtype": array.dtype.name, "shape": array.shape}
+        return {"kind": "array", "bytes": array.nbytes, "at": at, **shape}
+
+    def _told(self, error: BaseException, *, whole: bool = False) -> str:
+        """What went wrong and on which line of the module; `whole`: as Python would print it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        mine = [frame for frame in frames if frame.filename == self._name]
+        if whole and mine:
+            text = "".join(traceback.format_list(mine) + traceback.format_exception_only(error))
+            return text.strip()[-MAX_TEXT:]
+        where = f" ({self._name}:{mine[-1].lineno})" if mine else ""
+        late = " (files are closed here: import it by its full name)" if self._is_late(error) else ""
+        return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{late}{where}"
+
+    def _is_late(self, error: BaseException) -> bool:
+        """Whether a library wanted a part of itself that was not loaded before files were sealed."""
+        return self._sealed and isinstance(error, ImportError | PermissionError)
+
+
+def _keys(made: Any) -> str:
+    return f"a dict of {', '.join(map(str, made))}"[:200] if isinstance(made, dict) else type(made).__name__
+
+
+def _named(made: Any, array: Any) -> str:
+    return type(made).__name__ if array.dtype.kind == "O" else f"{array.dtype.name}{list(array.shape)}"
+
+
+def _seed(key: int) -> None:
+    """The global generators, too, start the same for the same sample."""
+    random, arrays = sys.modules.get("random"), sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed(key)
+    if arrays is not None:
+        arrays.seed(key & 0xFFFFFFFF)
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+# --- before the module ------------------------------------------------------------------------------------
+
+
+def _readable() -> list[str]:
+    """The folders of the interpreter, its libraries, and the two packages an op may use."""
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {os.path.join(sys.base_prefix, "lib"), os.path.join(sys.prefix, "lib")}
+    paths |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+    paths |= {folder for name in _PACKAGES for folder in importlib.import_module(name).__path__}
+    return [*sorted(map(os.path.realpath, paths)), *_SYSTEM, *_DEVICES]
+
+
+def _are_disjoint(readable: list[str], hidden: list[str]) -> bool:
+    """Whether nothing hidden lies below what can be read."""
+    return not any(
+        os.path.commonpath([path, secret]) == path
+        for path in readable
+        for secret in map(os.path.realpath, hidden)
+    )

@@ -1,0 +1,428 @@
+"""Client of sandbox processes: starts one per module build, passes values to its ops, takes the results.
+
+Law: calls block and end within their time limit. Replies are untrusted: a malformed one counts as a
+crash and ends the process. A process that dies, hangs or runs out of memory costs its sample one retry
+in a new process; after that the sample is bad. A module that can no longer be imported is a defect of
+the module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+import meshd
+import meshwire
+from meshd.telemetry import metrics
+from meshd.transform.assets import Asset
+from meshd.transform.errors import BadSampleError, WrongOutputError
+from meshd.transform.messages import value_bytes
+from meshd.transform.sandbox.messages import (
+    ARENA_BYTES,
+    ASSET_ROOM,
+    IN,
+    MAX_MESSAGE,
+    MAX_TEXT,
+    MAX_VALUE,
+    OUT,
+    aligned,
+)
+from meshwire.plan.op_declarations import MAX_VALUES, parse_declarations
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from meshd.transform.sandbox.user_modules import UserModule
+    from meshwire.plan.op_declarations import OpDeclaration
+
+
+START_SECONDS: Final = 60.0
+_KEEP_PAGES = 16 << 20  # of the arena, between values
+_NUMBERS = ["bool", "float16", "float32", "float64"]
+_NUMBERS += [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
+_CODE = "from meshd.transform.sandbox.child_main import main; main()"
+ENVIRONMENT: Final = {
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPolicy:
+    """What a node grants. `hidden`: folders no op may ever read; `seconds` a sample and `memory` in bytes at
+    most, whatever a module declares; `sealed`: open no files even where Landlock could choose."""
+
+    hidden: tuple[str, ...] = ()
+    seconds: float = 30.0
+    memory: int = 4 << 30
+    sealed: bool = False
+
+
+class SandboxDiedError(Exception):
+    """A confined process is gone. `kind`: crash, time, memory or nonsense."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+class UnusableModuleError(Exception):
+    """The module cannot be run; the message says why, as Python would."""
+
+
+class SandboxProcess:
+    """One process for one module; `close` it. Not for threads."""
+
+    def __init__(self, name: str, source: bytes, memory: int, confinement: SandboxPolicy) -> None:
+        """Start it. Raises UnusableModuleError, DiedError."""
+        self._memory = memory
+        self._asked = 0
+        self._given: OrderedDict[str, int] = OrderedDict()
+        self._arena_fd = os.memfd_create("mesh-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._log = os.memfd_create("mesh-log", os.MFD_CLOEXEC)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.ftruncate(self._arena_fd, ARENA_BYTES)
+        fcntl.fcntl(
+            self._arena_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
+        self._arena = mmap.mmap(self._arena_fd, ARENA_BYTES)
+        self._waiting = select.poll()
+        self._waiting.register(self._socket, select.POLLIN)
+        self._arena[IN : IN + len(source)] = source
+        settings = {
+            "parent": os.getpid(),
+            "hidden": confinement.hidden,
+            "sealed": confinement.sealed,
+            "name": name,
+            "source": len(source),
+            "memory": memory,
+            "socket": theirs.fileno(),
+            "arena": self._arena_fd,
+        }
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-c", _CODE, json.dumps(settings)],
+                env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(package_paths())},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(), self._arena_fd),
+            )
+        metrics.user_op_processes.labels("started").inc()
+        try:
+            self.declared, self.held = self._welcome(self._receive(START_SECONDS, "import"))
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<ConfinedProcess {self._process.pid}>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _welcome(self, said: dict[str, Any]) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
+        for why in ("error", "refused"):
+            if why in said:
+                raise UnusableModuleError(str(said[why])[:MAX_TEXT])
+        try:
+            held = said.get("held")
+            return parse_declarations(said.get("ops")), tuple(
+                map(str, held if isinstance(held, list) else ())
+            )
+        except PlanError as error:
+            raise UnusableModuleError(str(error)) from error
+
+    def apply(
+        self, op: str, args: Mapping[str, Any], value: Any, *, key: int, random: bool, seconds: float
+    ) -> Any:
+        """What the op makes of `value`: bytes, or an array of its own memory; of a tuple of values a tuple.
+        `key` starts its draws.
+
+        Raises DiedError, BadSampleError, WrongOutputError.
+        """
+        contents = {name: item for name, item in args.items() if isinstance(item, Asset)}
+        for content in contents.values():
+            self._give(content)
+        plain = {name: item for name, item in args.items() if name not in contents}
+        assets = {name: content.digest for name, content in contents.items()}
+        several = isinstance(value, tuple)
+        asked = self._placed(value if several else (value,))
+        question = {"op": op, "args": plain, "assets": assets, "key": key, "random": random}
+        self._send({**question, "values": asked, "several": several})
+        said = self._receive(seconds, "sample")
+        if "bad" in said or "error" in said:
+            raise BadSampleError(str(said.get("bad", said.get("error"))))
+        if "wrong" in said:
+            raise WrongOutputError(str(said["wrong"])[:300])
+        made = self._taken(said.get("made"))
+        self._trim(max(_ends(asked), sum(map(value_bytes, made))))
+        if several:
+            return made
+        if len(made) != 1:
+            raise self._nonsense()
+        return made[0]
+
+    def _give(self, content: Asset) -> None:
+        """Hand over what an argument names, once."""
+        if content.digest in self._given:
+            self._given.move_to_end(content.digest)
+            return
+        forget: list[str] = []
+        while self._given and sum(self._given.values()) + len(content.data) > ASSET_ROOM:
+            forget.append(self._given.popitem(last=False)[0])
+        self._arena[IN : IN + len(content.data)] = content.data
+        self._send({"asset": content.digest, "bytes": len(content.data), "forget": forget})
+        if "kept" not in self._receive(START_SECONDS, "asset"):
+            raise self._nonsense()
+        self._given[content.digest] = len(content.data)
+
+    def _placed(self, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Where in the arena the values are now."""
+        at, places = IN, []
+        for value in values:
+            data = value if isinstance(value, bytes) else np.asarray(value)
+            size = value_bytes(data)
+            if at + size > IN + MAX_VALUE:
+                raise BadSampleError(f"{size} bytes; an op of one's own takes at most {MAX_VALUE}")
+            if isinstance(data, bytes):
+                self._arena[at : at + size] = data
+                places.append({"kind": "bytes", "bytes": size, "at": at})
+            else:
+                target = np.frombuffer(self._arena, data.dtype, data.size, at).reshape(data.shape)
+                np.copyto(target, data)
+                shape = {"dtype": data.dtype.name, "shape": data.shape}
+                places.append({"kind": "array", "bytes": size, "at": at, **shape})
+            at = aligned(at + size)
+        return places
+
+    def _taken(self, said: Any) -> tuple[Any, ...]:
+        if not isinstance(said, list) or not 1 <= len(said) <= MAX_VALUES:
+            raise self._nonsense()
+        return tuple(map(self._taken_one, said))
+
+    def _taken_one(self, said: Any) -> Any:
+        if not isinstance(said, dict):
+            raise self._nonsense()
+        at, size = said.get("at"), said.get("bytes")
+        if type(at) is not int or not OUT <= at <= OUT + MAX_VALUE:
+            raise self._nonsense()
+        room = OUT + MAX_VALUE - at
+        if said.get("kind") == "bytes" and type(size) is int and 0 <= size <= room:
+            return self._arena[at : at + size]
+        dtype, shape = said.get("dtype"), said.get("shape")
+        if said.get("kind") != "array" or dtype not in _NUMBERS or not _is_shape(shape):
+            raise self._nonsense()
+        assert isinstance(shape, list)
+        count = math.prod(shape)
+        if count * np.dtype(dtype).itemsize > room:
+            raise self._nonsense()
+        return np.frombuffer(self._arena, dtype, count, at).reshape(shape).copy()
+
+    def _trim(self, size: int) -> None:
+        """Give the pages of large values back: the arena is memory."""
+        if size > _KEEP_PAGES:
+            self._arena.madvise(mmap.MADV_REMOVE)
+
+    # --- talking ----------------------------------------------------------------------------------------
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._asked += 1
+        data = json.dumps({"number": self._asked, **message}).encode()
+        if len(data) > MAX_MESSAGE:
+            raise BadSampleError(f"the op's arguments take {len(data)} bytes; at most {MAX_MESSAGE} go over")
+        if self._waiting.poll(0):  # gone, or it said something before it was asked
+            raise self._ended()
+        try:
+            self._socket.send(data)
+        except OSError:
+            raise self._ended() from None
+
+    def _receive(self, seconds: float, what: str) -> dict[str, Any]:
+        if not self._waiting.poll(seconds * 1000):
+            self.kill()
+            raise SandboxDiedError("time", f"took longer than {seconds:g} s for one {what}")
+        try:
+            data = self._socket.recv(MAX_MESSAGE + 1)
+        except OSError:
+            data = b""
+        if not data:
+            raise self._ended()
+        try:
+            said = json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._nonsense() from None
+        if not isinstance(said, dict):
+            raise self._nonsense()
+        if "memory" in said:
+            self.kill()
+            limit = f"{self._memory / (1 << 20):.0f} MiB"
+            raise SandboxDiedError(
+                "memory", f"needed more than the {limit} of memory it has beyond its imports"
+            )
+        if said.get("number", 0) != self._asked:  # an answer to something else
+            raise self._nonsense()
+        return said
+
+    def _nonsense(self) -> SandboxDiedError:
+        self.kill()
+        return SandboxDiedError("nonsense", "its process answered what is no answer")
+
+    def _ended(self) -> SandboxDiedError:
+        """Why the process is gone."""
+        try:
+            code = self._process.wait(1)
+        except subprocess.TimeoutExpired:  # it closed the socket and went on
+            self.kill()
+            return self._nonsense()
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        where = self._where()
+        return SandboxDiedError("crash", f"its process ended ({name}){where}")
+
+    def _where(self) -> str:
+        """The line of the module that ran when the process crashed, from Python's own words."""
+        lines = os.pread(self._log, 16 << 10, 0).decode(errors="replace").splitlines()
+        found = [line.split('"') for line in lines if line.startswith("  File ") and line.count('"') == 2]
+        mine = [parts for parts in found if os.sep not in parts[1]]
+        return f" at {mine[0][1]}{mine[0][2]}"[:200] if mine else ""
+
+    def kill(self) -> None:
+        """End it now. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kill it and let go of all that was shared. Idempotent."""
+        self.kill()
+        self._socket.close()
+        with contextlib.suppress(BufferError):  # a view of it is still about: it closes with that
+            self._arena.close()
+        while self._log >= 0:
+            os.close(self._log)
+            os.close(self._arena_fd)
+            self._log = -1
+
+
+def read_declarations(
+    name: str, source: bytes, confinement: SandboxPolicy
+) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
+    """(the ops a module declares, what confines it here). Raises UnusableModuleError, DiedError."""
+    process = SandboxProcess(name, source, confinement.memory, confinement)
+    try:
+        return process.declared, process.held
+    finally:
+        process.close()
+
+
+def _ends(places: Sequence[Mapping[str, Any]]) -> int:
+    return int(places[-1]["at"]) + int(places[-1]["bytes"]) - IN
+
+
+def _is_shape(shape: Any) -> bool:
+    return (
+        isinstance(shape, list)
+        and len(shape) <= 16
+        and all(type(extent) is int and 0 <= extent <= MAX_VALUE for extent in shape)
+    )
+
+
+def package_paths() -> list[str]:
+    """Where the packages are that a confined process begins with."""
+    return sorted(
+        {
+            os.path.dirname(os.path.realpath(path))
+            for package in (meshd, meshwire)
+            for path in package.__path__
+        }
+    )
+
+
+KEPT: Final = 4
+"""Processes a transform process keeps at a time, the last used."""
+
+
+class SandboxProcessPool:
+    """The confined processes of one transform process, by module; the last used are kept."""
+
+    def __init__(self, confinement: SandboxPolicy) -> None:
+        self._confinement = confinement
+        self._processes: OrderedDict[str, SandboxProcess] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ConfinedProcesses {len(self._processes)}>"
+
+    def apply(
+        self, module: UserModule, declared: OpDeclaration, args: Mapping[str, Any], key: int, value: Any
+    ) -> Any:
+        """What an op makes of a value. Raises BadSampleError, WrongOutputError, UnusableModuleError."""
+        seconds = min(declared.seconds, self._confinement.seconds)
+        with _watchdog_paused():
+            for again in (True, False):
+                process = None
+                try:
+                    process = self._process(module)
+                    return process.apply(
+                        declared.name, args, value, key=key, random=declared.random, seconds=seconds
+                    )
+                except SandboxDiedError as death:
+                    self._bury(module, death)
+                    if not again and process is None:
+                        raise UnusableModuleError(f"its import fails now: {death.reason}") from death
+                    if not again:
+                        raise BadSampleError(f"{death.reason}, twice") from death
+        raise AssertionError("unreachable")
+
+    def _process(self, module: UserModule) -> SandboxProcess:
+        found = self._processes.get(module.version)
+        if found is None:
+            while len(self._processes) >= KEPT:
+                self._processes.popitem(last=False)[1].close()
+            memory = min(module.memory, self._confinement.memory)
+            found = SandboxProcess(module.name, module.source, memory, self._confinement)
+            self._processes[module.version] = found
+        self._processes.move_to_end(module.version)
+        return found
+
+    def _bury(self, module: UserModule, death: SandboxDiedError) -> None:
+        metrics.user_op_processes.labels(death.kind).inc()
+        dead = self._processes.pop(module.version, None)
+        if dead is not None:
+            dead.close()
+
+    def close(self) -> None:
+        """End them all."""
+        while self._processes:
+            self._processes.popitem()[1].close()
+
+
+@contextlib.contextmanager
+def _watchdog_paused() -> Iterator[None]:
+    """The transform process' own limit of a row's time does not count what has a limit of its own."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)

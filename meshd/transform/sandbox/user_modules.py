@@ -1,0 +1,240 @@
+"""User modules: documents of source and declarations, named by their hash, and their ops as definitions.
+
+Law: a version names one document for ever, and bytes with another hash are never run. Each process
+caches the modules it has loaded; the loader is set once, at startup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.transform.assets import MissingAssetError, asset, no_assets
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.op_types import FieldType, OpDefinition
+from meshd.transform.parameters import Parameter, with_description
+from meshwire.plan.op_declarations import (
+    BYTES,
+    VERSION_PREFIX,
+    checked_argument,
+    output_shape,
+    output_shapes,
+    parse_declarations,
+    split_name,
+)
+from meshwire.strict_json import canonical_json, checked_object, join_path, shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.transform.assets import AssetLoader
+    from meshd.transform.sandbox.client import SandboxProcessPool
+    from meshwire.plan.keyed_random import KeyedRandom
+    from meshwire.plan.op_declarations import Argument, OpDeclaration, ValueType
+
+FORMAT: Final = 1
+_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class UserModule:
+    """`version` is `sha256:` and the hash of the document; `name` is the file's, for messages alone."""
+
+    version: str
+    name: str
+    source: bytes
+    ops: Mapping[str, OpDeclaration]
+
+    @property
+    def memory(self) -> int:
+        """What the hungriest of its ops asks for."""
+        return max(declared.memory for declared in self.ops.values())
+
+    @property
+    def digest(self) -> str:
+        return self.version.removeprefix(VERSION_PREFIX)
+
+
+def encode_module(source: str, ops: Mapping[str, OpDeclaration]) -> bytes:
+    """What is kept and hashed."""
+    listed = [ops[name].document() for name in sorted(ops)]
+    return canonical_json({"format": FORMAT, "ops": listed, "source": source})
+
+
+def parse_module(name: str, data: bytes) -> UserModule:
+    """The module of a document some node wrote."""
+    value = checked_object(json.loads(data), "", ("format", "ops", "source"))
+    version = VERSION_PREFIX + hashlib.sha256(data).hexdigest()
+    return UserModule(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]))
+
+
+@dataclass(frozen=True, slots=True)
+class UserOperation:
+    """An op of a module, with its arguments, as chains run it."""
+
+    module: UserModule
+    declared: OpDeclaration
+    args: Mapping[str, Any]
+    processes: SandboxProcessPool | None
+
+    def infer(self, field: FieldType) -> FieldType:
+        taken, made = self.declared.input, self.declared.output
+        if not _fits(taken, field):
+            raise ValueError(f"needs {taken}, not {field}")
+        try:
+            shape = output_shape(self.declared, field.shape, self.args)
+        except ValueError as error:
+            raise ValueError(f"needs {taken}, not {field}: {error}") from None
+        return _field_type(made, shape)
+
+    def apply(self, value: Any, random: KeyedRandom) -> Any:
+        if self.processes is None:
+            raise RuntimeError("this process runs no user ops")
+        key = random.bits() if self.declared.random else 0
+        return self.processes.apply(self.module, self.declared, self.args, key, value)
+
+    def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
+        """As `joining.Joining` has it."""
+        inputs = self.declared.inputs
+        if len(inputs) != len(fields):
+            raise ValueError(f"takes {len(inputs)} fields ({', '.join(dict(inputs))}), not {len(fields)}")
+        for (name, taken), field in zip(inputs, fields, strict=True):
+            if not _fits(taken, field):
+                raise ValueError(f"needs {taken} as {name}, not {field}")
+        shapes = output_shapes(self.declared, [field.shape for field in fields], self.args)
+        made = {
+            name: _field_type(value, shape)
+            for (name, value), shape in zip(self.declared.outputs, shapes, strict=True)
+        }
+        return tuple(made.get(name, field) for (name, _), field in zip(inputs, fields, strict=True))
+
+    def apply_all(self, values: Sequence[Any], random: KeyedRandom) -> tuple[Any, ...]:
+        """As `joining.Joining` has it."""
+        if self.processes is None:
+            raise RuntimeError("this process runs no user ops")
+        key = random.bits() if self.declared.random else 0
+        made = self.processes.apply(self.module, self.declared, self.args, key, tuple(values))
+        new = dict(zip(dict(self.declared.outputs), made, strict=True))
+        return tuple(
+            new.get(name, value) for (name, _), value in zip(self.declared.inputs, values, strict=True)
+        )
+
+
+def _fits(taken: ValueType, field: FieldType) -> bool:
+    kind = field.kind == taken.kind or (taken.kind == "array" and field.kind in ("image", "label"))
+    return kind and taken.dtype in ("", field.dtype) and taken.layout in ("", field.layout)
+
+
+def _field_type(made: ValueType, shape: tuple[int | None, ...]) -> FieldType:
+    if made == BYTES:
+        return FieldType("bytes", "uint8", (None,))
+    layout: Any = made.layout
+    return FieldType(made.kind, made.dtype, shape, layout)
+
+
+class UserModuleCache:
+    """The modules one process knows. Not for threads, but for reading what was read before."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, UserModule] = OrderedDict()
+        self._load: AssetLoader = no_assets
+        self.processes: SandboxProcessPool | None = None
+
+    def __repr__(self) -> str:
+        return f"<Modules {len(self._known)}>"
+
+    def read_from(self, load: AssetLoader) -> None:
+        """Where documents are read that no caller brings along."""
+        self._load = load
+
+    def find(self, name: str, version: str, path: str, load: AssetLoader | None = None) -> OpDefinition:
+        """The definition of `module/function`. Raises UnknownOpError, UnknownBuildError, SourceGoneError."""
+        module_name, function = split_name(name)
+        module = self._module(name, module_name, version, path, load or self._load)
+        declared = module.ops.get(function)
+        if declared is None:
+            have = ", ".join(f"{module_name}/{other}" for other in sorted(module.ops))
+            raise UnknownOpError(
+                join_path(path, "op"), f"the module has no op {shown_value(name)}; it has {have}"
+            )
+        return op_definition(module, name, declared, self.processes)
+
+    def _module(self, name: str, module_name: str, version: str, path: str, load: AssetLoader) -> UserModule:
+        known = self._known.get(version)
+        if known is None:
+            if not version.startswith(VERSION_PREFIX):
+                raise UnknownBuildError(
+                    join_path(path, "version"),
+                    f"{shown_value(version)} is no version of {name!r}; it is sha256:HEX",
+                )
+            try:
+                data = load(version.removeprefix(VERSION_PREFIX)).data
+            except MissingAssetError as error:
+                raise missing_build_error(name, version, path) from error
+            known = self._known[version] = _parsed(name, module_name, data, path)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def forget(self, version: str) -> None:
+        """It was removed."""
+        self._known.pop(version, None)
+
+
+def _parsed(name: str, module_name: str, data: bytes, path: str) -> UserModule:
+    try:
+        return parse_module(module_name, data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnknownBuildError(
+            join_path(path, "version"), f"that is no build of {name!r}: {error}"
+        ) from error
+
+
+MODULES = UserModuleCache()
+"""This process'."""
+
+
+def missing_build_error(name: str, version: str, path: str) -> UnknownBuildError:
+    """What is answered for a build that was removed, or never pushed."""
+    return UnknownBuildError(
+        join_path(path, "version"),
+        f"this node has no build {version[:19]}… of {name!r}: it was removed, or pushed elsewhere; push "
+        "the same file again (mesh op push), or make the plan anew with the latest one",
+    )
+
+
+def op_definition(
+    module: UserModule, name: str, declared: OpDeclaration, processes: SandboxProcessPool | None = None
+) -> OpDefinition:
+    """An op of a module as the registry has its own."""
+
+    def build(**args: Any) -> UserOperation:
+        return UserOperation(module, declared, args, processes)
+
+    return OpDefinition(
+        name,
+        module.version,
+        tuple(map(_parameter, declared.arguments)),
+        build,
+        declared.random,
+        declared.summary,
+        takes=declared.takes,
+        gives=declared.gives,
+        subject=module.name,
+        inputs=tuple(dict(declared.inputs)),
+    )
+
+
+def _parameter(argument: Argument) -> Parameter:
+    parse = (
+        asset
+        if argument.type == "bytes"
+        else with_description(partial(checked_argument, argument), argument.type)
+    )
+    if argument.required:
+        return Parameter(argument.name, parse)
+    return Parameter(argument.name, parse, argument.default)

@@ -1,0 +1,118 @@
+"""Source files: sample bytes, read with pread from the store's data files.
+
+Invariant: at most `limit` files are open. A short read is an error, never a short sample, and bytes
+with a known checksum are verified.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Piece = tuple[str, int, int] | tuple[str, int, int, int]
+"""(path, offset, length): bytes of one file; a fourth number is their crc32c."""
+
+
+READAHEAD_BYTES: Final = 16 << 20  # bytes
+PROC_PREFIX = "/proc/"
+"""Another process's memory: its number soon stands for other bytes, so that it is not kept open."""
+
+
+class SourceGoneError(OSError):
+    """The file or the bytes are not there (removed or compacted meanwhile): ask the store again."""
+
+
+class SourceDamagedError(OSError):
+    """The bytes are not those that were stored there."""
+
+
+class SourceFiles:
+    """Open files by path, least recently used closed first. Not for threads."""
+
+    def __init__(self, limit: int = 128) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<SourceFiles {len(self._open)} open>"
+
+    def read(self, pieces: Sequence[Piece]) -> bytes:
+        """The bytes of all pieces, joined. Raises SourceGoneError, SourceDamagedError."""
+        if len(pieces) == 1:
+            return self._read_one(*pieces[0])
+        return b"".join([self._read_one(*piece) for piece in pieces])
+
+    def expect(self, pieces: Iterable[Piece]) -> None:
+        """Have the kernel begin to read these, AHEAD bytes at most, for they are asked for soon: a disk takes
+        what waits for it in the order that suits it. What cannot be opened is left to `read`."""
+        left = READAHEAD_BYTES
+        for path, offset, length, *_ in pieces:
+            left -= length
+            if left < 0:
+                return
+            if not path.startswith(PROC_PREFIX):
+                with suppress(OSError):
+                    os.posix_fadvise(self._descriptor(path), offset, length, os.POSIX_FADV_WILLNEED)
+
+    def _read_one(self, path: str, offset: int, length: int, checksum: int | None = None) -> bytes:
+        data = self._read_bytes(path, offset, length)
+        if checksum is not None and crc32c(data) != checksum:
+            raise SourceDamagedError(
+                f"the {length} bytes at {offset} of {os.path.basename(path)} fail their checksum"
+            )
+        return data
+
+    def _read_bytes(self, path: str, offset: int, length: int) -> bytes:
+        try:
+            if path.startswith(PROC_PREFIX):
+                return _read_memory(path, offset, length)
+            data = os.pread(self._descriptor(path), length, offset)
+            while len(data) < length:
+                more = os.pread(self._descriptor(path), length - len(data), offset + len(data))
+                if not more:
+                    raise SourceGoneError(f"{os.path.basename(path)} has no {length} bytes at {offset}")
+                data += more
+        except OSError as error:
+            self._forget(path)
+            raise SourceGoneError(
+                f"cannot read {os.path.basename(path)}: {error.strerror or error}"
+            ) from error
+        return data
+
+    def _descriptor(self, path: str) -> int:
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        fd = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if len(self._open) > self._limit:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+    def _forget(self, path: str) -> None:
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close every file."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def _read_memory(path: str, offset: int, length: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(fd, length, offset)
+    finally:
+        os.close(fd)
+    if len(data) != length:
+        raise SourceGoneError(f"{path} has no {length} bytes at {offset}")
+    return data

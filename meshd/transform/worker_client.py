@@ -1,0 +1,157 @@
+"""Client of one transform worker: its connection and the slices assigned to it.
+
+Law: when a worker dies, its slices return to the pool once: the current one as crashed, with the row,
+the others as lost. No slice waits in line behind a long one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from meshd.rpc.unix_messages import StreamClosedError, connect
+from meshd.transform.messages import RenderReply, read_progress
+from meshd.transform.worker_main import MAX_PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from meshd.rpc.unix_messages import MessageStream
+    from meshd.transform.render_calls import RowSlice
+
+IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
+QUICK_SLICE_SECONDS = 0.25  # seconds; a slice expected to take longer has its process alone
+_RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class SliceSource(Protocol):
+    """Where slices come from, and who is told what became of them."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the node is going down."""
+        ...
+
+    async def next_slice(self, *, brave: bool) -> RowSlice:
+        """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
+        ...
+
+    def answered(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
+        """A process is through with `item`, or with a part of it."""
+        ...
+
+    def abandon(self, item: RowSlice) -> None:
+        """The node is going down with `item` undone."""
+        ...
+
+    def lost(self, item: RowSlice) -> None:
+        """A process died that had not begun `item`."""
+        ...
+
+    def crashed(self, item: RowSlice, row: int, seconds: float) -> None:
+        """A process died on a row of `item`, after so long."""
+        ...
+
+
+class WorkerClient:
+    """`brave`: its process takes slices of jobs that kill processes."""
+
+    def __init__(self, path: Path, pool: SliceSource, *, brave: bool) -> None:
+        self._path, self._pool, self._brave = path, pool, brave
+        self._sent: deque[RowSlice] = deque()
+        self._number = 0
+        self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
+        self._finalizer = weakref.finalize(self, os.close, self._progress)
+        self._room = asyncio.Event()
+        self._since = 0.0
+        """When the process could begin the first of what it has."""
+
+    async def run(self) -> None:
+        try:
+            # A task group that fails while it is being cancelled swallows the cancelling: hence the flag.
+            while not self._pool.closed:
+                stream = await self._connect()
+                await self._converse(stream)
+        finally:
+            for item in self._sent:
+                self._pool.abandon(item)
+            self._finalizer()
+
+    async def _connect(self) -> MessageStream:
+        attempt = 0
+        while True:
+            try:
+                return await connect(self._path)
+            except OSError:
+                await asyncio.sleep(_RECONNECT[min(attempt, len(_RECONNECT) - 1)])
+                attempt += 1
+
+    async def _converse(self, stream: MessageStream) -> None:
+        """Send and receive until the process is gone; then blame the slice it was working on."""
+        self._make_room()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_all(stream))
+                group.create_task(self._receive_all(stream))
+        except* StreamClosedError:
+            pass
+        finally:
+            stream.close()
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Give back what the dead process had; the row it was working on is the suspect."""
+        number, row = read_progress(self._progress)
+        left, self._sent = list(self._sent), deque()
+        for item in reversed(left):
+            if item.number == number:
+                self._pool.crashed(item, row, self._now() - self._since)
+            else:
+                self._pool.lost(item)
+
+    async def _send_all(self, stream: MessageStream) -> None:
+        texts: set[str] = set()
+        while True:
+            await self._room.wait()
+            item = await self._pool.next_slice(brave=self._brave)
+            program = item.call.order.program
+            if len(texts) > MAX_PROGRAMS // 2:
+                texts.clear()
+            self._number += 1
+            if not self._sent:
+                self._since = self._now()
+            self._sent.append(item)
+            self._make_room()
+            request = item.request(self._number, with_text=program not in texts)
+            texts.add(program)
+            try:
+                await stream.send(request, (item.call.frame_fd, self._progress))
+            except StreamClosedError:
+                return  # the receiving side reads what was still answered, then notices too
+
+    async def _receive_all(self, stream: MessageStream) -> None:
+        while True:
+            body, fds = await stream.receive()
+            reply = msgspec.convert(body, RenderReply)
+            item = self._sent.popleft()
+            self._since = self._now()
+            self._make_room()
+            self._pool.answered(item, reply, fds)
+
+    def _make_room(self) -> None:
+        """Whether the process should be given more. What is expected to take long is not waited behind."""
+        quick = all(item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS for item in self._sent)
+        if not self._sent or (quick and len(self._sent) < IN_FLIGHT):
+            self._room.set()
+        else:
+            self._room.clear()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,5 @@
+"""Small mechanisms that any layer may use: clock, failpoints, background tasks, admission, shared counters.
+
+Law: no knowledge of storage, HTTP or S3; imports only settings and errors from the daemon. Only
+`util.clock` reads the system clock.
+"""

@@ -1,0 +1,214 @@
+"""Asyncio building blocks: background tasks, single flight, long-running calls, and cooperative yielding.
+
+Law: every background task belongs to a group that logs its failure and cancels it on close.
+`SingleFlight` runs one computation per key as a task of its own: a cancelled caller does not cancel it
+for the others; it is cancelled when its last caller leaves. `LongRunningCalls` runs at most one call per
+key; a caller that stops waiting does not cancel it, and the last few results are kept for callers that
+come back. `CooperativeYield` yields by elapsed time, not by count, because users control what one item
+costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable
+
+
+_log = logging.getLogger("meshd.tasks")
+
+
+class BackgroundTasks:
+    """A set of running tasks of one owner. Use on one event loop only."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Tasks of {self._owner}: {sorted(task.get_name() for task in self._tasks)}>"
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` in the background; an exception is logged with the task's name."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("background task failed", extra={"task": task.get_name()}, exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and wait until it has ended."""
+        remaining = list(self._tasks)
+        for task in remaining:
+            task.cancel()
+        await asyncio.gather(*remaining, return_exceptions=True)
+
+
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class _Flight(Generic[V]):
+    task: asyncio.Future[V]
+    callers: int = 0
+
+
+class SingleFlight(Generic[K, V]):
+    """Shares results of running computations by key; keeps nothing once they are done."""
+
+    def __init__(self) -> None:
+        self._flights: dict[K, _Flight[V]] = {}
+
+    def __repr__(self) -> str:
+        return f"<SingleFlight {len(self._flights)} in flight>"
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._flights
+
+    async def run(self, key: K, compute: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
+        """(result, joined): the result of `compute()`, or of the flight that was under way (joined is True).
+
+        Every caller gets the same result object or the same exception.
+        """
+        flight = self._flights.get(key)
+        joined = flight is not None and not flight.task.done()
+        if flight is None or not joined:  # one that ended in this very turn of the loop is not under way
+            flight = self._start(key, compute)
+        flight.callers += 1
+        try:
+            return await asyncio.shield(flight.task), joined
+        finally:
+            flight.callers -= 1
+            if not flight.callers and not flight.task.done():
+                self._forget(key, flight)  # a newcomer must not join what is being cancelled
+                flight.task.cancel()
+
+    def _start(self, key: K, compute: Callable[[], Awaitable[V]]) -> _Flight[V]:
+        flight = _Flight(asyncio.ensure_future(compute()))
+        self._flights[key] = flight
+        flight.task.add_done_callback(lambda task: self._landed(key, flight, task))
+        return flight
+
+    def _landed(self, key: K, flight: _Flight[V], task: asyncio.Future[V]) -> None:
+        self._forget(key, flight)
+        if not task.cancelled():
+            task.exception()  # seen, even when every caller has left
+
+    def _forget(self, key: K, flight: _Flight[V]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+
+
+R = TypeVar("R")
+_MAX_RESULTS = 64
+
+
+class StillRunningError(Exception):
+    """Not done within the patience; `progress` is of 0…1."""
+
+    def __init__(self, progress: float) -> None:
+        super().__init__(f"{progress:.0%} done")
+        self.progress = progress
+
+
+@dataclass(slots=True)
+class CallProgress:
+    """Told by the work as it goes."""
+
+    done: float = 0.0
+
+
+@dataclass(slots=True)
+class _RunningCall(Generic[R]):
+    outcome: asyncio.Future[R]
+    progress: CallProgress = field(default_factory=CallProgress)
+
+
+class LongRunningCalls(Generic[R]):
+    """Use on one event loop only."""
+
+    def __init__(self, owner: str, patience: float = 5.0, limit: int = 4) -> None:
+        self._patience = patience
+        self._room = asyncio.Semaphore(limit)
+        self._tasks = BackgroundTasks(owner)
+        self._runs: OrderedDict[str, _RunningCall[R]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<LongWork, {len(self._tasks)} running>"
+
+    async def run(self, key: str, work: Callable[[CallProgress], Awaitable[R]]) -> R:
+        """The outcome of `work` under `key`. Raises what it raised, and StillRunningError."""
+        run = self._runs.get(key)
+        if run is None:
+            run = self._start(key, work)
+        await asyncio.wait([run.outcome], timeout=self._patience)
+        if not run.outcome.done():
+            raise StillRunningError(run.progress.done)
+        if run.outcome.exception() is not None:
+            self._runs.pop(key, None)  # whoever asks again tries again
+        return run.outcome.result()
+
+    def forget(self, key: str) -> None:
+        """Do it anew the next time, if it is done."""
+        run = self._runs.get(key)
+        if run is not None and run.outcome.done():
+            del self._runs[key]
+
+    def _start(self, key: str, work: Callable[[CallProgress], Awaitable[R]]) -> _RunningCall[R]:
+        run: _RunningCall[R] = _RunningCall(asyncio.get_running_loop().create_future())
+        self._runs[key] = run
+        for old in [name for name, other in self._runs.items() if other.outcome.done()][:-_MAX_RESULTS]:
+            del self._runs[old]
+        self._tasks.spawn(self._work(run, work), key[:60])
+        return run
+
+    async def _work(self, run: _RunningCall[R], work: Callable[[CallProgress], Awaitable[R]]) -> None:
+        try:
+            async with self._room:
+                result = await work(run.progress)
+        except Exception as error:  # told to whoever asks, then or later
+            run.outcome.set_exception(error)
+            run.outcome.exception()
+        except BaseException:
+            run.outcome.cancel()
+            raise
+        else:
+            run.outcome.set_result(result)
+
+
+_MAX_SLICE = 0.005
+
+
+class CooperativeYield:
+    """One piece of work."""
+
+    __slots__ = ("_ends", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ends = self._loop.time() + _MAX_SLICE
+
+    def __repr__(self) -> str:
+        return f"<Turn, {self._ends - self._loop.time():.3f} s left>"
+
+    async def give(self) -> None:
+        """Others get theirs, if this one has lasted long enough."""
+        if self._loop.time() >= self._ends:
+            await asyncio.sleep(0)
+            self._ends = self._loop.time() + _MAX_SLICE

@@ -1,0 +1,235 @@
+"""Reader of batch views: the frames of a plan as objects, sent from the assembler's shared memory.
+
+Law: an object has the bytes of the native frame, from the same assembler and cache. Its ETag follows
+from the frame address, and so does its size when the plan has fixed shapes; otherwise the size of the
+built frame is stored under its address. A frame is built when the first bytes are requested, and
+released after the last byte or when the client disconnects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshd.batches.assembly.assembler import count_rows, metadata_of, planned_size
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.frame_address import FrameAddress
+from meshd.store.records import Record, Span
+from meshd.views.key_paging import build_page
+from meshd.views.transform_results import RESULTS_PREFIX
+from meshd.views.view_kind import AssembledObject, pinned_to_s3_error
+from meshwire.errors import S3Error
+from meshwire.frame.tensor_frame import CONTENT_TYPE, FRAME_VERSION
+from meshwire.plan.plan_spec import step_count
+from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from meshd.auth.authorizer import Caller
+    from meshd.batches.service import BatchService
+    from meshd.core.document_store import DocumentStore
+    from meshd.core.frame_address import AnyFrameAddress, Frame, FrameSource
+    from meshd.core.plan_record import Plan
+    from meshd.documents.inventory import UsageRecorder
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshwire.s3.operations import ListObjects
+    from meshwire.views.batch_view import BatchesView
+    from meshwire.views.numbered_keys import NumberedKeys
+
+
+_GROUP = 4 << 20  # at most so much of a copy is in this process' memory
+
+
+async def fetch_frame(frames: FrameSource, address: AnyFrameAddress) -> Frame:
+    """Raises S3Error."""
+    try:
+        return await frames.frame(address)
+    except BatchError as error:
+        raise pinned_to_s3_error(error) from error
+
+
+async def frame_groups(
+    frames: FrameSource, address: AnyFrameAddress, size: int, offset: int, length: int
+) -> AsyncGenerator[Sequence[Span], None]:
+    """`length` bytes from `offset` of a frame that has `size`. Raises S3Error."""
+    frame = await fetch_frame(frames, address)
+    try:
+        if frame.size != size:
+            raise S3Error("InternalError", f"a frame has {frame.size} bytes, not the {size} it was said to.")
+        for at in range(offset, offset + length, _GROUP):
+            yield (Span(frame.fd, at, min(_GROUP, offset + length - at)),)
+    finally:
+        frame.close()
+
+
+_SIZES = 4096  # remembered a worker
+_BUILT_A_PAGE = 8  # frames, of hundreds of samples each
+
+
+class BatchReader:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        batches: BatchService,
+        frames: FrameSource,
+        uses: UsageRecorder,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._catalog, self._batches = store, catalog, batches
+        self._objects = objects
+        self._frames, self._uses = frames, uses
+        self._planned: dict[tuple[str, int, int], int | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<BatchReader, {len(self._planned)} sizes known>"
+
+    async def find(self, view: BatchesView, key: str) -> AssembledObject:
+        """Raises S3Error NoSuchKey, ViewOutdated; what must be built for its size also UnprocessableSource,
+        SourceChanged, SlowDown."""
+        plan = await self._plan(view)
+        numbers = _keys(view, plan).parse(key)
+        if numbers is None:
+            raise S3Error("NoSuchKey", extra={"Key": key})
+        address = _address(view, numbers)
+        size = await self._size(plan, address)
+        record = Record(size, _etag(address), 0, self._modified(plan), (), {"content-type": CONTENT_TYPE})
+        frames = self._source(plan)
+        return AssembledObject(
+            record, lambda offset, length: frame_groups(frames, address, size, offset, length)
+        )
+
+    def _source(self, plan: Plan) -> FrameSource:
+        return self._objects.frames_of((plan.bucket, *plan.others), self._frames)
+
+    async def listing(self, view: BatchesView, operation: ListObjects) -> ObjectListing:
+        """A page; one that has to build many frames to know their sizes ends early, and says that there is
+        more."""
+        plan = await self._plan(view)
+        keys, built = _keys(view, plan), 0
+
+        def walk(prefix: str, after: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+            return keys.walk(prefix, after)
+
+        page, modified = build_page(operation, walk), self._modified(plan)
+        entries: list[ObjectEntry] = []
+        for number, (key, numbers) in enumerate(page.items):
+            address = _address(view, numbers)
+            size = await self._known_size(plan, address)
+            if size is None:
+                if built == _BUILT_A_PAGE:
+                    return _cut(page.items[number - 1][0], page.prefixes, entries)
+                built += 1
+                try:
+                    size = await self._size(plan, address)
+                except S3Error as error:
+                    if error.code == "UnprocessableSource":
+                        continue
+                    raise
+            entries.append(ObjectEntry(key, size, _etag(address), modified))
+        return ObjectListing(tuple(entries), tuple(page.prefixes), page.truncated, page.last)
+
+    # --- sizes ------------------------------------------------------------------------------------------
+
+    async def _size(self, plan: Plan, address: FrameAddress) -> int:
+        known = await self._known_size(plan, address)
+        if known is not None:
+            return known
+        frame = await fetch_frame(self._source(plan), address)
+        try:
+            await self._catalog.write(_size_document_name(address), str(frame.size).encode(), once=True)
+            return frame.size
+        finally:
+            frame.close()
+
+    async def _planned_size(self, plan: Plan, address: FrameAddress) -> int | None:
+        """The same for all frames of as many rows whose numbers have as many digits."""
+        metadata = metadata_of(address)
+        name = plan.hash, count_rows(address, plan), sum(map(len, metadata.values()))
+        if name not in self._planned:
+            if len(self._planned) >= _SIZES:
+                self._planned.clear()
+            try:
+                snapshot = await self._catalog.snapshot(plan.snapshot)
+                self._planned[name] = planned_size(plan, snapshot, address)
+            except BatchError as error:
+                raise pinned_to_s3_error(error) from error
+        return self._planned[name]
+
+    async def _known_size(self, plan: Plan, address: FrameAddress) -> int | None:
+        """Of a frame that need not be built for it: planned, or written down when it was built."""
+        planned = await self._planned_size(plan, address)
+        if planned is not None:
+            return planned
+        place = _size_document_name(address)
+        text = self._catalog.read(place)
+        if text is None:
+            return None
+        self._uses.note(place)
+        return int(text)
+
+    # --- the plan -----------------------------------------------------------------------------------------
+
+    async def _plan(self, view: BatchesView) -> Plan:
+        try:
+            return await self._batches.shown(view.plan)
+        except BatchError as error:
+            raise pinned_to_s3_error(error) from error
+
+    def _modified(self, plan: Plan) -> int:
+        """When the plan was made: nothing under its addresses changes after that."""
+        record = self._store.get(RESERVED_BUCKET, f"plans/{plan.hash}")
+        return 0 if record is None else record.modified
+
+
+async def complete_batches(batches: BatchService, caller: Caller, view: BatchesView) -> BatchesView:
+    """Checked that the caller may use the plan, which has such batches. Raises PlanError, BatchError."""
+    plan = await batches.plan(caller, view.plan)
+    buckets = {plan.bucket, *plan.others}
+    if view.source not in buckets:
+        raise PlanError(
+            "plan",
+            f"its samples lie in {plan.bucket!r}: name the view {plan.bucket}--NAME, not of {view.source!r}",
+        )
+    if not step_count(plan.positions, view.batch, 0, plan.spec.tail):
+        raise PlanError(
+            "batch", f"an epoch of {plan.positions} positions has no whole batch; use a smaller one"
+        )
+    count_rows(_address(view, (0, 0, view.world - 1)), plan)  # the largest slice is the last
+    return replace(view, also=tuple(sorted(buckets - {view.source})))
+
+
+def _keys(view: BatchesView, plan: Plan) -> NumberedKeys:
+    return view.keys(step_count(plan.positions, view.batch, 0, plan.spec.tail))
+
+
+def _address(view: BatchesView, numbers: tuple[int, ...]) -> FrameAddress:
+    epoch, step, rank = numbers
+    return FrameAddress(view.plan, epoch, step, rank, view.world, view.batch)
+
+
+def _digest(address: FrameAddress) -> str:
+    numbers = f"{address.epoch}/{address.step}/{address.rank}-{address.world}/{address.batch}"
+    return hashlib.sha256(f"{FRAME_VERSION}/{address.plan}/{numbers}".encode()).hexdigest()[:32]
+
+
+def _etag(address: FrameAddress) -> str:
+    """Shaped like that of a multipart object, for no MD5 of it is known."""
+    return f"{_digest(address)}-1"
+
+
+def _size_document_name(address: FrameAddress) -> str:
+    return f"{RESULTS_PREFIX}sizes/{_digest(address)}"
+
+
+def _cut(last: str, prefixes: list[str], entries: list[ObjectEntry]) -> ObjectListing:
+    """A page that ends at the key `last`."""
+    shown = tuple(prefix for prefix in prefixes if prefix <= last)
+    return ObjectListing(tuple(entries), shown, True, max(last, *shown) if shown else last)

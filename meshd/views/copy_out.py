@@ -1,0 +1,122 @@
+"""Copies of assembled objects: turns a copy of a view object or archive member into an upload.
+
+Law: a copy has the bytes of a GET and is hashed like any upload. It is stored only if every member is
+still the version in the layout and its extents pass verification.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import combine_crc32c
+
+from meshd.store.errors import CorruptExtentError
+from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents
+from meshd.telemetry import metrics
+from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
+from meshwire.errors import S3Error
+from meshwire.s3.operations import ObjectHeaders, PutObject, UploadPart
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+
+    from meshd.store.records import Record, Span
+    from meshd.views.view_kind import AssembledObject
+    from meshwire.checksums.body_checksums import BodyDigest
+    from meshwire.s3.operations import CopyObject, UploadPartCopy
+
+_PIECE: Final = 1 << 20
+
+
+class AssembledBody:
+    """`meshd.core.object_io.Body` over the groups of (a range of) an object that is made."""
+
+    def __init__(self, made: AssembledObject, offset: int = 0, length: int | None = None) -> None:
+        self._size = made.record.size - offset if length is None else length
+        self._proofs = VerifiedExtents()
+        self._groups = made.copied(self._proofs, offset, self._size)
+        self._digest: BodyDigest | None = None
+
+    def __repr__(self) -> str:
+        return f"<MadeBody of {self._size} bytes>"
+
+    @property
+    def size(self) -> int | None:
+        return self._size
+
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        verifier, passing = BodyVerifier(digests, extra=also), StreamVerifier()
+        async with aclosing(self._groups) as groups:
+            async for spans in groups:
+                await self._proofs.require(spans)
+                for few in split_spans(spans, _PIECE):
+                    yield await asyncio.to_thread(_read, few, verifier, passing)
+        self._digest = verifier.finish()
+
+    def digest(self) -> BodyDigest:
+        if self._digest is None or self._digest.size != self._size:
+            raise S3Error("IncompleteBody")
+        return self._digest
+
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
+        if self._size > limit:
+            raise S3Error("MaxMessageLengthExceeded")
+        return b"".join([piece async for piece in self.pieces(digests)])
+
+
+def split_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
+    """Spans to be read at a time, of `most` bytes at most: a large member is one span."""
+    held: list[Span] = []
+    room = most
+    for span in spans:
+        at = 0
+        while at < span.length:
+            length = min(span.length - at, room)
+            held.append(span.part(at, length))
+            at, room = at + length, room - length
+            if not room:
+                yield held
+                held, room = [], most
+    if held:
+        yield held
+
+
+def read_spans(spans: Sequence[Span], passing: StreamVerifier, crc: int = 0) -> tuple[bytes, int]:
+    """Their bytes, joined, and `crc` gone on with over them (blocking). Raises CorruptExtentError."""
+    read = [os.pread(span.fd, span.length, span.offset) for span in spans]
+    for span, data in zip(spans, read, strict=True):
+        if len(data) != span.length:
+            metrics.store_corrupt_reads.inc()
+            raise CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
+        crc = combine_crc32c(crc, passing.take(span, data), len(data))
+    return read[0] if len(read) == 1 else b"".join(read), crc
+
+
+def _read(spans: Sequence[Span], verifier: BodyVerifier, passing: StreamVerifier) -> bytes:
+    data, _ = read_spans(spans, passing)
+    verifier.update(data)
+    return data
+
+
+def copy_as_put(operation: CopyObject, source: Record) -> PutObject:
+    """The copy as the upload that it is."""
+    wanted = () if operation.checksum_algorithm is None else (operation.checksum_algorithm,)
+    return PutObject(
+        operation.bucket,
+        operation.key,
+        operation.headers if operation.replace else ObjectHeaders(dict(source.headers)),
+        BodyDigests(wanted=wanted),
+        operation.conditions,
+        operation.tags or {},
+        operation.acl,
+    )
+
+
+def copy_as_upload_part(operation: UploadPartCopy) -> UploadPart:
+    """The part as the upload that it is."""
+    return UploadPart(
+        operation.bucket, operation.key, operation.upload_id, operation.part_number, BodyDigests()
+    )

@@ -1,0 +1,240 @@
+"""View definitions: create, describe and list views; deletion is that of a bucket.
+
+Law: only the owner of the source bucket, or root, creates a view of it, and the view belongs to that
+owner. The signing key must be allowed to list and read every key the view can show. Invariant: a view
+whose source is gone or has another owner shows nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from meshd.auth.required_actions import RequiredAction
+from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.core.api_errors import BatchError
+from meshd.datasets.service import invalid_plan
+from meshd.transform import registry
+from meshd.transform.compiler import compile_program, complete_spec
+from meshwire.errors import S3Error
+from meshwire.strict_json import (
+    PlanError,
+    checked_object,
+    checked_text,
+    read_json,
+    required_field,
+    suggestion,
+)
+from meshwire.views.batch_view import BatchesView
+from meshwire.views.transform_view import OBJECT_FIELD
+from meshwire.views.view_kinds import is_sample_view, parse_view, source_buckets, view_name
+from meshwire.views.zarr_view import ZarrView
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.auth.authorizer import Authorizer, Caller, Identity
+    from meshd.batches.assets import AssetService
+    from meshd.control.buckets import BucketTable
+    from meshd.util.clock import Clock
+    from meshd.views.view_kind import ViewCompleter
+    from meshwire.views.transform_view import TransformView
+    from meshwire.views.view_kinds import View
+
+_NO_MAKERS: Mapping[type, ViewCompleter] = MappingProxyType({})
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, source: str) -> View:
+    return parse_view(text, source)
+
+
+def view_of(bucket: Bucket) -> View:
+    """The view a bucket is; it has `view` set."""
+    source = json.loads(bucket.view)["source"]
+    return _parsed(bucket.view, source)
+
+
+class ViewDefinitions:
+    """One a worker."""
+
+    def __init__(
+        self,
+        table: BucketTable,
+        clock: Clock,
+        access: Authorizer,
+        makers: Mapping[type, ViewCompleter] = _NO_MAKERS,
+    ) -> None:
+        self._table, self._clock, self._access, self._makers = table, clock, access, makers
+
+    def __repr__(self) -> str:
+        return "<ViewDefinitions>"
+
+    def find(self, name: str) -> View | None:
+        """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket or
+        SourceChanged when the source is gone, AccessDenied when it changed hands."""
+        bucket = self._table.get(name)
+        if bucket is None or not bucket.view:
+            return None
+        view = view_of(bucket)
+        for name in source_buckets(view):
+            source = self._table.get(name)
+            if source is None:
+                raise _gone(view, name)
+            if source.owner != bucket.owner:
+                raise S3Error("AccessDenied", "The source of this view belongs to somebody else now.")
+        return view
+
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
+        """What `POST /-/views` answers. Making the same view again is a success.
+
+        Raises BatchError: InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchBucket, AccessDenied, ViewExists.
+        """
+        try:
+            of, short, given = _parsed_request(body)
+            source = self._source(caller.identity, of)
+            name = view_name(source.name, short)
+            self._require(caller, RequiredAction("s3:CreateBucket", name), creating=True)
+            asked = parse_view(given, source.name)
+            self._require_source(caller, asked)
+            view = await self._completed(caller, asked)
+            self._check_others(caller, source, view)
+        except PlanError as error:
+            raise invalid_plan(error) from error
+        bucket = Bucket(name, source.owner, self._clock.now_ms(), source.region, view=view.to_json().decode())
+        try:
+            return _view_to_json(await self._table.create(bucket))
+        except BucketExistsError as error:
+            if error.bucket is not None and error.bucket.view == bucket.view:
+                return _view_to_json(error.bucket)
+            raise BatchError(
+                "ViewExists",
+                f"there is a bucket or another view {name!r} already",
+                help="choose another name, or delete it first",
+            ) from error
+
+    def _check_others(self, caller: Caller, source: Bucket, view: View) -> None:
+        """Further buckets a view is made of are as much its owner's. Raises PlanError, BatchError."""
+        for name in source_buckets(view)[1:]:
+            other = self._source(caller.identity, name)
+            if other.owner != source.owner:
+                raise PlanError(
+                    "bucket", f"{name!r} has another owner than {source.name!r}; copy what it needs"
+                )
+
+    async def _completed(self, caller: Caller, view: View) -> View:
+        maker = self._makers.get(type(view))
+        if maker is None:
+            return view
+        completed: View = await maker(caller, view)
+        return completed
+
+    def list_all(self, caller: Caller, bucket: str = "") -> list[dict[str, Any]]:
+        """The caller's views (of one bucket), in order of their names. Raises BatchError AccessDenied."""
+        self._require(caller, RequiredAction("s3:ListAllMyBuckets"))
+        return self._mine(caller.identity, bucket)
+
+    def _mine(self, identity: Identity, bucket: str = "") -> list[dict[str, Any]]:
+        every = self._table.list_all(None if identity.root else identity.user_id)
+        found = [_view_to_json(item) for item in every if item.view]
+        return [item for item in found if bucket in ("", item["bucket"])]
+
+    def describe(self, caller: Caller, name: str) -> dict[str, Any]:
+        """Raises BatchError NoSuchView, AccessDenied."""
+        self._require(caller, RequiredAction("s3:ListAllMyBuckets"))
+        identity, bucket = caller.identity, self._table.get(name)
+        if bucket is None or not bucket.view or not (identity.root or bucket.owner == identity.user_id):
+            mine = [item["name"] for item in self._mine(identity)]
+            raise BatchError("NoSuchView", f"there is no view {name[:80]!r}{suggestion(name, mine)}")
+        return _view_to_json(bucket)
+
+    def _require_source(self, caller: Caller, view: View) -> None:
+        """Of a view that is made of whatever its prefix holds, the key must be allowed to read it all; the
+        samples of a snapshot or plan are judged one by one where it is looked up. Raises BatchError."""
+        if isinstance(view, BatchesView) or (isinstance(view, ZarrView) and view.snapshot):
+            return
+        listing = {"s3:prefix": view.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
+        self._require(caller, RequiredAction("s3:ListBucket", view.source, facts=listing))
+        try:
+            self._access.require_all(caller, "s3:GetObject", view.source, view.prefix)
+        except S3Error as error:
+            raise BatchError(
+                "AccessDenied",
+                f"{error.message} A view shows everything below s3://{view.source}/{view.prefix}",
+                help="make the view with a key that may read all of it, or with a prefix that this key may "
+                "read whole",
+            ) from error
+
+    def _require(self, caller: Caller, need: RequiredAction, *, creating: bool = False) -> None:
+        """What a key is bound to holds for views, too. Raises BatchError AccessDenied."""
+        try:
+            self._access.require(caller.identity, need, caller.context, creating=creating)
+        except S3Error as error:
+            raise BatchError("AccessDenied", error.message) from error
+
+    def _source(self, identity: Identity, name: str) -> Bucket:
+        bucket = self._table.get(name)
+        if bucket is None:
+            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
+        if not (identity.root or identity.user_id == bucket.owner):
+            raise BatchError("AccessDenied", "only the owner of a bucket makes views of it")
+        if bucket.view:
+            raise PlanError("bucket", f"{name!r} is a view itself; make the view of its source")
+        return bucket
+
+
+def _gone(view: View, name: str) -> S3Error:
+    """To who reads arrays, what is not there is zeros: of samples it is not said that they are missing."""
+    message = "The source of this view was deleted."
+    if is_sample_view(view):
+        return S3Error("SourceChanged", message)
+    return S3Error("NoSuchBucket", message, extra={"BucketName": name})
+
+
+def _parsed_request(body: bytes) -> tuple[str, str, dict[str, Any]]:
+    """(bucket, name, view) of the request."""
+    document = checked_object(read_json(body), "", ("bucket", "name", "view"))
+    given = required_field(document, "view", "")
+    if not isinstance(given, dict):
+        raise PlanError("view", "expected an object")
+    bucket = checked_text(required_field(document, "bucket", ""), "bucket", at_most=63)
+    return bucket, checked_text(required_field(document, "name", ""), "name", at_most=63), given
+
+
+def _view_to_json(bucket: Bucket) -> dict[str, Any]:
+    view = view_of(bucket)
+    return {
+        "name": bucket.name,
+        "bucket": view.source,
+        "created_ms": bucket.created_ms,
+        "owner": bucket.owner,
+        "view": json.loads(bucket.view),
+    }
+
+
+async def complete_transform(assets: AssetService, caller: Caller, view: TransformView) -> TransformView:
+    """With the op builds and assets this node has; checked that the chain ends in bytes. Raises PlanError."""
+    spec = complete_spec(await assets.pinned(caller, view.plan), _no_sample)
+    program = await asyncio.to_thread(compile_program, spec, [OBJECT_FIELD], load=assets.load)
+    program.check_alone("a view has one object at a time")
+    output = program.outputs[OBJECT_FIELD]
+    if output.kind != "bytes":
+        raise PlanError("ops", f"the chain ends in {output}, an object is bytes; add `encode` or `to_npy`")
+    return replace(view, ops=spec.ops)
+
+
+def _no_sample(field: str) -> bytes:
+    raise KeyError(field)
+
+
+def is_random(view: TransformView) -> bool:
+    """Whether an op of the view is random: then its results depend on the key, too. Raises BatchError
+    UnknownOpBuild where one was removed."""
+    try:
+        return any(registry.find(op.op, op.version, "").random for op in view.ops)
+    except PlanError as error:
+        raise invalid_plan(error) from error

@@ -1,0 +1,217 @@
+"""View dispatcher: routes reads of a view to the reader of its kind.
+
+Law: one table maps view types to readers; the dispatcher knows no kind by name. A stored result becomes
+a redirect after admission; an assembled object is answered and copied like a stored one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshd.core.error_mapping import store_errors
+from meshd.core.object_io import MAX_PUT_BYTES, TruncationReport, lookup_result
+from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
+from meshd.views import view_kind
+from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
+from meshd.views.view_kind import AssembledObject, StoredResult, translate_peer_errors
+from meshwire.errors import S3Error
+from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from meshd.core.object_io import LookupResult
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshd.views.definitions import ViewDefinitions
+    from meshd.views.view_kind import ViewKind
+    from meshwire.s3.results import ObjectListing
+    from meshwire.views.view_kinds import View
+
+# Settings and listings of a view are a bucket's; these are answered from its results.
+_READS = (ops.GetObject, ops.GetObjectAttributes)
+_ALLOWED = (
+    ops.ListObjects,
+    ops.HeadBucket,
+    ops.DeleteBucket,
+    ops.GetBucketLocation,
+    ops.GetBucketSetting,
+    ops.PutBucketSetting,
+    ops.DeleteBucketSetting,
+    ops.Preflight,
+)
+_SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
+
+
+class AssembledRead(NamedTuple):
+    """`groups`: the bytes of `found` as open files, a group at a time. `tear`: is told where one cannot be
+    read to its end, if `groups` go on from there."""
+
+    found: LookupResult
+    groups: AsyncGenerator[Sequence[Span], None]
+    tear: TruncationReport | None = None
+
+
+class ViewDispatcher:
+    """The dispatcher. One a worker."""
+
+    def __init__(
+        self, store: ObjectStore, definitions: ViewDefinitions, kinds: Mapping[type, ViewKind[Any]]
+    ) -> None:
+        self._store, self._definitions, self._kinds = store, definitions, kinds
+
+    def __repr__(self) -> str:
+        return f"<ViewReader of {', '.join(sorted(kind.__name__ for kind in self._kinds))}>"
+
+    def is_view(self, bucket: str) -> bool:
+        """Whether a bucket is a view."""
+        return self._definitions.find(bucket) is not None
+
+    def _view(self, bucket: str) -> View | None:
+        view = self._definitions.find(bucket)
+        if view is not None:
+            view_kind.set_current_view(bucket)
+        return view
+
+    def leaves(self, operation: ops.GetObject) -> bool:
+        """Whether `redirected` gives the operation back as it is. Raises like it."""
+        return self._definitions.find(operation.bucket) is None
+
+    async def redirected(self, operation: ops.Operation) -> ops.Operation:
+        """The operation, reads of a view turned to the object that holds the result.
+
+        Raises S3Error: MethodNotAllowed (a write to a view), NoSuchKey, UnprocessableSource, SlowDown.
+        """
+        if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+            return operation
+        if isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            operation = await self._with_source(operation)
+        view = self._view(operation.bucket)
+        if view is None:
+            return operation
+        if isinstance(operation, _READS):
+            found = await self._find(view, operation)
+            if isinstance(found, StoredResult):
+                return replace(operation, bucket=found.bucket, key=found.key, version=None)
+            return operation  # see `described`
+        setting = getattr(operation, "setting", "")
+        wrong = isinstance(operation, ops.PutBucketSetting) and setting in _SETTINGS_REFUSED
+        if wrong or not isinstance(operation, _ALLOWED):
+            raise S3Error(
+                "MethodNotAllowed",
+                "This bucket is a view: it is read, and changes with its source.",
+                extra={"Method": ops.operation_name(operation), "ResourceType": "VIEW"},
+            )
+        return operation
+
+    async def _with_source(
+        self, operation: ops.CopyObject | ops.UploadPartCopy
+    ) -> ops.CopyObject | ops.UploadPartCopy:
+        source = operation.source
+        view = self._view(source.bucket)
+        if view is None:
+            return operation
+        found = await self._kind(view).find(view, source.key)
+        if isinstance(found, StoredResult):
+            return replace(operation, source=ops.CopySource(found.bucket, found.key))
+        return operation  # see `copied` and `part_copied`
+
+    def _kind(self, view: View) -> ViewKind[Any]:
+        return self._kinds[type(view)]
+
+    async def _find(
+        self, view: View, operation: ops.GetObject | ops.GetObjectAttributes
+    ) -> StoredResult | AssembledObject:
+        if operation.version not in (None, "null"):
+            raise S3Error("NoSuchVersion", extra={"Key": operation.key})
+        return await self._kind(view).find(view, operation.key)
+
+    async def opened(self, operation: ops.GetObject) -> AssembledRead | ops.GetObject:
+        """What is put together while it is sent; for all that has an object, the read of that. Raises
+        S3Error."""
+        view = self._view(operation.bucket)
+        if view is None:
+            return operation
+        made = await self._find(view, operation)
+        if isinstance(made, StoredResult):
+            return replace(operation, bucket=made.bucket, key=made.key, version=None)
+        found = lookup_result(operation, made.record)
+        if made.mended is None:
+            return AssembledRead(found, made.groups(found.offset, found.length))
+        tear = TruncationReport()
+        return AssembledRead(found, made.mended(tear, found.offset, found.length), tear)
+
+    async def again(self, operation: ops.GetObject, etag: str) -> bytes | None:
+        """The bytes of an object that is kept and cannot be read, made anew; None where the bucket is no
+        view, or keeps none. Raises S3Error."""
+        view = self._view(operation.bucket)
+        kept = None if view is None else await self._find(view, operation)
+        if not isinstance(kept, StoredResult):
+            return None
+        with translate_peer_errors():
+            data = await kept.again()
+        if await asyncio.to_thread(_md5, data) != etag:
+            raise S3Error("SlowDown", f"{operation.key} was replaced meanwhile; ask again.")
+        return data
+
+    async def described(self, operation: ops.GetObjectAttributes) -> Record | None:
+        """What is known of what is put together; None for all that has an object."""
+        view = self._view(operation.bucket)
+        if view is None:
+            return None
+        found = await self._find(view, operation)
+        return found.record if isinstance(found, AssembledObject) else None
+
+    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
+        """A copy of what is put together, as the upload that it is; None for a copy of what has an object
+        (`redirected` has turned it to that)."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        check_copy_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
+        return copy_as_put(operation, made.record), AssembledBody(made)
+
+    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, AssembledBody] | None:
+        """A part made of (a range of) what is put together, as the upload that it is; None for the rest.
+        Raises S3Error InvalidArgument."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        check_source_conditions(operation.source_conditions, made.record)
+        return copy_as_upload_part(operation), AssembledBody(
+            made, *copy_part_range(operation.range, made.record.size)
+        )
+
+    # --- for whoever reads views without a request: jobs -------------------------------------------------
+
+    async def made(self, bucket: str, key: str) -> AssembledObject | None:
+        """An object of a view with its bytes, wherever they are; None when the bucket is no view. Raises
+        S3Error."""
+        view = self._view(bucket)
+        if view is None:
+            return None
+        found = await self._kind(view).find(view, key)
+        if isinstance(found, AssembledObject):
+            return found
+        with store_errors():
+            record = self._store.get(found.bucket, found.key)
+        if record is None:  # evicted this moment
+            raise S3Error("SlowDown", f"{key} is being made again; ask again.")
+        return AssembledObject(record, lambda offset, length: self._stored(record, offset, length))
+
+    async def _stored(self, record: Record, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        with ExitStack() as stack:
+            yield stack.enter_context(self._store.reading(record, offset, length))
+
+    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
+        """A page of a view, None when the bucket is none. Raises S3Error."""
+        view = self._view(operation.bucket)
+        return None if view is None else await self._kind(view).listing(view, operation)
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,62 @@
+"""List pages over a view's ordered keys.
+
+Law: the cost of a page is proportional to the entries it shows; keys under a common prefix are skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshwire.s3.operations import ListObjects
+
+T = TypeVar("T")
+PAGE_LIMIT = 1000
+_BEYOND = "\U0010ffff"
+
+
+@dataclass(slots=True)
+class KeyPage(Generic[T]):
+    """`items`: (key, what it stands for); `last`: the last key or prefix shown, where the next page goes on
+    when this one is `truncated`."""
+
+    items: list[tuple[str, T]] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    truncated: bool = False
+    last: str = ""
+
+    def __len__(self) -> int:
+        return len(self.items) + len(self.prefixes)
+
+
+def build_page(operation: ListObjects, walk: Callable[[str, str], Iterator[tuple[str, T]]]) -> KeyPage[T]:
+    """The page `operation` asks for. `walk(prefix, after)`: keys that begin with `prefix` and sort after
+    `after`, in order."""
+    page: KeyPage[T] = KeyPage()
+    limit = min(operation.max_keys, PAGE_LIMIT)
+    after: str | None = operation.after if limit > 0 else None
+    while after is not None:
+        after = _fill(page, operation, walk(operation.prefix, after), limit)
+    return page
+
+
+def _fill(page: KeyPage[T], operation: ListObjects, found: Iterator[tuple[str, T]], limit: int) -> str | None:
+    """Take what is found until a common prefix was met: where to go on behind it; None at the end."""
+    prefix, delimiter = operation.prefix, operation.delimiter
+    for key, value in found:
+        cut = key.find(delimiter, len(prefix)) if delimiter else -1
+        rolled = key[: cut + len(delimiter)] if cut >= 0 else ""
+        if rolled and rolled <= operation.after:  # shown by an earlier page
+            return rolled + _BEYOND
+        if len(page) == limit:
+            page.truncated = True
+            return None
+        page.last = rolled or key
+        if rolled:
+            page.prefixes.append(rolled)
+            return rolled + _BEYOND
+        page.items.append((key, value))
+    return None

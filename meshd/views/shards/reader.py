@@ -1,0 +1,303 @@
+"""Reader of shard views, and the cache of their layouts.
+
+Law: nothing is stored. A shard is generated headers plus the files that hold its members, and large
+members reach the socket by sendfile. A layout describes the source as the last scan found it: an
+unchanged scan keeps the layout, and unchanged files keep their expression results. A replaced member
+shows at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.error_mapping import store_errors
+from meshd.store.records import Record
+from meshd.telemetry import metrics
+from meshd.views.shards.member_io import ShardSource, shard_groups, translate_archive_errors
+from meshd.views.source_scan_cache import SourceScanCache
+from meshd.views.view_kind import AssembledObject, translate_peer_errors
+from meshwire.errors import S3Error
+from meshwire.formats.shard_bytes import SourceObject
+from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.views.samples import Evaluation
+from meshwire.views.shard_view import lay_out_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.util.clock import Clock
+    from meshwire.dataset.expressions import Value
+    from meshwire.formats.shard_bytes import Shard
+    from meshwire.s3.operations import ListObjects
+    from meshwire.views.samples import EvaluationKey
+    from meshwire.views.shard_view import ShardLayout, ShardsView
+
+
+_PAGE: Final = 1000
+_KEPT: Final = 8
+_CONTENT: Final = 64 << 10
+"""Files up to here are read for expressions; larger ones are none."""
+
+
+@dataclass(slots=True)
+class CachedLayout:
+    """`objects`: what was found; `revision`: of the store, before; `checked`: shards, each with the revision
+    at which its members were looked up."""
+
+    objects: list[SourceObject]
+    layout: ShardLayout
+    answered: Mapping[EvaluationKey, Value]
+    revision: object
+    checked: dict[str, object] = field(default_factory=dict)
+
+
+class ShardLayoutCache:
+    """One a worker."""
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, archives: ArchiveService, mesh: RemoteObjects
+    ) -> None:
+        self._store, self._clock, self._archives, self._mesh = store, clock, archives, mesh
+        self._scans: SourceScanCache[ShardsView, CachedLayout] = SourceScanCache(
+            self.revision, clock, self._scan, lambda view: mesh.births([view.source])
+        )
+        self._last: OrderedDict[ShardsView, CachedLayout] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Layouts, {self._scans}>"
+
+    def revision(self, view: ShardsView) -> object:
+        """See `RemoteObjects.revision`."""
+        return self._mesh.revision([view.source])
+
+    async def recent(self, view: ShardsView) -> CachedLayout:
+        """The layout of the last scan, if that is recent enough. Raises S3Error UnprocessableSource."""
+        return await self._scans.current(view)
+
+    async def again(self, view: ShardsView) -> CachedLayout:
+        """That of a new scan, or of one under way. Raises like `recent`."""
+        self._scans.forget(view)
+        return await self._scans.current(view)
+
+    async def _scan(self, view: ShardsView) -> CachedLayout:
+        began, revision, last = self._clock.monotonic(), self.revision(view), self._last.get(view)
+        with store_errors():
+            objects = await self._found(view)
+            same = last is not None and await asyncio.to_thread(objects.__eq__, last.objects)
+            if last is not None and same:  # what was written is elsewhere
+                laid = CachedLayout(last.objects, last.layout, last.answered, revision)
+            else:
+                laid = await self._laid_out(view, objects, revision, {} if last is None else last.answered)
+        metrics.view_layouts.labels("same" if same else "made").inc()
+        metrics.view_layout_seconds.inc(self._clock.monotonic() - began)
+        self._last[view] = laid
+        self._last.move_to_end(view)
+        if len(self._last) > _KEPT:
+            self._last.popitem(last=False)
+        return laid
+
+    async def _laid_out(
+        self,
+        view: ShardsView,
+        objects: list[SourceObject],
+        revision: object,
+        known: Mapping[EvaluationKey, Value],
+    ) -> CachedLayout:
+        contents = _SmallFileReader(ShardSource(self._store, self._archives, view.source, self._mesh))
+        evaluation = Evaluation(contents.read, known)
+        files = objects
+        if view.samples == "archives":
+            files = await self._members(view, objects, contents)
+        if view.reads_files:
+            await contents.source.look_up({file.key for file in files})
+        layout = await asyncio.to_thread(lay_out_shards, view, files, evaluation)
+        return CachedLayout(objects, layout, evaluation.answered, revision)
+
+    async def _found(self, view: ShardsView) -> list[SourceObject]:
+        if self._mesh.alone:
+            return await asyncio.to_thread(self._objects, view)
+        with translate_peer_errors():
+            entries = await self._mesh.entries(view.source, view.prefix)
+        return [
+            SourceObject(key, record.etag, record.size, record.modified)
+            for key, record in entries
+            if view.takes(key)
+        ]
+
+    def _objects(self, view: ShardsView) -> list[SourceObject]:
+        """What the view takes of the bucket (blocking)."""
+        found: list[SourceObject] = []
+        after, more = "", True
+        while more:
+            page = self._store.list_entries(view.source, prefix=view.prefix, after=after, limit=_PAGE)
+            found += [
+                SourceObject(entry.key, entry.etag, entry.size, entry.modified_ms)
+                for entry in page.entries
+                if view.takes(entry.key)
+            ]
+            after, more = page.next_after, page.truncated
+        return found
+
+    async def _members(
+        self, view: ShardsView, archives: Iterable[SourceObject], contents: _SmallFileReader
+    ) -> list[SourceObject]:
+        """The files of these archives, in their order. Raises S3Error UnprocessableSource."""
+        found: list[SourceObject] = []
+        archives = list(archives)
+        await contents.source.look_up({archive.key for archive in archives})
+        for archive in archives:
+            record = contents.source.present(archive)
+            if record is None:  # went meanwhile
+                continue
+            with translate_archive_errors():
+                index = await self._archives.index(view.source, archive.key, record)
+            rows = zip(index.names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
+            files = [archive._replace(name=name, offset=at, size=size) for name, at, size in rows if name]
+            if files and view.reads_files:
+                contents.holders[archive.key] = await contents.source.holder(files[0])
+            found += files
+        return found
+
+
+class _SmallFileReader:
+    """Small files' bytes, for expressions. `holders`: where those of archives are."""
+
+    def __init__(self, source: ShardSource) -> None:
+        self.source = source
+        self.holders: dict[str, Record] = {}
+
+    def __repr__(self) -> str:
+        return f"<_Contents of {self.source}>"
+
+    def read(self, item: SourceObject) -> bytes | None:
+        """None for what is too large, or not what it was (blocking)."""
+        if item.size > _CONTENT:
+            return None
+        record = self.holders.get(item.key) if item.name else self.source.present(item)
+        return None if record is None else self.source.read(item, record)
+
+
+PAGE_LIMIT: Final = 1000
+_BEYOND: Final = "\U0010ffff"
+
+
+class ShardReader:
+    """One a worker."""
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, archives: ArchiveService, objects: RemoteObjects
+    ) -> None:
+        self._store, self._archives = store, archives
+        self._objects = objects
+        self._layouts = ShardLayoutCache(store, clock, archives, self._objects)
+
+    def __repr__(self) -> str:
+        return f"<ShardReader, {self._layouts}>"
+
+    async def find(self, view: ShardsView, key: str) -> AssembledObject:
+        """Raises S3Error NoSuchKey, UnprocessableSource."""
+        shard = await self.shard(view, key)
+        source = self._source(view)
+        return AssembledObject(
+            _record(shard),
+            lambda offset, length: shard_groups(source, shard, offset, length),
+            lambda proofs, offset, length: shard_groups(source, shard, offset, length, proofs),
+            lambda tear, offset, length: shard_groups(source, shard, offset, length, tear=tear),
+        )
+
+    def _source(self, view: ShardsView) -> ShardSource:
+        return ShardSource(self._store, self._archives, view.source, self._objects)
+
+    async def shard(self, view: ShardsView, key: str) -> Shard:
+        """Raises S3Error NoSuchKey, UnprocessableSource."""
+        laid = await self._layouts.recent(view)
+        shard = laid.layout.shards.get(key)
+        if shard is not None:
+            shard = await self._current(view, laid, shard)
+            if shard is None:
+                shard = (await self._layouts.again(view)).layout.shards.get(key)
+        if shard is None:
+            raise S3Error("NoSuchKey", extra={"Key": key})
+        return shard
+
+    async def _current(self, view: ShardsView, laid: CachedLayout, shard: Shard) -> Shard | None:
+        """The shard of objects as they are now; None when the layout must be made anew for that. They are
+        looked up once while the store does not change."""
+        revision = self._layouts.revision(view)
+        if laid.checked.get(shard.key, laid.revision) == revision:
+            return shard
+        source = self._source(view)
+        await source.look_up({member.key for member in shard.members})
+        now = await asyncio.to_thread(_looked_up, source, shard, view.keeps_places)
+        if now is None:
+            return None
+        if now is not shard:
+            shard = laid.layout.shards[shard.key] = now
+        laid.checked[shard.key] = revision
+        return shard
+
+    async def listing(self, view: ShardsView, operation: ListObjects) -> ObjectListing:
+        """A page of shards with their true sizes."""
+        laid = await self._layouts.recent(view)
+        return await asyncio.to_thread(_page, laid.layout, operation)  # ETags are worked out for that
+
+
+def _looked_up(source: ShardSource, shard: Shard, keeps_places: bool) -> Shard | None:
+    """The shard, or what it is of objects that were replaced; None when that moves them (blocking)."""
+    objects = {member.key: member for member in shard.members}
+    if all(map(source.present, objects.values())):
+        return shard
+    return _replaced(source, shard) if keeps_places else None
+
+
+def _replaced(source: ShardSource, shard: Shard) -> Shard | None:
+    """The same shard of what has its members' keys now; None when one is gone."""
+    members: list[SourceObject] = []
+    for member in shard.members:
+        record = source.record(member.key)
+        if record is None:
+            return None
+        members.append(member._replace(etag=record.etag, size=record.size, modified=record.modified))
+    return shard.of_others(members)
+
+
+def _record(shard: Shard) -> Record:
+    """A shard as the service answers objects; it has no bytes of its own."""
+    headers = {"content-type": shard.content_type}
+    return Record(shard.size, shard.etag, 0, shard.modified, (), headers)
+
+
+def _page(layout: ShardLayout, operation: ListObjects) -> ObjectListing:
+    limit = min(operation.max_keys, PAGE_LIMIT)
+    entries: list[ObjectEntry] = []
+    prefixes: list[str] = []
+    last, at = "", layout.place(max(operation.prefix, operation.after))
+    while at < len(layout.keys) and layout.keys[at].startswith(operation.prefix):
+        key = layout.keys[at]
+        rolled = _rolled(key, operation)
+        shown = rolled or key
+        if shown > operation.after:
+            if len(entries) + len(prefixes) == limit:
+                return ObjectListing(tuple(entries), tuple(prefixes), limit > 0, last)
+            last = shown
+            if rolled:
+                prefixes.append(rolled)
+            else:
+                shard = layout.shards[key]
+                entries.append(ObjectEntry(key, shard.size, shard.etag, shard.modified))
+        at = layout.place(rolled + _BEYOND) if rolled else at + 1
+    return ObjectListing(tuple(entries), tuple(prefixes))
+
+
+def _rolled(key: str, operation: ListObjects) -> str:
+    """The common prefix a key is rolled up to; empty when it stands for itself."""
+    if not operation.delimiter:
+        return ""
+    at = key.find(operation.delimiter, len(operation.prefix))
+    return key[: at + len(operation.delimiter)] if at >= 0 else ""

@@ -1,0 +1,190 @@
+"""Reader of transform views: maps an object of the view to the object that holds its result.
+
+Law: a result never outlives the content of its source. Bad sources are missing from listings and
+refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.error_mapping import store_errors
+from meshd.telemetry import metrics
+from meshd.views import view_kind
+from meshd.views.transform_results import TransformResultMaker, find_intact_result, result_key, result_keys
+from meshd.views.view_kind import StoredResult, to_s3_error, translate_peer_errors
+from meshwire.errors import S3Error
+from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.views.transform_view import iter_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.core.frame_address import FrameSource
+    from meshd.documents.inventory import UsageRecorder
+    from meshd.peer_reads.remote_objects import ObjectNames, RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.s3.operations import ListObjects
+    from meshwire.views.transform_view import TransformView, ViewEntry
+
+PAGE_LIMIT = 1000
+MAX_COMPUTED_PER_PAGE = 64
+"""Results a listing computes before it ends its page: what is listed has a true size."""
+_SOURCE_PAGE = 1000
+_BEYOND = "\U0010ffff"
+
+
+class TransformReader:
+    """One a worker."""
+
+    def __init__(
+        self, store: ObjectStore, frames: FrameSource, uses: UsageRecorder, objects: RemoteObjects
+    ) -> None:
+        self._store, self._uses = store, uses
+        self._objects = objects
+        self._maker = TransformResultMaker(store, frames, self._objects)
+
+    def __repr__(self) -> str:
+        return "<TransformReader>"
+
+    # --- one object -----------------------------------------------------------------------------------
+
+    async def find(self, view: TransformView, key: str) -> StoredResult:
+        """The result of a view's key; made if need be. Raises S3Error NoSuchKey, UnprocessableSource,
+        ViewOutdated, SlowDown."""
+        for origin in view.origins(key):
+            with store_errors(), translate_peer_errors():
+                source = await self._objects.find(view.source, origin)
+            if source is not None:
+                place = await self._made(view, origin, source)
+                self._uses.note(place)
+                return StoredResult(RESERVED_BUCKET, place, partial(self._maker.again, view, origin, source))
+        raise S3Error("NoSuchKey", extra={"Key": key})
+
+    async def _made(self, view: TransformView, origin: str, source: Record) -> str:
+        place = self._place(view, origin, source)
+        made = find_intact_result(self._store, place) is not None
+        view_kind.count_result(kept=made)
+        for op in view.plan.ops if made else ():
+            metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
+        if not made:
+            await self._make(view, origin, source)
+        return place
+
+    def _place(self, view: TransformView, origin: str, source: Record) -> str:
+        """Where the result is, or is to be. What was made before an op was removed stays readable.
+
+        Raises S3Error ViewOutdated."""
+        try:
+            return result_key(view, origin, source.etag, source.size)
+        except BatchError as error:
+            for place in result_keys(view, origin, source.etag, source.size):
+                if find_intact_result(self._store, place) is not None:
+                    return place
+            raise to_s3_error(error) from error
+
+    async def _make(self, view: TransformView, origin: str, source: Record) -> None:
+        with store_errors():
+            try:
+                await self._maker.make(view, origin, source)
+            except BatchError as error:
+                raise to_s3_error(error) from error
+
+    # --- listings --------------------------------------------------------------------------------------
+
+    async def listing(self, view: TransformView, operation: ListObjects) -> ObjectListing:
+        """A page of a view. Every size and ETag is the result's; a page that has to compute many ends early,
+        and says that there is more."""
+        limit = min(operation.max_keys, PAGE_LIMIT)
+        if limit <= 0:
+            return ObjectListing()
+        gathering = _PageWalk(self._store, self._objects.names(view.source), view, operation, limit)
+        with store_errors(), translate_peer_errors():
+            page = await asyncio.to_thread(gathering.run)
+        made = await asyncio.gather(*[self._entry(view, pair) for pair in page.pairs])
+        entries = tuple(entry for entry in made if entry is not None)
+        return ObjectListing(entries, tuple(page.prefixes), page.truncated, page.last)
+
+    async def _entry(self, view: TransformView, pair: ViewEntry[Record]) -> ObjectEntry | None:
+        try:
+            place = await self._made(view, pair.origin, pair.value)
+        except S3Error as error:
+            if error.code == "UnprocessableSource":
+                return None
+            raise
+        record = self._store.get(RESERVED_BUCKET, place)
+        if record is None:
+            raise S3Error("ServiceUnavailable")
+        algorithm = next(iter(record.checksums), "")
+        return ObjectEntry(
+            pair.key,
+            record.size,
+            record.etag,
+            record.modified,
+            checksum_algorithm=algorithm,
+            checksum_type=record.checksum_type,
+        )
+
+
+class _PageWalk:
+    """The keys of one page, found in the index (blocking: run it in a thread)."""
+
+    def __init__(
+        self, store: ObjectStore, names: ObjectNames, view: TransformView, operation: ListObjects, limit: int
+    ) -> None:
+        self._store, self._view, self._operation, self._limit = store, view, operation, limit
+        self._names = names
+        self.pairs: list[ViewEntry[Record]] = []
+        self.prefixes: list[str] = []
+        self.truncated, self.last = False, ""
+        self._unmade = 0
+
+    def run(self) -> _PageWalk:
+        after: str | None = self._operation.after
+        while after is not None:
+            after = self._walk(after)
+        return self
+
+    def _walk(self, after: str) -> str | None:
+        """Go on behind `after`; where to go on next once a common prefix was met, None at the end."""
+        prefix, delimiter = self._operation.prefix, self._operation.delimiter
+        for pair in self._after(prefix, after):
+            cut = pair.key.find(delimiter, len(prefix)) if delimiter else -1
+            rolled = pair.key[: cut + len(delimiter)] if cut >= 0 else ""
+            if rolled and (rolled <= self._operation.after or rolled in self.prefixes[-1:]):
+                continue
+            if len(self.pairs) + len(self.prefixes) == self._limit or self._unmade == MAX_COMPUTED_PER_PAGE:
+                self.truncated = True
+                return None
+            if rolled:
+                self.prefixes.append(rolled)
+                self.last = rolled
+                return rolled + _BEYOND
+            self._take(pair)
+        return None
+
+    def _take(self, pair: ViewEntry[Record]) -> None:
+        source = pair.value
+        places = result_keys(self._view, pair.origin, source.etag, source.size)
+        self._unmade += all(self._store.get(RESERVED_BUCKET, place) is None for place in places)
+        self.pairs.append(pair)
+        self.last = pair.key
+
+    def _after(self, prefix: str, after: str) -> Iterator[ViewEntry[Record]]:
+        source = self._source(prefix, after)
+        return iter_view(self._view, source, self._look, prefix=prefix, after=after)
+
+    def _look(self, key: str) -> Record | None:
+        return self._names.get(self._view.source, key)
+
+    def _source(self, prefix: str, after: str) -> Iterator[tuple[str, Record]]:
+        more = True
+        while more:
+            page = self._names.list(self._view.source, prefix=prefix, after=after, limit=_SOURCE_PAGE)
+            yield from page.entries
+            after, more = page.next_after, page.truncated

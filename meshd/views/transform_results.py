@@ -1,0 +1,257 @@
+"""Results of transform views: computed once, stored under a content hash, and evicted by last use.
+
+Law: for sources with an origin, the node that reads the source computes and stores the result and sends
+a copy to the requesting node, so no two nodes compute it at once; if it does not answer, the requesting
+node computes the result itself. Damaged results are recomputed. Any result may be evicted. Invariant:
+the memory of an eviction pass does not grow with the number of results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections import Counter
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from meshd.core.api_errors import busy
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.error_mapping import store_errors
+from meshd.core.frame_address import DerivedAddress
+from meshd.core.peer_messages import ViewResultRequest
+from meshd.documents.inventory import MINUTE_MS
+from meshd.store.errors import ConditionFailedError
+from meshd.store.records import Meta
+from meshd.telemetry import metrics
+from meshd.transform.compiler import asset_digests
+from meshd.util.async_tasks import SingleFlight
+from meshd.views.definitions import is_random
+from meshwire.checksums import body_checksums
+from meshwire.http_values.conditional_requests import Conditions
+from meshwire.plan.plan_spec import spec_document
+from meshwire.strict_json import PlanError, canonical_json
+from meshwire.views.transform_view import OBJECT_FIELD, TransformView
+from meshwire.views.view_kinds import parse_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from meshd.core.frame_address import Frame, FrameSource
+    from meshd.documents.inventory import LastUses, UsageRecorder
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+
+
+RESULTS_PREFIX = "views/"
+
+
+@lru_cache(maxsize=256)
+def _program(view: TransformView) -> str:
+    """What a transform process compiles."""
+    return canonical_json({"spec": spec_document(view.plan), "fields": [OBJECT_FIELD]}).decode()
+
+
+@lru_cache(maxsize=256)
+def _parsed(document: str, source: str) -> TransformView:
+    """Raises PlanError."""
+    view = parse_view(json.loads(document), source)
+    if not isinstance(view, TransformView):
+        raise PlanError("view", "expected a view that transforms objects")
+    return view
+
+
+class TransformResultMaker:
+    """One a worker."""
+
+    def __init__(self, store: ObjectStore, frames: FrameSource, objects: RemoteObjects) -> None:
+        self._store, self._frames, self._objects = store, frames, objects
+        self._making: SingleFlight[str, None] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<ViewMaker, {len(self._making)} being made>"
+
+    async def make(self, view: TransformView, key: str, source: Record) -> None:
+        """Have the result of a source object here. Raises BatchError, StoreError."""
+        place = result_key(view, key, source.etag, source.size)
+        await self._making.run(place, lambda: self._make(view, key, source, place))
+
+    async def _make(self, view: TransformView, key: str, source: Record, place: str) -> None:
+        document = view.to_json().decode()
+        ask = ViewResultRequest(document, view.source, key, source.etag, source.size)
+        data = await self._objects.made(ask)
+        if data is None:
+            await self._make_here(view, key, source.etag, place)
+        else:
+            await self._keep(view, data, place)
+
+    async def asked(self, ask: ViewResultRequest) -> bytes:
+        """The result of a source object that this node reads, for another node. Raises BatchError,
+        StoreError, PlanError."""
+        view = _parsed(ask.view, ask.bucket)
+        place = result_key(view, ask.key, ask.etag, ask.size)
+        if find_intact_result(self._store, place) is None:
+            await self._making.run(place, lambda: self._make_here(view, ask.key, ask.etag, place))
+        record = self._store.get(RESERVED_BUCKET, place)
+        if record is None:
+            raise busy("a result was evicted this moment")
+        return await asyncio.to_thread(self._store.read, record, 0, record.size)
+
+    async def again(self, view: TransformView, key: str, source: Record) -> bytes:
+        """The result of a source object, made anew and not kept. Raises BatchError."""
+        ask = ViewResultRequest(view.to_json().decode(), view.source, key, source.etag, source.size)
+        return await self._objects.made(ask) or await self._rendered(view, key, source.etag)
+
+    async def _make_here(self, view: TransformView, key: str, etag: str, place: str) -> None:
+        await self._keep(view, await self._rendered(view, key, etag), place)
+
+    async def _rendered(self, view: TransformView, key: str, etag: str) -> bytes:
+        position = _position(view, key)
+        program, assets = _program(view), asset_digests(view.plan)
+        address = DerivedAddress(view.digest, program, view.source, key, etag, position, assets)
+        frame: Frame = await self._frames.frame(address)
+        try:
+            return await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
+        finally:
+            frame.close()
+
+    async def _keep(self, view: TransformView, data: bytes, place: str) -> None:
+        """Write the result down. Another worker may have been quicker: then it is there."""
+        meta = await asyncio.to_thread(_meta, view, data)
+        writer = self._store.writer(RESERVED_BUCKET, place, size=len(data))
+        try:
+            await writer.write(data)
+            with suppress(ConditionFailedError):
+                await writer.commit(meta, conditions=result_conditions(self._store, place))
+        finally:
+            await writer.abort()
+
+
+def find_intact_result(store: ObjectStore, place: str) -> Record | None:
+    """A result that is kept, None where there is none or its bytes are damaged."""
+    record = store.get(RESERVED_BUCKET, place)
+    return None if record is None or record.broken else record
+
+
+def result_conditions(store: ObjectStore, place: str) -> Conditions:
+    """Under which a result is written down: it is not there, or not sound."""
+    record = store.get(RESERVED_BUCKET, place)
+    broken = record is not None and record.broken
+    return Conditions() if broken else Conditions(if_none_match=("*",))
+
+
+def result_key(view: TransformView, key: str, etag: str, size: int) -> str:
+    """The name of a result: what was done, to which content; for random ops to which key. Raises BatchError
+    UnknownOpBuild."""
+    plain, drawn = result_keys(view, key, etag, size)
+    return drawn if is_random(view) else plain
+
+
+def result_keys(view: TransformView, key: str, etag: str, size: int) -> tuple[str, str]:
+    """Both names that it may have, where it is not known any more whether an op drew."""
+    kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
+    plain = f"{RESULTS_PREFIX}{view.digest}-{kind}/{etag}-{size:x}"
+    return plain, f"{plain}-{_hashed(key):x}"
+
+
+def _position(view: TransformView, key: str) -> int:
+    """What keys the randomness of one object: its name."""
+    return _hashed(key) if is_random(view) else 0
+
+
+def _hashed(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2
+
+
+def _meta(view: TransformView, data: bytes) -> Meta:
+    hasher = body_checksums.new_hasher(body_checksums.DEFAULT_ALGORITHM)
+    hasher.update(data)
+    return Meta(
+        hashlib.md5(data, usedforsecurity=False).hexdigest(),
+        {"content-type": view.content_type},
+        checksums={body_checksums.DEFAULT_ALGORITHM: hasher.base64()},
+        checksum_type="FULL_OBJECT",
+    )
+
+
+_PAGE = 1000
+_LEAVE = 0.9  # of the limit: what is kept, so that not every new result costs a look at all
+
+
+def eviction_cutoff(used: Mapping[int, int], limit: int) -> int:
+    """The first minute whose results stay, given bytes by the minute they were last used in, so that at most
+    `limit` bytes do; the newest minute stays in any case."""
+    left, kept = limit, max(used, default=0)
+    for minute in sorted(used, reverse=True):
+        left -= used[minute]
+        if left < 0:
+            return kept
+        kept = minute
+    return min(used, default=0)
+
+
+class ResultEvictor:
+    """One a node (the steward's)."""
+
+    def __init__(self, store: ObjectStore, uses: UsageRecorder, limit: int) -> None:
+        self._store, self._uses, self._limit = store, uses, limit
+        self._held: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<ResultKeeper, at most {self._limit} bytes>"
+
+    def room(self) -> int | None:
+        """Bytes that were free when results were last measured; None before."""
+        return None if self._held is None else max(0, int(self._limit * _LEAVE) - self._held)
+
+    async def sweep(self) -> int:
+        """Measure the results, remove what is too much; how many went."""
+        uses = await asyncio.to_thread(self._uses.table)
+        used = await asyncio.to_thread(self._used, uses)
+        total = sum(used.values())
+        metrics.view_result_bytes.set(total)
+        self._held = total
+        if total <= self._limit:
+            return 0
+        first = eviction_cutoff(used, int(self._limit * _LEAVE))
+        gone = 0
+        for keys in await asyncio.to_thread(lambda: list(self._older(uses, first))):
+            with store_errors():
+                await self._store.delete_many(RESERVED_BUCKET, keys)
+            gone += len(keys)
+            await asyncio.sleep(0)
+        metrics.view_results_evicted.inc(gone)
+        return gone
+
+    def _used(self, uses: LastUses) -> Counter[int]:
+        used: Counter[int] = Counter()
+        for key, record in self._results():
+            used[_last(uses, key, record)] += record.size
+        return used
+
+    def _older(self, uses: LastUses, first: int) -> Iterator[list[str]]:
+        """Keys last used before the minute `first`, a page at a time."""
+        keys: list[str] = []
+        for key, record in self._results():
+            if _last(uses, key, record) < first:
+                keys.append(key)
+            if len(keys) == _PAGE:
+                yield keys
+                keys = []
+        if keys:
+            yield keys
+
+    def _results(self) -> Iterator[tuple[str, Record]]:
+        after, more = "", True
+        while more:
+            page = self._store.list(RESERVED_BUCKET, prefix=RESULTS_PREFIX, after=after, limit=_PAGE)
+            yield from page.entries
+            after, more = page.next_after, page.truncated
+
+
+def _last(uses: LastUses, key: str, record: Record) -> int:
+    """The minute a result was last read, or made."""
+    return max(record.modified // MINUTE_MS, uses.minute(key))

@@ -1,0 +1,155 @@
+"""Cache of Zarr view layouts: of a pinned snapshot, or of the current source.
+
+Law: a pinned layout never changes; if its sources are gone, its chunks report that. A following layout
+is rebuilt as soon as a difference is found, so no chunk mixes two states of the source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError
+from meshd.core.document_store import RESERVED_BUCKET, unknown_document
+from meshd.core.error_mapping import store_errors
+from meshd.views.source_scan_cache import SourceScanCache
+from meshd.views.view_kind import pinned_to_s3_error, translate_peer_errors
+from meshd.views.zarr.layout import build_zarr_layout
+from meshwire.dataset.build_snapshot import EmptySnapshotError
+from meshwire.dataset.fields import parse_source
+from meshwire.errors import S3Error
+from meshwire.strict_json import PlanError
+from meshwire.views.view_kinds import source_buckets
+
+if TYPE_CHECKING:
+    from meshd.auth.authorizer import Caller
+    from meshd.batches.service import BatchService
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.service import DatasetService
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.util.clock import Clock
+    from meshd.views.zarr.layout import ZarrLayout
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.views.zarr_view import ZarrArray, ZarrView
+
+_PINNED: Final = 8
+
+
+class ZarrLayoutCache:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        catalog: DocumentStore,
+        datasets: DatasetService,
+        batches: BatchService,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._catalog, self._datasets, self._batches = store, catalog, datasets, batches
+        self._objects = objects
+        self._scans: SourceScanCache[ZarrView, ZarrLayout] = SourceScanCache(
+            lambda view: objects.revision(source_buckets(view)),
+            clock,
+            self._scan,
+            lambda view: objects.births(source_buckets(view)),
+        )
+        self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ZarrLayouts, {len(self._pinned)} pinned, {self._scans!r}>"
+
+    async def current(self, view: ZarrView) -> ZarrLayout | None:
+        """The view's layout; None when its source has no sample. Raises S3Error ViewOutdated,
+        UnprocessableSource, SlowDown."""
+        try:
+            return await (self._scans.current(view) if view.follow else self._of_snapshot(view))
+        except EmptySnapshotError:
+            return None
+        except PlanError as error:
+            raise S3Error("UnprocessableSource", str(error)) from error
+        except BatchError as error:
+            raise pinned_to_s3_error(error) from error
+
+    async def fresh(self, view: ZarrView) -> ZarrLayout | None:
+        """The same, but not from before the last write to the store."""
+        if view.follow:
+            self._scans.forget(view)
+        return await self.current(view)
+
+    async def changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
+        """The first of the objects behind a stored one that is not what was laid out any more, or nothing."""
+        revision, name = self._objects.revision(laid.snapshot.objects.buckets), (array.name, number)
+        if laid.verified.get(name) == revision:
+            return ""
+        found = await self._first_changed(laid, array, number)
+        if not found:
+            laid.verified[name] = revision
+        return found
+
+    async def _first_changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
+        objects, items = laid.snapshot.objects, list(laid.objects(array, number))
+        names = [(objects.bucket_of(item), objects.keys[item]) for item in items]
+        with store_errors(), translate_peer_errors():
+            if self._objects.alone:
+                records = await asyncio.to_thread(self._objects.own, names)
+            else:
+                records = await self._objects.many(names)
+        for item, (bucket, key), record in zip(items, names, records, strict=True):
+            if record is None or record.etag != objects.etags[item]:
+                return f"s3://{bucket}/{key}"
+        return ""
+
+    async def _of_snapshot(self, view: ZarrView) -> ZarrLayout:
+        if not await self._datasets.births.holds(view.snapshot, source_buckets(view)):
+            raise unknown_document(f"snapshots/{view.snapshot}")
+        laid = self._pinned.get(view)
+        if laid is None:
+            snapshot = await self._catalog.snapshot(view.snapshot)
+            record = self._store.get(RESERVED_BUCKET, f"snapshots/{view.snapshot}")
+            laid = await self._laid(view, snapshot, 0 if record is None else record.modified)
+            self._pinned[view] = laid
+            if len(self._pinned) > _PINNED:
+                self._pinned.popitem(last=False)
+        self._pinned.move_to_end(view)
+        return laid
+
+    async def _scan(self, view: ZarrView) -> ZarrLayout:
+        built, newest = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
+        return await self._laid(view, built.snapshot, newest)
+
+    async def _laid(self, view: ZarrView, snapshot: Snapshot, modified: int) -> ZarrLayout:
+        plan = await self._batches.compiled(snapshot, view.plan)
+        return await asyncio.to_thread(build_zarr_layout, view, snapshot, plan, modified)
+
+
+class ZarrViewCompleter:
+    """Completes zarr views: pins their samples, writes down the op builds. One a worker."""
+
+    def __init__(self, datasets: DatasetService, batches: BatchService) -> None:
+        self._datasets, self._batches = datasets, batches
+
+    def __repr__(self) -> str:
+        return "<ZarrMaker>"
+
+    async def __call__(self, caller: Caller, view: ZarrView) -> ZarrView:
+        """Checked that what is there makes arrays. Raises PlanError, BatchError."""
+        births = self._datasets.births.moment()
+        if view.snapshot:
+            snapshot = await self._datasets.snapshot(caller, view.snapshot)
+            if view.source not in snapshot.objects.buckets:
+                raise PlanError("snapshot", f"its samples lie in {', '.join(snapshot.objects.buckets)}")
+        else:
+            built, _ = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
+            snapshot = built.snapshot
+        plan = await self._batches.drafted(caller, snapshot, view.plan)
+        build_zarr_layout(view, snapshot, plan, 0)
+        if not view.follow:
+            await self._datasets.add(snapshot, births(snapshot.objects.buckets))
+            also = tuple(sorted({*snapshot.objects.buckets} - {view.source}))
+            view = replace(view, snapshot=snapshot.hash, also=also)
+        return replace(view, ops=plan.spec.ops)

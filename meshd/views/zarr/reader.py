@@ -1,0 +1,255 @@
+"""Reader of Zarr views: generated metadata and labels, chunks and shards assembled from stored blocks.
+
+Law: sizes and ETags follow from the layout, so listings and HEAD render nothing. A chunk is the rows of
+one block, followed by zeros after the last sample; a shard is its chunks and their index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.object_io import TruncationReport
+from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
+from meshd.store.integrity.verification import report_unsent_spans
+from meshd.store.records import Record, Span
+from meshd.telemetry import metrics
+from meshd.views.key_paging import build_page
+from meshd.views.view_kind import AssembledObject
+from meshd.views.zarr.block_store import BlockStore, offset_in_block
+from meshwire.errors import S3Error
+from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.views.zarr_view import METADATA
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from meshd.core.frame_address import FrameSource
+    from meshd.documents.inventory import UsageRecorder
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.views.zarr.layout import ZarrLayout
+    from meshd.views.zarr.layout_cache import ZarrLayoutCache
+    from meshwire.s3.operations import ListObjects
+    from meshwire.views.zarr_view import ZarrArray, ZarrView
+
+_PIECE: Final = 4 << 20
+_ZEROS: Final = 1 << 20
+_AT_ONCE: Final = 1024  # samples
+_CHUNKS = "/c/"
+
+
+class ZarrReader:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layouts: ZarrLayoutCache,
+        frames: FrameSource,
+        uses: UsageRecorder,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._layouts = store, layouts
+        self._blocks = BlockStore(store, frames, uses, objects)
+
+    def __repr__(self) -> str:
+        return f"<ZarrReader, {self._layouts!r}>"
+
+    # --- one object -------------------------------------------------------------------------------------
+
+    async def find(self, view: ZarrView, key: str) -> AssembledObject:
+        """Raises S3Error NoSuchKey, SourceChanged, ViewOutdated, UnprocessableSource, SlowDown."""
+        laid = await self._layouts.current(view)
+        if laid is not None and key in laid.metadata:
+            document = laid.metadata[key]
+            record = _metadata_record(laid, document)
+            return AssembledObject(record, lambda offset, length: _bytes(document, offset, length))
+        laid, array, number = await self._located(view, laid, key)
+        record = await _record_of(laid, array, number)
+        return AssembledObject(
+            record,
+            lambda offset, length: self._groups(laid, array, number, offset, length, TruncationReport()),
+            mended=lambda tear, offset, length: self._groups(laid, array, number, offset, length, tear),
+        )
+
+    async def _located(
+        self, view: ZarrView, laid: ZarrLayout | None, key: str
+    ) -> tuple[ZarrLayout, ZarrArray, int]:
+        """The array and number of a stored object, of a layout that all of it still agrees with."""
+        place = _parse_key(laid, key)
+        if laid is not None and place is not None:
+            changed = await self._layouts.changed(laid, *place)
+            if not changed:
+                return laid, *place
+            if not view.follow:
+                message = f"{changed} was replaced or deleted since the view was made."
+                raise S3Error("SourceChanged", message)
+        if _CHUNKS not in key:
+            raise S3Error("NoSuchKey", extra={"Key": key})
+        laid = await self._layouts.fresh(view)
+        place = _parse_key(laid, key)
+        if laid is not None and place is not None:
+            return laid, *place
+        if view.follow:  # to Zarr, a chunk that is not there is one of zeros
+            raise S3Error("SourceChanged", "The source has fewer samples now; open the array anew.")
+        raise S3Error("NoSuchKey", extra={"Key": key})
+
+    # --- its bytes --------------------------------------------------------------------------------------
+
+    async def _groups(
+        self,
+        laid: ZarrLayout,
+        array: ZarrArray,
+        number: int,
+        offset: int,
+        length: int,
+        tear: TruncationReport,
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """Told by `tear` that a block cannot be read to its end they go on with one that is made anew."""
+        end, at = offset + length, 0
+        for chunk in array.held(number):
+            first, last = max(offset, at), min(end, at + array.chunk_bytes)
+            if first < last:
+                async for spans in self._chunk(laid, array, chunk, first - at, last - first, tear):
+                    yield spans
+            at += array.chunk_bytes
+        if end > at:
+            first = max(offset, at)
+            async for spans in _bytes(array.index(number), first - at, end - first):
+                yield spans
+
+    async def _chunk(
+        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int, tear: TruncationReport
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        rows = array.rows(chunk)
+        there = min(length, max(0, len(rows) * array.row_bytes - offset))
+        if there and array.name not in laid.works:
+            values = laid.label(array.name).values[rows.start : rows.stop].astype("<i8").tobytes()
+            async for spans in _bytes(values, offset, there):
+                yield spans
+        elif there:
+            async for spans in self._block(laid, array, chunk, offset, there, tear):
+                yield spans
+        async for spans in _zeros(length - there):
+            yield spans
+
+    async def _block(
+        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int, tear: TruncationReport
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        start = offset_in_block(laid.works[array.name], array, array.rows(chunk)) + offset
+        with ExitStack() as stack:
+            record = await self._blocks.record(laid, array, chunk)
+            try:
+                spans = stack.enter_context(self._store.reading(record, start, length))
+            except ExtentGoneError:  # evicted or moved at this moment
+                record = await self._blocks.record(laid, array, chunk)
+                spans = stack.enter_context(self._store.reading(record, start, length))
+            except (CorruptExtentError, DiskFailedError):
+                spans = []
+            at = 0
+            for piece in _pieces(spans):
+                yield (piece,)
+                sent = tear.take()
+                if sent is not None:
+                    report_unsent_spans((piece,), sent)
+                    at += sent
+                    break
+                at += piece.length
+        if at < length:
+            async for spans in self._blocks.again(laid, array, chunk, record, start + at, length - at):
+                yield spans
+            metrics.reads_continued.labels("made").inc()
+
+    # --- listings ---------------------------------------------------------------------------------------
+
+    async def listing(self, view: ZarrView, operation: ListObjects) -> ObjectListing:
+        """A page of metadata and chunks. Nothing is rendered for it."""
+        laid = await self._layouts.current(view)
+        return ObjectListing() if laid is None else await asyncio.to_thread(_listing, laid, operation)
+
+
+def _pieces(spans: Sequence[Span]) -> Iterator[Span]:
+    for span in spans:
+        for at in range(0, span.length, _PIECE):
+            yield span.part(at, min(_PIECE, span.length - at))
+
+
+def _parse_key(laid: ZarrLayout | None, key: str) -> tuple[ZarrArray, int] | None:
+    """The array and number of a stored object; None for metadata and for what is not there."""
+    array = None if laid is None else laid.arrays.get(key.partition(_CHUNKS)[0])
+    numbers = None if array is None else array.keys.parse(key)
+    return None if array is None or numbers is None else (array, numbers[0])
+
+
+def _listing(laid: ZarrLayout, operation: ListObjects) -> ObjectListing:
+    page = build_page(operation, lambda prefix, after: _walk(laid, prefix, after))
+    entries = [ObjectEntry(key, *_entry_fields(_entry(laid, place))) for key, place in page.items]
+    return ObjectListing(tuple(entries), tuple(page.prefixes), page.truncated, page.last)
+
+
+_Entry = bytes | tuple["ZarrArray", int]
+
+
+def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Entry]]:
+    """All keys in order: an array's chunks, then its metadata, and between the arrays the group's."""
+    for start in sorted([METADATA, *(f"{name}/" for name in laid.arrays)]):
+        array = laid.arrays.get(start.removesuffix("/"))
+        if array is not None and start.endswith("/"):
+            for key, numbers in array.keys.walk(prefix, after):
+                yield key, (array, numbers[0])
+        key = METADATA if array is None else start + METADATA
+        if key > after and key.startswith(prefix):
+            yield key, laid.metadata[key]
+
+
+def _entry(laid: ZarrLayout, place: _Entry) -> Record:
+    return _metadata_record(laid, place) if isinstance(place, bytes) else _record(laid, *place)
+
+
+def _entry_fields(record: Record) -> tuple[int, str, int]:
+    return record.size, record.etag, record.modified
+
+
+async def _record_of(laid: ZarrLayout, array: ZarrArray, number: int) -> Record:
+    """In a thread when many samples have to be looked at for the ETag."""
+    if len(array.held(number)) * array.chunk <= _AT_ONCE:
+        return _record(laid, array, number)
+    return await asyncio.to_thread(_record, laid, array, number)
+
+
+def _record(laid: ZarrLayout, array: ZarrArray, number: int) -> Record:
+    headers = {"content-type": "application/octet-stream"}
+    size, etag = array.object_bytes(number), laid.etag(array, number)
+    return Record(size, etag, 0, laid.modified, (), headers)
+
+
+def _metadata_record(laid: ZarrLayout, document: bytes) -> Record:
+    etag = hashlib.md5(document, usedforsecurity=False).hexdigest()
+    return Record(len(document), etag, 0, laid.modified, (), {"content-type": "application/json"})
+
+
+async def _bytes(data: bytes, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+    """A part of what was made here, in shared memory, so that it is sent like a file's."""
+    fd = os.memfd_create("mesh-zarr", os.MFD_CLOEXEC)
+    try:
+        os.pwrite(fd, data[offset : offset + length], 0)
+        yield (Span(fd, 0, length),)
+    finally:
+        os.close(fd)
+
+
+async def _zeros(length: int) -> AsyncGenerator[Sequence[Span], None]:
+    """The fill value of rows that are not there."""
+    if length <= 0:
+        return
+    fd = os.memfd_create("mesh-zarr-fill", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, min(length, _ZEROS))
+        for at in range(0, length, _ZEROS):
+            yield (Span(fd, 0, min(_ZEROS, length - at)),)
+    finally:
+        os.close(fd)

@@ -1,0 +1,337 @@
+"""Controller of MeshClusters: observe, plan the rollout, act, write status; and events about stuck pods.
+
+Law: each pass starts from the current state; the next pass does what this one leaves undone. A stuck pod
+gets one event a reason, once the problem has lasted; a restart forgets, and the events' names prevent
+duplicates.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from lightkube import ApiError
+
+from meshoperator import metrics
+from meshoperator.cluster_model import POOL_LABEL, owned
+from meshoperator.controllers import storage
+from meshoperator.controllers.observed_state import Observer
+from meshoperator.controllers.preconditions import DisksTakenError, MissingSecretError, check_secrets
+from meshoperator.controllers.preconditions import check_disks as check_neighbours
+from meshoperator.controllers.storage import VolumeClaims
+from meshoperator.controllers.teardown import Teardown
+from meshoperator.planners.manifests import cluster_manifests, root_keys
+from meshoperator.planners.rollout_planner import apply_map_change, is_settled, plan_rollout
+from meshoperator.planners.status import (
+    DISKS_APART,
+    advice_text,
+    cluster_status,
+    conditions,
+    node_status,
+    previous_message,
+    stuck_pods,
+)
+from meshoperator.resources import GROUP, VERSION, ResourceError
+from meshwire.cluster.transitions import TransitionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from meshoperator.cluster_model import Cluster, Manifest
+    from meshoperator.controllers.data_controller import EventWriter
+    from meshoperator.controllers.observed_state import ObservedState
+    from meshoperator.kube.client import Kube
+    from meshoperator.kube.event_recorder import EventRecorder
+    from meshoperator.planners.rollout_planner import Actions, ClusterState, MapChange, Pod
+    from meshoperator.settings import OperatorSettings
+
+
+_PATIENCE: Final = timedelta(minutes=1)
+
+
+class StuckPodEvents:
+    """`now`: the time as Kubernetes writes it."""
+
+    def __init__(self, recorder: EventWriter, now: Callable[[], str]) -> None:
+        self._recorder, self._now = recorder, now
+        self._since: dict[str, dict[tuple[str, str], datetime | None]] = {}
+        """By uid of a MeshCluster: pods and reasons, and since when; None: it was said."""
+
+    def __repr__(self) -> str:
+        return f"<Complaints about {sum(map(len, self._since.values()))} daemons>"
+
+    async def run(self, document: Manifest, pods: Iterable[Pod]) -> None:
+        """Say of the pods of a MeshCluster what is to be said. Raises nothing: events may be lost."""
+        metadata, now = document["metadata"], datetime.fromisoformat(self._now())
+        by_name = {pod.name: pod for pod in pods}
+        found = stuck_pods(by_name.values())
+        before = self._since.pop(metadata["uid"], {})
+        since = {
+            (by_name[name].uid, each.word): before.get((by_name[name].uid, each.word), now)
+            for name, each in found.items()
+        }
+        if since:
+            self._since[metadata["uid"]] = since
+        for name, each in found.items():
+            key = by_name[name].uid, each.word
+            began = since[key]
+            if began is not None and now - began >= _PATIENCE:
+                since[key] = None
+                what_to_do = advice_text({name: each}, metadata["namespace"])
+                message = f"{name} {by_name[name].trouble}; {what_to_do}"
+                await self._recorder.say(document, "DaemonStuck", message, once="/".join(key))
+
+    def forget(self, uid: str) -> None:
+        """A MeshCluster goes."""
+        self._since.pop(uid, None)
+
+
+_log = logging.getLogger(__name__)
+_TRIES: Final = 5
+_REFUSALS: Final = (400, 403, 422)
+_NONCE: Final = f"{GROUP}/write"
+_SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
+
+
+class ClusterController:
+    """`now`: the time as Kubernetes writes it."""
+
+    def __init__(
+        self, kube: Kube, settings: OperatorSettings, recorder: EventRecorder, now: Callable[[], str]
+    ) -> None:
+        self._kube, self._settings, self._recorder, self._now = kube, settings, recorder, now
+        self._looking = Observer(kube, settings, now)
+        self._complaints = StuckPodEvents(recorder, now)
+        self._ending, self._volumes = Teardown(kube, settings, recorder, now), VolumeClaims(kube, recorder)
+
+    def __repr__(self) -> str:
+        return f"<ClusterLoop {self._kube!r}>"
+
+    async def run(self, namespace: str, name: str) -> float | None:
+        """One pass: seconds until the next, None when there is no such MeshCluster. Raises ResourceError,
+        ApiError."""
+        document = await self._kube.get("MeshCluster", name, namespace)
+        if document is None:
+            metrics.forget_cluster(namespace, name)
+            return None
+        if document["metadata"].get("deletionTimestamp"):
+            self._complaints.forget(document["metadata"]["uid"])
+            return await self._ending.run(document)
+        await self._ending.hold(document)
+        try:
+            steps, status = await self._steer(document)
+        except MissingSecretError as error:
+            await self._refused(document, "SecretMissing", str(error))
+            return self._settings.eager_seconds
+        except DisksTakenError as error:
+            await self._refused(document, "DisksTaken", str(error))
+            return self._settings.resync_seconds
+        except ResourceError as error:
+            await self._refused(document, "SpecRefused", str(error))
+            return self._settings.resync_seconds
+        except ApiError as error:
+            if error.status.code in _REFUSALS:
+                await self._refused(document, "ApiRefused", f"the API server says: {error.status.message}")
+            raise
+        metrics.record_cluster(namespace, name, status)
+        ready = status["ready"] == status["desired"]
+        calm = steps.settled and ready and not (steps.waiting or steps.changes or steps.delete)
+        return self._settings.resync_seconds if calm else self._settings.eager_seconds
+
+    async def _refused(self, document: Manifest, reason: str, why: str) -> None:
+        """Said where people look: what holds everything up. The daemons go on as they are."""
+        metadata, before = document["metadata"], (document.get("status") or {}).get("conditions") or ()
+        message = f"nothing can be done: {why}"[:1024]
+        if any(each["type"] == "Progressing" and each["message"] == message for each in before):
+            return
+        found = conditions(document, [("Progressing", False, reason, message)], self._now())
+        kept = [each for each in before if each["type"] != "Progressing"]
+        status = {"observedGeneration": metadata.get("generation"), "conditions": [*kept, *found]}
+        status |= {} if (document.get("status") or {}).get("phase") else {"phase": "Pending"}
+        status["trouble"] = reason
+        await self._recorder.say(document, "Refused", message)
+        with suppress(ApiError):
+            await self._kube.set_status("MeshCluster", metadata["name"], metadata["namespace"], status)
+
+    async def _steer(self, document: Manifest) -> tuple[Actions, dict[str, Any]]:
+        cluster = await self._looking.known(document)
+        await check_secrets(self._kube, cluster)
+        beside = await check_neighbours(self._kube, self._settings, cluster, document)
+        await self._unmake(cluster, document)
+        await self._prepare(cluster)
+        seen = await self._looking.look(cluster)
+        waiting, held = await self._volumes.run(cluster, seen.sets, document)
+        steps = plan_rollout(seen.sight)
+        steps = replace(steps, waiting=(*steps.waiting, *waiting))
+        await self._change_map(cluster, steps.changes, document)
+        await self._make(seen, steps, document, held)
+        await storage.label_nodes(self._kube, cluster, seen.sight, seen.nodes)
+        uids = {pod.name: pod.uid for pod in seen.sight.pods}
+        for name, why in steps.bury:
+            if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
+                await self._recorder.say(document, "Replacing", f"{name}: {why}")
+        for name, why in steps.delete:
+            if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
+                await self._recorder.say(document, "Restarting", f"{name}: {why}")
+        for name in steps.discard:
+            await self._discard(cluster, name, uids.get(name, ""), document)
+        return steps, await self._tell(await self._looking.look(cluster), steps, document, beside)
+
+    # --- acting -------------------------------------------------------------------------------------------
+
+    async def _prepare(self, cluster: Cluster) -> None:
+        if cluster.spec.auth.root_secret_ref is None:
+            there = await self._kube.get("Secret", cluster.root_secret, cluster.namespace)
+            if there is None:
+                keys = root_keys(
+                    cluster, f"MESHROOT{secrets.token_hex(6).upper()}", secrets.token_urlsafe(30)
+                )
+                await self._kube.create(keys)
+        if self._settings.daemon_role:
+            await self._kube.apply(
+                owned(
+                    cluster,
+                    "v1",
+                    "ServiceAccount",
+                    cluster.account,
+                    cluster.labels(),
+                    automountServiceAccountToken=False,
+                )
+                | _shared(cluster, "ServiceAccount")
+            )
+            await self._kube.apply(_binding(cluster, self._settings.daemon_role))
+
+    async def _unmake(self, cluster: Cluster, document: Manifest) -> None:
+        """What a changed spec asks for no more; looked at once a change, before it is said to be seen."""
+        if document["metadata"].get("generation") == (document.get("status") or {}).get("observedGeneration"):
+            return
+        if not cluster.spec.network_policy.enabled:
+            await self._kube.delete_all("NetworkPolicy", cluster.namespace, cluster.labels())
+        if not cluster.spec.metrics.service_monitor:
+            await self._kube.delete_all("ServiceMonitor", cluster.namespace, cluster.labels())
+
+    async def _make(
+        self, seen: ObservedState, steps: Actions, document: Manifest, held: frozenset[str]
+    ) -> None:
+        """`held`: pools whose StatefulSet is left alone."""
+        cluster = seen.cluster
+        for manifest in cluster_manifests(cluster, settled=steps.settled):
+            if manifest["kind"] == "StatefulSet":
+                pool = manifest["metadata"]["labels"][POOL_LABEL]
+                if pool in held:
+                    continue
+                manifest["spec"]["replicas"] = steps.scale[pool]
+            if manifest["kind"] != "ServiceMonitor":
+                await self._kube.apply(manifest)
+            elif not await self._kube.apply_if_known(manifest):
+                _log.info("%s: no ServiceMonitor is made: its API is not there", cluster.name)
+        await self._resized(seen, steps, document)
+        there = {each["metadata"]["name"] for each in seen.nodes}
+        pods = {pod.name: pod for pod in seen.sight.pods}
+        for name in sorted(pods.keys() - there):
+            await self._kube.apply(_node(cluster, pods[name]))
+        for name in sorted(there - pods.keys()):
+            if seen.sight.map and seen.sight.map.node(name) is None:
+                await self._kube.delete("MeshNode", name, cluster.namespace)
+
+    async def _resized(self, seen: ObservedState, steps: Actions, document: Manifest) -> None:
+        """Say so; and pools that the spec has no more become smaller, and go when they are empty."""
+        cluster = seen.cluster
+        known = {pool.name for pool in cluster.spec.node_pools}
+        for pool, before in seen.sight.replicas.items():
+            after, name = steps.scale[pool], f"{cluster.name}-{pool}"
+            if pool not in known and after:
+                await self._kube.patch("StatefulSet", name, cluster.namespace, {"spec": {"replicas": after}})
+            elif pool not in known:
+                await self._kube.delete("StatefulSet", name, cluster.namespace)
+            if before != after:
+                await self._recorder.say(document, "Scaled", f"pool {pool}: {before} → {after}")
+
+    async def _discard(self, cluster: Cluster, name: str, uid: str, document: Manifest) -> None:
+        """A daemon with its volumes, for good; the last step is what says that it was wanted."""
+        claims = [
+            f"{tier.name}-{name}"
+            for pool in cluster.spec.node_pools
+            for tier in pool.tiers
+            if tier.volume_claim and name.rpartition("-")[0] == f"{cluster.name}-{pool.name}"
+        ]
+        for claim in claims:
+            await self._kube.delete("PersistentVolumeClaim", claim, cluster.namespace)
+        if uid:
+            await self._kube.delete_pod(name, cluster.namespace, uid)
+        await self._kube.delete("MeshNode", name, cluster.namespace)
+        await self._recorder.say(document, "Decommissioned", f"{name} is empty, and goes with its volumes")
+
+    async def _change_map(self, cluster: Cluster, changes: tuple[MapChange, ...], document: Manifest) -> None:
+        """By comparing and swapping, as daemons do: of two changes to one version only one happens."""
+        for change in changes:
+            for _ in range(_TRIES):
+                found = await self._looking.map(cluster)
+                if found is None:
+                    return
+                entry, present = found
+                try:
+                    wanted = apply_map_change(present, change)
+                except TransitionError as error:
+                    _log.info("%s of %s: %s", *change, error)
+                    break
+                if wanted == present:
+                    break
+                entry["data"] = {"value": wanted.to_json().decode()}
+                entry["metadata"]["annotations"][_NONCE] = secrets.token_hex(16)
+                if await self._kube.replace(entry):
+                    await self._recorder.say(document, _SAID[change[0]], change[1])
+                    break
+
+    async def _tell(
+        self, seen: ObservedState, steps: Actions, document: Manifest, beside: str
+    ) -> dict[str, Any]:
+        """`beside`: what it has in common with other meshes."""
+        cluster = seen.cluster
+        status = cluster_status(cluster, state_after(seen, steps), document, self._now(), beside)
+        if beside and beside not in previous_message(document, DISKS_APART):
+            await self._recorder.say(document, "DisksShared", beside)
+        metrics.record_stuck(cluster.namespace, cluster.name, stuck_pods(seen.sight.pods))
+        await self._complaints.run(document, seen.sight.pods)
+        await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
+        for each in seen.nodes:
+            written = node_status(each, seen.sight, seen.work, self._now())
+            before = each.get("status") or {}
+            if written != {name: before.get(name) for name in written}:  # figures are another loop's
+                await self._kube.set_status("MeshNode", each["metadata"]["name"], cluster.namespace, written)
+        return status
+
+
+def state_after(seen: ObservedState, steps: Actions) -> tuple[ClusterState, Actions]:
+    """What is told: the latest sight, with the steps whose effects it may show."""
+    return seen.sight, replace(steps, settled=is_settled(seen.sight))
+
+
+def _node(cluster: Cluster, pod: Pod) -> Manifest:
+    """Of a pod; `desiredState` is people's, and not applied."""
+    spec = {"clusterRef": cluster.name, "pool": pod.pool, "nodeId": pod.name}
+    return owned(cluster, f"{GROUP}/{VERSION}", "MeshNode", pod.name, cluster.labels(pod.pool), spec=spec)
+
+
+def _shared(cluster: Cluster, kind: str) -> Manifest:
+    """Of a namespace, for all its meshes: it goes with none of them."""
+    metadata = {
+        "name": cluster.account,
+        "namespace": cluster.namespace,
+        "labels": {"app.kubernetes.io/part-of": "shardmesh"},
+    }
+    return {
+        "apiVersion": "v1" if kind == "ServiceAccount" else "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": metadata,
+    }
+
+
+def _binding(cluster: Cluster, role: str) -> Manifest:
+    subject = {"kind": "ServiceAccount", "name": cluster.account, "namespace": cluster.namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+    return _shared(cluster, "RoleBinding") | {"roleRef": reference, "subjects": [subject]}

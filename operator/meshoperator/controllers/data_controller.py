@@ -1,0 +1,122 @@
+"""Base of the controllers of datasets, loads and views, with a finalizer that waits for the daemons.
+
+Law: each pass starts from the current state. An unreachable daemon is waited for and reported in a
+condition; a deletion never waits for a mesh that is gone, and for no daemon beyond a limit.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from meshoperator.daemon_client import DaemonError, NoMeshError, UnreachableError
+from meshoperator.planners.load_planner import format_time
+from meshoperator.planners.status import conditions
+from meshoperator.resources import GROUP, ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshoperator.cluster_model import Manifest
+    from meshoperator.daemon_client import DaemonClient
+    from meshoperator.kube.client import Kube
+
+FINALIZER: Final = f"{GROUP}/daemons"
+PATIENCE: Final = 600.0
+"""Seconds for which a deletion waits for daemons that do not answer, or for a spec that is understood."""
+SOON, LATER = 5.0, 60.0
+
+
+class EventWriter(Protocol):
+    """Makes events: `recording.Recorder` does."""
+
+    async def say(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None: ...
+
+
+class DataController:
+    """`now`: seconds since 1970. A subclass says `kind`, and does `look` and `clean`."""
+
+    kind: ClassVar[str]
+    holds: ClassVar[bool] = True
+    """Whether there is something to be done when it is deleted."""
+
+    def __init__(
+        self, kube: Kube, daemons: DaemonClient, recorder: EventWriter, now: Callable[[], float]
+    ) -> None:
+        self._kube, self._daemons, self._recorder, self._now = kube, daemons, recorder, now
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._daemons!r}>"
+
+    async def run(self, namespace: str, name: str) -> float | None:
+        """One pass: seconds until the next, None when the object is gone. Raises ApiError."""
+        document = await self._kube.get(self.kind, name, namespace)
+        if document is None:
+            return None
+        document = {"kind": self.kind, "apiVersion": f"{GROUP}/v1alpha1", **document}
+        finalizers = document["metadata"].get("finalizers") or []
+        if document["metadata"].get("deletionTimestamp"):
+            return await self._end(document, finalizers)
+        if self.holds and FINALIZER not in finalizers:
+            await self._write(document, [*finalizers, FINALIZER])
+            document["metadata"].pop("resourceVersion", None)
+        status, rest = await self.look(document)
+        present = document.get("status") or {}
+        if status is not None and any(present.get(key) != value for key, value in status.items()):
+            await self._kube.set_status(self.kind, name, namespace, status)
+        return rest
+
+    async def look(self, document: Manifest) -> tuple[dict[str, Any] | None, float | None]:
+        """Look at everything, do what is next: fields of the status, seconds to the next. Raises ApiError."""
+        raise NotImplementedError
+
+    async def clean(self, document: Manifest) -> None:
+        """Before it goes. Raises DaemonError, UnreachableError, ResourceError, ApiError."""
+
+    async def _end(self, document: Manifest, finalizers: list[str]) -> float | None:
+        if FINALIZER not in finalizers:
+            return None
+        try:
+            await self.clean(document)
+        except NoMeshError as error:  # as when a whole namespace is deleted: the mesh may go first
+            stays = "what a store of that name keeps of it stays"
+            await self._recorder.say(document, "Deleted", f"{error}; {stays}")
+        except (DaemonError, UnreachableError, ResourceError) as error:
+            since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
+            if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:
+                await self._wait(document, str(error))
+                return SOON
+            await self._recorder.say(document, "DeletionForced", f"given up: {error}")
+        await self._write(document, [each for each in finalizers if each != FINALIZER])
+        return None
+
+    async def _wait(self, document: Manifest, why: str) -> None:
+        metadata = document["metadata"]
+        found = self.conditions(document, [("Deleted", False, "WaitsForDaemons", why)])
+        kept = [
+            each
+            for each in (document.get("status") or {}).get("conditions") or ()
+            if each["type"] != "Deleted"
+        ]
+        status = {"conditions": [*kept, *found]}
+        await self._kube.set_status(self.kind, metadata["name"], metadata["namespace"], status)
+
+    async def _write(self, document: Manifest, finalizers: list[str]) -> None:
+        """Raises ApiError 409 when somebody else changed it meanwhile: the next pass looks again."""
+        metadata = document["metadata"]
+        change = {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}
+        await self._kube.patch(self.kind, metadata["name"], metadata["namespace"], {"metadata": change})
+
+    def conditions(
+        self, document: Manifest, found: list[tuple[str, bool | None, str, str]]
+    ) -> list[dict[str, Any]]:
+        """As metav1.Condition; reasons and sentences of daemons are made to fit."""
+        fitted = [
+            (kind, whether, _condition_reason(reason), message[:1024])
+            for kind, whether, reason, message in found
+        ]
+        return conditions(document, fitted, format_time(self._now()))
+
+
+def _condition_reason(reason: str) -> str:
+    return reason if reason[:1].isalpha() and reason.isidentifier() else f"Status{reason}"

@@ -1,0 +1,404 @@
+"""Controller of MeshDatasets: bucket, origin, prefetch and planned homes.
+
+Law: training data is read-only: nothing is written to a source. A bucket that is not this dataset's is
+neither changed nor removed. Each daemon reports what it holds. `placement_migration` decides every move,
+and every step may be repeated; a daemon's refusal is reported and stops only the move.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import quote
+
+from meshoperator.cluster_model import origins_secret
+from meshoperator.controllers.data_controller import LATER, SOON, DataController
+from meshoperator.daemon_client import DaemonError, UnreachableError
+from meshoperator.planners.admission import label
+from meshoperator.planners.dataset_model import (
+    DatasetUsage,
+    dataset_location,
+    dataset_mark,
+    dataset_status,
+    origin_changes,
+    origin_document,
+    prefetches,
+)
+from meshoperator.planners.placement_inputs import DatasetHomes, Holding
+from meshoperator.planners.placement_migration import BucketState, describe_migration, plan_migration
+from meshoperator.resources import GROUP, MeshDatasetSpec, ResourceError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshoperator.cluster_model import Cluster, Manifest
+    from meshoperator.controllers.data_controller import EventWriter
+    from meshoperator.daemon_client import DaemonClient, MeshAccess
+    from meshoperator.kube.client import Kube
+    from meshoperator.planners.placement_inputs import PlacementBoard
+    from meshoperator.planners.placement_migration import MigrationStep
+
+
+_ACTIVE_STATES: Final = ("queued", "running", "cancelling", "pausing")
+_RELOAD_SECONDS: Final = 600.0  # seconds from a failed load for a move to the next
+
+
+class PlacementApplier:
+    """See the module."""
+
+    def __init__(
+        self, daemons: DaemonClient, board: PlacementBoard, recorder: EventWriter, now: Callable[[], float]
+    ) -> None:
+        self._daemons, self._board, self._recorder, self._now = daemons, board, recorder, now
+
+    def __repr__(self) -> str:
+        return f"<House of {len(self._board.kept)} datasets>"
+
+    async def keep(
+        self,
+        document: Manifest,
+        access: MeshAccess,
+        nodes: Sequence[MeshAccess],
+        homes: tuple[str, ...],
+        holdings: Sequence[Holding],
+        figures: DatasetUsage,
+        jobs: Sequence[Manifest],
+    ) -> MigrationStep:
+        """The next step, taken. Raises DaemonError, UnreachableError."""
+        key = document["metadata"]["namespace"], document["metadata"]["name"]
+        bucket = document["spec"].get("bucket") or key[1]
+        last = jobs[0] if jobs else None
+        there = figures.source[1] if figures.source is not None else None
+        seen = BucketState(
+            homes,
+            self._board.planned.get(key),
+            {each.node: each.bytes for each in holdings},
+            there,
+            unplaced=bool(self._board.why(*key)),
+            brought=self._board.loaded.get(key) == homes and _succeeded(last),
+        )
+        now = plan_migration(seen)
+        change = describe_migration(homes, now)
+        if change:
+            body = {"homes": list(now.homes)}
+            await self._daemons.ask(access, "PATCH", f"/-/buckets/{quote(bucket, safe='')}", body)
+            await self._recorder.say(document, "Moving" if now.moving else "Placed", change)
+        generation = document["metadata"].get("generation") or 0
+        self._board.tell(*key, holdings, DatasetHomes(now.homes, now.leaving, there, generation))
+        if now.load and self._may_load(key, now, last):
+            await self._load(document, access, bucket, now, key)
+        if now.release and not change:  # every daemon has heard of it by then
+            await self._release(document, nodes, holdings, bucket, now)
+        return now
+
+    def _may_load(self, key: tuple[str, str], now: MigrationStep, last: Manifest | None) -> bool:
+        if last is not None and last["state"] in _ACTIVE_STATES:
+            return False
+        if self._board.loaded.get(key) != now.homes or last is None:
+            return True
+        return bool(self._now() - last["ended_ms"] / 1000 > _RELOAD_SECONDS)
+
+    async def _load(
+        self, document: Manifest, access: MeshAccess, bucket: str, now: MigrationStep, key: tuple[str, str]
+    ) -> None:
+        """Have a whole copy brought to its new homes."""
+        wanted = {"kind": "prefetch", "source": f"s3://{bucket}/"}
+        try:
+            await self._daemons.ask(access, "POST", "/-/jobs", wanted)
+        except DaemonError as error:
+            if error.status != 501:
+                raise
+            return  # these daemons cannot: it comes by being read
+        self._board.loaded[key] = now.homes
+        await self._recorder.say(document, "Bringing", f"a copy is loaded to {', '.join(now.behind)}")
+
+    async def _release(
+        self,
+        document: Manifest,
+        nodes: Sequence[MeshAccess],
+        holdings: Sequence[Holding],
+        bucket: str,
+        now: MigrationStep,
+    ) -> None:
+        freed = 0
+        for each, held in zip(nodes, holdings, strict=True):
+            if held.node in now.release:
+                gone: dict[str, Any] = await self._daemons.ask(each, "DELETE", residency_path(bucket, ""))
+                freed += gone["bytes"]
+        await self._recorder.say(
+            document, "Released", f"{freed} bytes on {', '.join(now.release)}, which keeps no copy any more"
+        )
+
+
+def _succeeded(job: Manifest | None) -> bool:
+    return job is not None and bool(job["state"] == "done" and not job["failed"])
+
+
+def residency_path(bucket: str, prefix: str) -> str:
+    """Where a daemon says what it holds of a bucket."""
+    return f"/-/residence/{quote(bucket, safe='')}?prefix={quote(prefix, safe='')}"
+
+
+REVISION: Final = f"{GROUP}/revision-read"
+READING: Final = f"{GROUP}/revision-reading"
+"""Annotations: the revision of the source that was read; the one that is being read, and in which run."""
+_AGAIN: Final = 600.0  # seconds from a failed load of a pinned dataset to the next
+_RUNS: Final = ("queued", "running", "cancelling")
+_SyncResult = tuple[dict[str, Any] | None, float | None]
+
+
+class DatasetController(DataController):
+    """See the module."""
+
+    kind: ClassVar[str] = "MeshDataset"
+
+    def __init__(
+        self,
+        kube: Kube,
+        daemons: DaemonClient,
+        recorder: EventWriter,
+        now: Callable[[], float],
+        board: PlacementBoard,
+    ) -> None:
+        super().__init__(kube, daemons, recorder, now)
+        self._board = board
+
+    async def look(self, document: Manifest) -> _SyncResult:
+        try:
+            return await self._pass(document)
+        except UnreachableError as error:
+            return self._failed(document, None, "NoMesh", str(error), "Pending"), SOON
+        except (ResourceError, DaemonError) as error:
+            reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
+            before = (document.get("status") or {}).get("conditions") or ()
+            if not any(each.get("message") == str(error)[:1024] for each in before):
+                await self._recorder.say(document, "SourceRefused", str(error))
+            return self._failed(document, False, reason, str(error), "Failed"), LATER
+
+    async def clean(self, document: Manifest) -> None:
+        """With `onDelete: Evict` its cached copies go, and the bucket that stands for the source."""
+        metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
+        self._board.forget(metadata["namespace"], metadata["name"])
+        if spec.source.uri.startswith("mesh://"):
+            return
+        if spec.source.secret_ref is not None:  # first: keys stay nowhere, whatever is there of the mesh
+            name, gone = origins_secret(spec.cluster_ref), {"data": {metadata["name"]: None}}
+            await self._kube.patch("Secret", name, metadata["namespace"], gone)
+        _, access = await self._daemons.of(metadata["namespace"], spec.cluster_ref)
+        bucket, _ = dataset_location(spec, metadata["name"])
+        present = await self._present(access, bucket)
+        if present is not None and present["origin"]["url"] == spec.source.uri:
+            for job in prefetches(await self._jobs(access), bucket):
+                if job["state"] in _RUNS:
+                    await self._daemons.ask(access, "DELETE", f"/-/jobs/{job['id']}")
+            if spec.retention.on_delete == "Evict":
+                for each in await self._daemons.nodes(access):
+                    await self._daemons.ask(each, "DELETE", residency_path(bucket, ""))
+                await self._daemons.ask(access, "DELETE", f"/{quote(bucket, safe='')}")
+
+    # --- one pass -----------------------------------------------------------------------------------------
+
+    async def _pass(self, document: Manifest) -> _SyncResult:
+        metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
+        namespace, name = metadata["namespace"], metadata["name"]
+        cluster, access = await self._daemons.of(namespace, spec.cluster_ref)
+        bucket, prefix = dataset_location(spec, name)
+        nodes = await self._daemons.nodes(access)
+        if spec.source.uri.startswith("mesh://"):
+            await self._require_bucket(access, bucket)
+            holdings = await self._holdings(nodes, bucket, prefix)
+            self._board.tell(namespace, name, holdings)
+            figures, homing = DatasetUsage.of(spec, holdings, None), None
+        else:
+            anew, homes = await self._ensure(document, spec, cluster, access, bucket)
+            jobs = prefetches(await self._jobs(access), bucket)
+            placed = homes or not self._board.plans or self._board.why(namespace, name)
+            if placed:  # what is loaded before would have to move
+                jobs = await self._warm(document, spec, access, jobs, anew=anew)
+            holdings = await self._holdings(nodes, bucket, prefix)
+            figures = DatasetUsage.of(spec, holdings, jobs[0] if jobs else None, homes)
+            if self._is_idle(spec, figures, holdings):
+                holdings = await self._let_go(document, nodes, bucket, holdings)
+                figures = DatasetUsage.of(spec, holdings, jobs[0] if jobs else None, homes)
+            house = PlacementApplier(self._daemons, self._board, self._recorder, self._now)
+            homing = await house.keep(document, access, nodes, homes, holdings, figures, jobs)
+            homing = homing if self._board.plans or homing.homes else None
+        status = dataset_status(
+            spec, figures, self._board.placed(namespace, name), self._board.why(namespace, name), homing
+        )
+        status["conditions"] = self.conditions(document, status["conditions"])
+        status |= {
+            "observedGeneration": metadata.get("generation"),
+            "bucket": bucket,
+            "nodeLabel": label("host", dataset_mark(namespace, name)),
+        }
+        if not (document.get("status") or {}).get("bucket"):
+            await self._recorder.say(document, "DatasetReady", f"s3://{bucket}/{prefix} can be read")
+        waits = homing is not None and (
+            homing.moving or homing.release or not homing.homes or self._board.looked != self._board.version
+        )
+        return status, SOON if figures.loading or waits else LATER
+
+    async def _require_bucket(self, access: MeshAccess, bucket: str) -> None:
+        try:
+            await self._daemons.ask(access, "HEAD", f"/{quote(bucket, safe='')}")
+        except DaemonError as error:
+            if error.status != 404:
+                raise
+            raise ResourceError(f"source.uri: the mesh has no bucket {bucket!r}") from error
+
+    async def _present(self, access: MeshAccess, bucket: str) -> dict[str, Any] | None:
+        """The bucket with an origin; None: there is none. Raises DaemonError where it is an ordinary one."""
+        try:
+            found: dict[str, Any] = await self._daemons.ask(
+                access, "GET", f"/-/buckets/{quote(bucket, safe='')}"
+            )
+        except DaemonError as error:
+            if error.code != "NoSuchBucket":
+                raise
+            return None
+        return found
+
+    async def _ensure(
+        self, document: Manifest, spec: MeshDatasetSpec, cluster: Cluster, access: MeshAccess, bucket: str
+    ) -> tuple[bool, tuple[str, ...]]:
+        """The bucket, as the spec has it: whether the source is to be read anew; its homes."""
+        metadata = document["metadata"]
+        credentials = ""
+        if spec.source.secret_ref is not None:
+            credentials = metadata["name"]
+            await self._hand_over(document, spec.source.secret_ref.name, cluster)
+        present = await self._present(access, bucket)
+        read = (metadata.get("annotations") or {}).get(REVISION)
+        revision = spec.source.revision or ""
+        anew = present is not None and read is not None and read != revision
+        wanted = origin_document(spec, credentials, anew=anew)
+        target = f"/-/buckets/{quote(bucket, safe='')}"
+        if present is None:
+            await self._daemons.ask(access, "PUT", target, wanted)
+            await self._recorder.say(document, "BucketMade", f"s3://{bucket} stands for {spec.source.uri}")
+        elif present["origin"]["url"] != spec.source.uri:
+            raise ResourceError(f"bucket: s3://{bucket} stands for {present['origin']['url']} already")
+        else:
+            change = origin_changes(present["origin"], wanted)
+            if change:
+                await self._daemons.ask(access, "PATCH", target, change)
+        if read is None:
+            await self._note(document, {REVISION: revision})
+        return anew, tuple(present["origin"].get("homes") or ()) if present is not None else ()
+
+    async def _note(self, document: Manifest, annotations: dict[str, str | None]) -> None:
+        metadata = document["metadata"]
+        change = {"metadata": {"annotations": annotations}}
+        await self._kube.patch(self.kind, metadata["name"], metadata["namespace"], change)
+
+    async def _hand_over(self, document: Manifest, secret: str, cluster: Cluster) -> None:
+        """The source's keys, into the Secret that the daemons have mounted: one entry a dataset."""
+        metadata = document["metadata"]
+        found = await self._kube.get("Secret", secret, metadata["namespace"])
+        if found is None:
+            raise ResourceError(f"source.secretRef: there is no Secret {secret!r}")
+        lines = [
+            f"{key.lower()}={base64.b64decode(value).decode()}\n"
+            for key, value in sorted((found.get("data") or {}).items())
+        ]
+        name, text = cluster.origins_secret, base64.b64encode("".join(lines).encode()).decode()
+        there = await self._kube.get("Secret", name, metadata["namespace"])
+        if there is None:
+            made = {"name": name, "namespace": metadata["namespace"], "labels": cluster.labels()}
+            await self._kube.create(
+                {"apiVersion": "v1", "kind": "Secret", "metadata": made, "type": "Opaque"}
+            )
+        elif (there.get("data") or {}).get(metadata["name"]) == text:
+            return
+        await self._kube.patch("Secret", name, metadata["namespace"], {"data": {metadata["name"]: text}})
+
+    async def _jobs(self, access: MeshAccess) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._daemons.ask(access, "GET", "/-/jobs"))["jobs"]
+        return found
+
+    async def _warm(
+        self,
+        document: Manifest,
+        spec: MeshDatasetSpec,
+        access: MeshAccess,
+        jobs: list[dict[str, Any]],
+        *,
+        anew: bool,
+    ) -> list[dict[str, Any]]:
+        """What is pinned is loaded; of another revision, all is compared with the source. Everything else
+        warms by being read, and by MeshLoads."""
+        last = jobs[0] if jobs else None
+        if last is not None and last["state"] in _RUNS:
+            return jobs
+        revision = spec.source.revision or ""
+        reading, _, run = (document["metadata"].get("annotations") or {}).get(READING, "").rpartition("@")
+        begun = anew and bool(run) and reading == revision
+        if begun and last is not None and last["run"] >= int(run) and last["state"] == "done":
+            await self._note(document, {REVISION: revision, READING: None})
+            return jobs
+        since = self._now() - last["ended_ms"] / 1000 if last is not None else float("inf")
+        if (
+            (anew and not begun)
+            or (spec.placement.pin and since > _again(spec, last))
+            or (begun and since > _AGAIN)
+        ):
+            bucket, _ = dataset_location(spec, document["metadata"]["name"])
+            wanted = {"kind": "prefetch", "source": f"s3://{bucket}/"}
+            job = await self._daemons.ask(access, "POST", "/-/jobs", wanted)
+            if anew:
+                await self._note(document, {READING: f"{revision}@{job['run']}"})
+            return [job, *jobs]
+        return jobs
+
+    async def _holdings(self, nodes: list[MeshAccess], bucket: str, prefix: str) -> list[Holding]:
+        found = []
+        for each in nodes:
+            told = await self._daemons.ask(each, "GET", residency_path(bucket, prefix))
+            there = told["objects"], told["bytes"], told["capacity"], told["used"]
+            lately = told.get("hits", 0), told.get("misses", 0), told.get("idle_s", 0.0)
+            found.append(Holding(told["node"], *there, *lately))
+        return found
+
+    def _is_idle(self, spec: MeshDatasetSpec, figures: DatasetUsage, holdings: list[Holding]) -> bool:
+        """Whether what is cached goes, because nobody has read it for so long."""
+        after = spec.retention.idle_seconds
+        if after is None or figures.loading or not any(each.bytes for each in holdings):
+            return False
+        return all(each.idle >= after for each in holdings)
+
+    async def _let_go(
+        self, document: Manifest, nodes: list[MeshAccess], bucket: str, holdings: list[Holding]
+    ) -> list[Holding]:
+        freed = sum(each.bytes for each in holdings)
+        for each in nodes:
+            await self._daemons.ask(each, "DELETE", residency_path(bucket, ""))
+        idle = round(min(each.idle for each in holdings))
+        await self._recorder.say(document, "Idle", f"nobody read it for {idle} s: {freed} bytes are let go")
+        return [replace(each, objects=0, bytes=0) for each in holdings]
+
+    def _failed(
+        self, document: Manifest, whether: bool | None, reason: str, message: str, phase: str
+    ) -> dict[str, Any]:
+        found: list[tuple[str, bool | None, str, str]] = [
+            ("SourceReachable", whether, reason, message),
+            ("Healthy", False, reason, message),
+        ]
+        before = (document.get("status") or {}).get("conditions") or ()
+        told = self.conditions(document, found)
+        kept = [each for each in before if each["type"] in ("Placed", "Warm")]
+        return {
+            "observedGeneration": document["metadata"].get("generation"),
+            "phase": phase,
+            "conditions": [*told, *kept],
+        }
+
+
+def _again(spec: MeshDatasetSpec, last: Manifest | None) -> float:
+    """Seconds from one load of a pinned dataset to the next."""
+    if last is None:
+        return 0.0
+    if last["state"] != "done":
+        return _AGAIN
+    return max(spec.refresh.interval_seconds, _AGAIN) if spec.refresh.policy == "Interval" else float("inf")

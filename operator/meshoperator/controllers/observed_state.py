@@ -1,0 +1,277 @@
+"""Observed state of a MeshCluster: spec, pods, StatefulSets, MeshNodes, map, and why pods do not start.
+
+Law: read-only; it changes and decides nothing. Events are read for few objects at a time, and only for
+those that are not as they should be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from meshoperator.cluster_model import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
+from meshoperator.planners.manifests import cluster_manifests
+from meshoperator.planners.rollout_planner import ClusterState, Pod
+from meshoperator.resources import GROUP, MeshClusterSpec, parse
+from meshwire.cluster import parse_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from meshoperator.cluster_model import Manifest
+    from meshoperator.kube.client import Kube
+    from meshoperator.settings import OperatorSettings
+    from meshwire.cluster import ClusterMap
+
+
+_LONGEST: Final = 300
+_ASKED: Final = 3
+_FRESH: Final = timedelta(minutes=20)
+"""Between two attempts of a StatefulSet to make a pod that is refused there are up to 16 minutes."""
+_TELLING: Final = {
+    "StatefulSet": {"FailedCreate"},
+    "PersistentVolumeClaim": {"FailedBinding", "ProvisioningFailed"},
+    "Pod": {
+        "Failed",
+        "FailedAttachVolume",
+        "FailedCreatePodSandBox",
+        "FailedMapVolume",
+        "FailedMount",
+        "NetworkNotReady",
+    },
+}
+"""Reasons of events that say more than the status does."""
+
+
+class PodProblems:
+    """`now`: the time as Kubernetes writes it."""
+
+    def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
+        self._kube, self._now = kube, now
+
+    def __repr__(self) -> str:
+        return f"<Troubles of {self._kube!r}>"
+
+    async def of_pods(self, cluster: Cluster, pods: list[Pod]) -> list[Pod]:
+        """With what events say of those that are not ready and whose status does not say why."""
+        asked = [pod for pod in pods if not pod.ready and not pod.leaving]
+        found = {pod.name: said for pod in asked[:_ASKED] if (said := await self._why(cluster, pod))}
+        return [replace(pod, trouble=found.get(pod.name, pod.trouble)) for pod in pods]
+
+    async def of_sets(
+        self, cluster: Cluster, sets: Iterable[Manifest], pods: Iterable[Pod]
+    ) -> dict[str, str]:
+        """By pool, why fewer pods are made than its StatefulSet asks for."""
+        there, found = Counter(pod.pool for pod in pods), dict[str, str]()
+        for each in sets:
+            pool, name = each["metadata"]["labels"].get(POOL_LABEL, ""), each["metadata"]["name"]
+            if there[pool] < int(each["spec"].get("replicas") or 0):
+                said = await self._last("StatefulSet", name, cluster.namespace, each["metadata"]["uid"])
+                found |= {pool: said} if said else {}
+        return found
+
+    async def _why(self, cluster: Cluster, pod: Pod) -> str:
+        if not pod.scheduled and "PersistentVolumeClaim" in pod.trouble:
+            pools = [each for each in cluster.spec.node_pools if each.name == pod.pool]
+            for tier in (tier for each in pools for tier in each.tiers):
+                claim = f"{tier.name}-{pod.name}"
+                if tier.volume_claim and (
+                    said := await self._last("PersistentVolumeClaim", claim, cluster.namespace)
+                ):
+                    return f"has no place: its volume {claim}: {said}"
+        if pod.scheduled and pod.trouble.partition(":")[0] in ("", "ContainerCreating"):
+            return await self._last("Pod", pod.name, cluster.namespace, pod.uid)
+        return ""
+
+    async def _last(self, kind: str, name: str, namespace: str, uid: str = "") -> str:
+        """What was said last and not too long ago."""
+        since = datetime.fromisoformat(self._now()) - _FRESH
+        telling = [
+            (when, each)
+            for each in await self._kube.list_events(kind, name, namespace)
+            if each.get("reason") in _TELLING[kind]
+            and uid in ("", each["involvedObject"].get("uid"))
+            and (when := datetime.fromisoformat(_when(each))) > since
+        ]
+        if not telling:
+            return ""
+        _, each = max(telling, key=lambda found: found[0])
+        return f"{each['reason']}: {each.get('message') or ''}"[:_LONGEST]
+
+
+def _when(event: Manifest) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+
+
+def pod_problem(status: Manifest) -> str:
+    """Why a pod is not ready, as far as Kubernetes says; empty: it does not."""
+    for each in status.get("conditions") or ():
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return f"has no place: {each.get('message') or each.get('reason') or 'nobody says why'}"[
+                :_LONGEST
+            ]
+    if status.get("phase") == "Failed" and status.get("reason"):  # the kubelet's own word, as Evicted
+        return f"{status['reason']}: {status.get('message') or ''}".strip().rstrip(":")[:_LONGEST]
+    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state, last = each.get("state") or {}, each.get("lastState") or {}
+        waiting, ended = state.get("waiting"), state.get("terminated") or last.get("terminated")
+        if not waiting and not state.get("terminated"):
+            continue
+        said = (
+            [f"{waiting['reason']}: {waiting.get('message', '')}"]
+            if waiting and waiting.get("reason")
+            else []
+        )
+        said += [_ended(ended)] if ended and (ended.get("exitCode") or waiting) else []
+        if said:
+            return "; ".join(text.strip().rstrip(":") for text in said)[:_LONGEST]
+    return ""
+
+
+def _ended(state: Manifest) -> str:
+    """With its reason where that is more than that it ended."""
+    reason = f" ({state['reason']})" if state.get("reason") not in (None, "Error", "Completed") else ""
+    return f"it ended with {state.get('exitCode')}{reason}: {state.get('message') or ''}"
+
+
+_OVERDUE: Final = timedelta(seconds=30)
+_STORE, _TOPIC, _KEY = f"{GROUP}/store", f"{GROUP}/topic", f"{GROUP}/key"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedState:
+    """What a pass found. `sets`: StatefulSets; `nodes`: MeshNodes; `work`: what movers say, by node id."""
+
+    cluster: Cluster
+    sight: ClusterState
+    sets: tuple[Manifest, ...]
+    nodes: tuple[Manifest, ...]
+    work: Mapping[str, Mapping[str, Any]]
+
+
+class Observer:
+    """`now`: the time as Kubernetes writes it."""
+
+    def __init__(self, kube: Kube, settings: OperatorSettings, now: Callable[[], str]) -> None:
+        self._kube, self._settings, self._now = kube, settings, now
+        self._troubles = PodProblems(kube, now)
+
+    def __repr__(self) -> str:
+        return f"<Looking by {self._kube!r}>"
+
+    async def known(self, document: Manifest) -> Cluster:
+        metadata = document["metadata"]
+        spec = parse(MeshClusterSpec, document["spec"])
+        places = None
+        if self._settings.reads_nodes:
+            found = await self._kube.list_all("Node")
+            places = tuple(
+                HostNode(
+                    each["metadata"]["name"],
+                    each["metadata"].get("labels") or {},
+                    not (each.get("spec") or {}).get("unschedulable"),
+                    ready=is_ready(each),
+                )
+                for each in found
+            )
+        return Cluster(
+            metadata["name"],
+            metadata["namespace"],
+            metadata["uid"],
+            spec,
+            places,
+            self._settings.daemon_account,
+        )
+
+    async def look(self, cluster: Cluster) -> ObservedState:
+        labels = {CLUSTER_LABEL: cluster.name}
+        now = self._now()
+        pods = [_pod(each, now) for each in await self._kube.list_all("Pod", cluster.namespace, labels)]
+        pods = await self._troubles.of_pods(cluster, pods)
+        sets = await self._kube.list_all("StatefulSet", cluster.namespace, labels)
+        replicas = {_pool_of(each): int(each["spec"].get("replicas") or 0) for each in sets}
+        wanted = {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools}
+        for pool in wanted.keys() - replicas.keys():  # its StatefulSet is being made anew: as many as it had
+            ordinals = [pod.name.rpartition("-")[2] for pod in pods if pod.pool == pool]
+            replicas |= {pool: max(map(int, ordinals)) + 1} if ordinals else {}
+        templates = {
+            each["metadata"]["labels"][POOL_LABEL]: each["spec"]["template"]["metadata"]["annotations"][
+                TEMPLATE_ANNOTATION
+            ]
+            for each in cluster_manifests(cluster, settled=True)
+            if each["kind"] == "StatefulSet"
+        }
+        nodes = [
+            each
+            for each in await self._kube.list_all("MeshNode", cluster.namespace)
+            if each["spec"]["clusterRef"] == cluster.name
+        ]
+        found, work = await self.map(cluster), await self._work(cluster)
+        sight = ClusterState(
+            cluster.name,
+            cluster.spec,
+            {name: replicas.get(name, 0) if count is None else count for name, count in wanted.items()},
+            templates,
+            replicas,
+            tuple(pods),
+            found[1] if found else None,
+            {each["spec"]["nodeId"]: each["spec"].get("desiredState", "Active") for each in nodes},
+            frozenset(place.name for place in cluster.places or () if not place.schedulable),
+            None if cluster.places is None else {place.name: place.ready for place in cluster.places},
+            {name: int(each.get("clear") or 0) for name, each in work.items()},
+            await self._troubles.of_sets(cluster, sets, pods),
+        )
+        return ObservedState(cluster, sight, tuple(sets), tuple(nodes), work)
+
+    async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
+        found = await self._kube.list_all(
+            "ConfigMap", cluster.namespace, {_STORE: cluster.name, _TOPIC: "moves"}
+        )
+        keys = [((each["metadata"].get("annotations") or {}).get(_KEY, ""), each) for each in found]
+        return {
+            key.removeprefix("moves/"): json.loads(each["data"]["value"])
+            for key, each in keys
+            if key.startswith("moves/")
+        }
+
+    async def map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
+        """The ConfigMap in which the daemons keep their map, and what it says; None before there is one."""
+        labels = {_STORE: cluster.name, _TOPIC: "cluster"}
+        for each in await self._kube.list_all("ConfigMap", cluster.namespace, labels):
+            if (each["metadata"].get("annotations") or {}).get(_KEY) == "cluster/map":
+                return each, parse_map(each["data"]["value"])
+        return None
+
+
+def _pool_of(document: Manifest) -> str:
+    return str(document["metadata"]["labels"].get(POOL_LABEL, ""))
+
+
+def is_ready(node: Manifest) -> bool:
+    """Whether a Kubernetes node says so, or says nothing."""
+    found = (node.get("status") or {}).get("conditions") or ()
+    return all(each["status"] == "True" for each in found if each["type"] == "Ready")
+
+
+def _pod(document: Manifest, now: str) -> Pod:
+    metadata, status = document["metadata"], document.get("status") or {}
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    node = (document.get("spec") or {}).get("nodeName") or ""
+    return Pod(
+        metadata["name"],
+        metadata["labels"].get(POOL_LABEL, ""),
+        (metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+        conditions.get("Ready") == "True",
+        bool(node),
+        node,
+        bool(metadata.get("deletionTimestamp")),
+        bool(
+            metadata.get("deletionTimestamp")
+            and datetime.fromisoformat(now) > datetime.fromisoformat(metadata["deletionTimestamp"]) + _OVERDUE
+        ),
+        metadata.get("uid", ""),
+        pod_problem(status),
+    )

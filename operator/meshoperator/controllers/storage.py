@@ -1,0 +1,237 @@
+"""Storage of a pool: volume growth, StorageClass changes, and node labels that tie daemons to disks.
+
+Law: no pod ends here, and no volume shrinks or goes. Claim templates of a StatefulSet are immutable, so
+it is deleted without its pods and made again. A node keeps its label while a daemon of the pool runs
+there, or ran there last and is expected back, and while the map is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from lightkube import ApiError
+
+from meshoperator.cluster_model import CLUSTER_LABEL, DISKS, POOL_LABEL, cluster_mark
+from meshoperator.resources import ResourceError
+from meshoperator.resources.common import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from meshoperator.cluster_model import Cluster, Manifest
+    from meshoperator.kube.client import Kube
+    from meshoperator.kube.event_recorder import EventRecorder
+    from meshoperator.planners.rollout_planner import ClusterState
+    from meshoperator.resources.cluster import VolumeClaim
+
+
+LabelChanges = dict[str, dict[str, str | None]]
+
+
+async def label_nodes(kube: Kube, cluster: Cluster, sight: ClusterState, nodes: Iterable[Manifest]) -> None:
+    """Have Kubernetes nodes say so; nothing where they may not be read. `nodes`: MeshNodes."""
+    wanted = disk_labels(cluster, sight, nodes)
+    there = {place.name: dict(place.labels) for place in cluster.places or ()}
+    for name, labels in label_changes(cluster.mark, there, wanted).items():
+        await kube.patch("Node", name, None, {"metadata": {"labels": labels}})
+
+
+async def unlabel_nodes(kube: Kube, namespace: str, cluster: str) -> None:
+    """Its data is to be no more."""
+    every = await kube.list_all("Node")
+    there = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in every}
+    for name, labels in label_changes(cluster_mark(namespace, cluster), there, {}).items():
+        await kube.patch("Node", name, None, {"metadata": {"labels": labels}})
+
+
+def disk_labels(cluster: Cluster, sight: ClusterState, nodes: Iterable[Manifest]) -> dict[str, set[str]]:
+    """Label → Kubernetes nodes that are to have it."""
+    at = {each["spec"]["nodeId"]: (each.get("status") or {}).get("node") or "" for each in nodes}
+    at |= {pod.name: pod.node for pod in sight.pods if pod.node}
+    expected = None if sight.map is None else {n.node_id for n in sight.map.nodes if n.state != "down"}
+    running = {pod.name for pod in sight.pods if pod.node}
+    found = {}
+    for pool in cluster.spec.node_pools:
+        if any(tier.host_path for tier in pool.tiers):
+            head = f"{cluster.name}-{pool.name}"
+            found[cluster.disks_label(pool.name)] = {
+                place
+                for name, place in at.items()
+                if name.rpartition("-")[0] == head
+                and (expected is None or name in running or name in expected)
+            } - {""}
+    return found
+
+
+def label_changes(mark: str, there: dict[str, dict[str, str]], wanted: dict[str, set[str]]) -> LabelChanges:
+    """By Kubernetes node, labels that come and (None) go; those of other meshes are left alone."""
+    found: LabelChanges = {}
+    for name, labels in there.items():
+        own = {key for key in labels if key.startswith(DISKS) and key.endswith(f".{mark}")}
+        come = {key for key, places in wanted.items() if name in places}
+        change: dict[str, str | None] = dict.fromkeys(come - own, "true") | dict.fromkeys(own - come)
+        if change:
+            found[name] = change
+    return found
+
+
+_REFUSALS: Final = (403, 422)
+_LOOKS, _PAUSE = 25, 0.2
+_OTHER_POOL: Final = (
+    "Or add a pool as you want it, and take this one out of the spec when that one is ready: it is drained"
+)
+Claims = dict[str, tuple[str, str | None]]  # tier → size, StorageClass
+
+
+class VolumeClaims:
+    """Of MeshClusters."""
+
+    def __init__(self, kube: Kube, recorder: EventRecorder) -> None:
+        self._kube, self._recorder = kube, recorder
+
+    def __repr__(self) -> str:
+        return f"<Volumes of {self._kube!r}>"
+
+    async def run(
+        self, cluster: Cluster, sets: Iterable[Manifest], document: Manifest
+    ) -> tuple[tuple[str, ...], frozenset[str]]:
+        """What is not done yet, in sentences, and pools whose StatefulSet is not to be applied now. Raises
+        ResourceError for what cannot be."""
+        held = set()
+        for each in sets:
+            name, pool = each["metadata"]["name"], each["metadata"]["labels"].get(POOL_LABEL, "")
+            said = claim_changes(cluster, each)
+            if said and not each["metadata"].get("deletionTimestamp"):
+                await self._recorder.say(document, "Expanding", f"pool {pool}: {'; '.join(said)}")
+                await self._kube.delete("StatefulSet", name, cluster.namespace, orphans=True)
+            if (said or each["metadata"].get("deletionTimestamp")) and not await self._gone(cluster, name):
+                held.add(pool)
+        waiting = [f"the StatefulSet of pool {pool} is made anew; its pods stay" for pool in sorted(held)]
+        return (*waiting, *await self._expand(cluster, document)), frozenset(held)
+
+    async def _gone(self, cluster: Cluster, name: str) -> bool:
+        for _ in range(_LOOKS):
+            found = await self._kube.list_all("StatefulSet", cluster.namespace, {CLUSTER_LABEL: cluster.name})
+            if all(each["metadata"]["name"] != name for each in found):
+                return True
+            await asyncio.sleep(_PAUSE)
+        return False
+
+    async def _expand(self, cluster: Cluster, document: Manifest) -> list[str]:
+        if not any(tier.volume_claim for pool in cluster.spec.node_pools for tier in pool.tiers):
+            return []
+        found = []
+        before = _progressing(document)
+        for each in await self._kube.list_all(
+            "PersistentVolumeClaim", cluster.namespace, {CLUSTER_LABEL: cluster.name}
+        ):
+            name, wanted = each["metadata"]["name"], _wanted(cluster, each)
+            if wanted is None or each["metadata"].get("deletionTimestamp"):
+                continue
+            if parse_quantity(wanted.size) > (_bytes(each["spec"]["resources"]["requests"]["storage"]) or 0):
+                change = {"spec": {"resources": {"requests": {"storage": wanted.size}}}}
+                try:
+                    await self._kube.patch("PersistentVolumeClaim", name, cluster.namespace, change)
+                except ApiError as error:
+                    if error.status.code not in _REFUSALS:
+                        raise
+                    said = f"{name} cannot grow to {wanted.size}: {error.status.message}"
+                    if said[:200] not in before:
+                        await self._recorder.say(document, "Refused", said)
+                    found.append(said)
+                    continue
+            if growing := _growing(each, wanted.size):
+                found.append(growing)
+        return found
+
+
+def claim_changes(cluster: Cluster, found: Manifest) -> list[str]:
+    """What of the claims of a StatefulSet is to be otherwise. Raises ResourceError for what cannot be."""
+    pool = next(
+        (
+            each
+            for each in cluster.spec.node_pools
+            if each.name == found["metadata"]["labels"].get(POOL_LABEL)
+        ),
+        None,
+    )
+    if pool is None:
+        return []
+    wanted = {tier.name: tier.volume_claim for tier in pool.tiers if tier.volume_claim}
+    there, said = _claims(found), list[str]()
+    if wanted.keys() != there.keys():
+        raise ResourceError(
+            f"pool {pool.name}: its daemons have volumes for {_names(there)}, and cannot have them for "
+            f"{_names(wanted)}: pods do not take up further volumes. {_OTHER_POOL}"
+        )
+    for name, claim in wanted.items():
+        size, kind = there[name]
+        if parse_quantity(claim.size) < parse_quantity(size):
+            raise ResourceError(
+                f"pool {pool.name}, tier {name}: its volumes have {size}, and do not become smaller "
+                f"({claim.size}). Set the size back. {_OTHER_POOL}"
+            )
+        if parse_quantity(claim.size) > parse_quantity(size):
+            said.append(f"tier {name}: {size} → {claim.size}")
+        if claim.storage_class != kind:
+            said.append(
+                f"tier {name}: new volumes are of {claim.storage_class or 'the default class'}; those that "
+                "are there stay"
+            )
+    return said
+
+
+def _names(claims: Mapping[str, object]) -> str:
+    return ", ".join(f"tier {name}" for name in sorted(claims)) or "no tier"
+
+
+def _claims(found: Manifest) -> Claims:
+    return {
+        each["metadata"]["name"]: (
+            each["spec"]["resources"]["requests"]["storage"],
+            each["spec"].get("storageClassName"),
+        )
+        for each in found["spec"].get("volumeClaimTemplates") or ()
+    }
+
+
+def _wanted(cluster: Cluster, claim: Manifest) -> VolumeClaim | None:
+    """What the spec says of a claim; None for one that it has no word for."""
+    name, labels = claim["metadata"]["name"], claim["metadata"]["labels"]
+    for pool in cluster.spec.node_pools:
+        for tier in pool.tiers:
+            head, _, ordinal = name.rpartition("-")
+            if (
+                pool.name == labels.get(POOL_LABEL)
+                and head == f"{tier.name}-{cluster.name}-{pool.name}"
+                and ordinal.isdecimal()
+            ):
+                return tier.volume_claim
+    return None
+
+
+def _bytes(quantity: str) -> int | None:
+    """None for one written as nobody here does."""
+    try:
+        return parse_quantity(quantity)
+    except ValueError:
+        return None
+
+
+def _growing(claim: Manifest, size: str) -> str:
+    """Whether a bound volume is not as large as it should be yet, and what the storage says of it."""
+    status = claim.get("status") or {}
+    capacity = (status.get("capacity") or {}).get("storage")
+    there = _bytes(capacity or "")
+    if there is None or there >= parse_quantity(size):
+        return ""
+    said = [str(each.get("message") or each["type"]) for each in status.get("conditions") or ()]
+    return f"{claim['metadata']['name']} grows from {capacity} to {size}" + "".join(
+        f": {text}" for text in said[-1:]
+    )
+
+
+def _progressing(document: Mapping[str, Any]) -> str:
+    found = (document.get("status") or {}).get("conditions") or ()
+    return next((str(each["message"]) for each in found if each["type"] == "Progressing"), "")

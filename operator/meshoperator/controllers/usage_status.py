@@ -1,0 +1,132 @@
+"""Usage in the statuses of MeshNodes and MeshClusters: bytes held, and how full the disks are.
+
+Law: an unreported value stays as it was; nothing waits for a silent daemon. Only changes of at least one
+percent are written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx2
+from lightkube import ApiError
+
+from meshoperator.daemon_client import DaemonError, UnreachableError
+from meshoperator.resources import MeshClusterSpec, ResourceError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshoperator.cluster_model import Manifest
+    from meshoperator.daemon_client import DaemonClient, MeshAccess
+    from meshoperator.kube.client import Kube
+    from meshoperator.resources.cluster import NodePool
+
+_log = logging.getLogger(__name__)
+_CHANGE: Final = 0.01
+_FAILURES: Final = (ApiError, httpx2.HTTPError, DaemonError, UnreachableError, ResourceError)
+
+
+class UsageUpdater:
+    """One an operator."""
+
+    def __init__(self, kube: Kube, daemons: DaemonClient) -> None:
+        self._kube, self._daemons = kube, daemons
+
+    def __repr__(self) -> str:
+        return f"<FiguresLoop {self._daemons!r}>"
+
+    async def run(self, namespaces: Sequence[str] = ()) -> int:
+        """Look at every mesh once; how many statuses were written. Raises ApiError."""
+        changed = 0
+        for namespace in namespaces or (None,):
+            for document in await self._kube.list_all("MeshCluster", namespace):
+                if document["metadata"].get("deletionTimestamp"):
+                    continue
+                try:
+                    changed += await self._cluster(document)
+                except _FAILURES as error:
+                    _log.info("no figures of %s: %s", document["metadata"]["name"], error)
+        return changed
+
+    async def _cluster(self, document: Manifest) -> int:
+        metadata, spec = document["metadata"], parse(MeshClusterSpec, document["spec"])
+        name, namespace = metadata["name"], metadata["namespace"]
+        _, access = await self._daemons.of(namespace, name)
+        told = await self._told(access)
+        pools = {pool.name: pool for pool in spec.node_pools}
+        changed, every = 0, list[dict[str, Any]]()
+        for node in await self._kube.list_all("MeshNode", namespace):
+            said, pool = told.get(node["spec"]["nodeId"]), pools.get(node["spec"]["pool"])
+            if node["spec"]["clusterRef"] != name or pool is None:
+                continue
+            before = node.get("status") or {}
+            status = before if said is None else node_usage(said, pool)
+            every += status.get("tiers") or ()
+            if said is not None and is_changed(before, status):
+                await self._kube.set_status("MeshNode", node["metadata"]["name"], namespace, status)
+                changed += 1
+        whole = {"tiers": total_usage(every)}
+        if is_changed(document.get("status") or {}, whole):
+            await self._kube.set_status("MeshCluster", name, namespace, whole)
+            changed += 1
+        return changed
+
+    async def _told(self, access: MeshAccess) -> dict[str, dict[str, Any]]:
+        found = {}
+        for each in await self._daemons.nodes(access):
+            try:
+                told = await self._daemons.ask(each, "GET", "/-/residence/")
+            except (DaemonError, UnreachableError) as error:
+                _log.info("no figures: %s", error)
+                continue
+            found[str(told["node"])] = told
+        return found
+
+
+def node_usage(told: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
+    """Of a MeshNode. A daemon's disks are its tiers on disk, in their order."""
+    tiers = [tier for tier in pool.tiers if tier.class_ != "mem"]
+    return {
+        "objects": told["objects"],
+        "bytes": told["bytes"],
+        "cachedBytes": told["cached_bytes"],
+        "tiers": [
+            {
+                "name": tier.name,
+                "class": tier.class_,
+                "capacity": disk["total"],
+                "used": disk["total"] - disk["free"],
+            }
+            for tier, disk in zip(tiers, told["disks"], strict=False)  # one that is rolled out has others
+        ],
+    }
+
+
+def total_usage(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By the name of the tier, all daemons together."""
+    capacity, used = Counter[str](), Counter[str]()
+    for tier in tiers:
+        capacity[tier["name"]] += tier.get("capacity", 0)
+        used[tier["name"]] += tier.get("used", 0)
+    return [{"name": name, "capacity": capacity[name], "used": used[name]} for name in sorted(capacity)]
+
+
+def is_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether something is to be written: another tier, or a figure that is another by a percent."""
+    return any(_is_changed(before.get(name), value) for name, value in after.items())
+
+
+def _is_changed(old: Any, new: Any) -> bool:
+    if old is None:
+        return bool(new != [])
+    if isinstance(new, int) and isinstance(old, int):
+        return bool(abs(new - old) > _CHANGE * max(old, new))
+    if isinstance(new, dict) and isinstance(old, dict):
+        return old.keys() != new.keys() or any(_is_changed(old[name], new[name]) for name in new)
+    if isinstance(new, list) and isinstance(old, list):
+        return len(old) != len(new) or any(map(_is_changed, old, new))
+    changed: bool = old != new
+    return changed

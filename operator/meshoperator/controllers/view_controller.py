@@ -1,0 +1,129 @@
+"""Controller of MeshViews: pushes the module, makes the view, and removes both.
+
+Law: a view of the same name that differs from the spec is replaced only if this MeshView made it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import quote
+
+from meshoperator.controllers.data_controller import LATER, SOON, DataController
+from meshoperator.daemon_client import DaemonError, UnreachableError
+from meshoperator.resources import MeshViewSpec, ResourceError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshoperator.cluster_model import Manifest
+    from meshoperator.daemon_client import MeshAccess
+
+_RESULTS: Final = re.compile(r"^meshd_view_results_total\{([^}]*)\} (\S+)", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+_SyncResult = tuple[dict[str, Any] | None, float | None]
+
+
+def results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
+    """What a daemon's metrics say of a view: how often what came of asking for a result."""
+    for labels, value in _RESULTS.findall(metrics):
+        told = dict(_LABEL.findall(labels))
+        if told.get("view") == view:
+            yield told.get("result", ""), float(value)
+
+
+class ViewController(DataController):
+    """See the module."""
+
+    kind: ClassVar[str] = "MeshView"
+
+    async def look(self, document: Manifest) -> _SyncResult:
+        try:
+            return await self._pass(document)
+        except UnreachableError as error:
+            return self._told(document, None, "NoMesh", str(error)), SOON
+        except (ResourceError, DaemonError) as error:
+            reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
+            before = (document.get("status") or {}).get("conditions") or ()
+            if not any(each.get("message") == str(error)[:1024] for each in before):
+                await self._recorder.say(document, "ViewRefused", str(error))
+            rest = SOON if reason == "NoSuchBucket" else LATER
+            return self._told(document, False, reason, str(error)), rest
+
+    async def clean(self, document: Manifest) -> None:
+        spec = parse(MeshViewSpec, document["spec"])
+        address = (document.get("status") or {}).get("address")
+        if spec.deletion_policy == "Retain" or not address:
+            return
+        _, access = await self._daemons.of(document["metadata"]["namespace"], spec.cluster_ref)
+        await self._remove(access, address)
+
+    async def _pass(self, document: Manifest) -> _SyncResult:
+        metadata, spec = document["metadata"], parse(MeshViewSpec, document["spec"])
+        _, access = await self._daemons.of(metadata["namespace"], spec.cluster_ref)
+        builds = await self._push(metadata["namespace"], spec, access)
+        name = spec.name or metadata["name"]
+        wanted = {"bucket": spec.bucket, "name": name, "view": spec.document()}
+        address = (document.get("status") or {}).get("address")
+        try:
+            view = await self._daemons.ask(access, "POST", "/-/views", wanted)
+        except DaemonError as error:
+            if error.code != "ViewExists" or address != f"{spec.bucket}--{name}":
+                raise
+            await self._remove(access, address)
+            await self._recorder.say(document, "ViewReplaced", "its spec is another: it is made anew")
+            view = await self._daemons.ask(access, "POST", "/-/views", wanted)
+        if not address:
+            await self._recorder.say(document, "ViewMade", f"s3://{view['name']} can be read")
+        ops = [each for each in view["view"].get("ops") or () if each.get("version")]
+        told = {each["op"]: each["version"] for each in ops} | builds
+        status = self._told(document, True, "Ready", f"s3://{view['name']} can be read")
+        status |= {
+            "address": view["name"],
+            "hitPercent": await self._hits(access, view["name"]),
+            "opBuilds": [{"op": op[:1024], "build": str(build)} for op, build in sorted(told.items())][:64],
+        }
+        return status, LATER
+
+    async def _hits(self, access: MeshAccess, view: str) -> int | None:
+        """Percent of its results that were kept, since the daemons began; None: nothing was read, or a
+        daemon says nothing."""
+        hits = every = 0.0
+        try:
+            for each in await self._daemons.nodes(access):
+                for result, count in results(await self._daemons.metrics(each), view):
+                    every += count
+                    hits += count if result == "hit" else 0
+        except (DaemonError, UnreachableError):
+            return None
+        return int(100 * hits / every) if every else None
+
+    async def _push(self, namespace: str, spec: MeshViewSpec, access: MeshAccess) -> dict[str, str]:
+        """Push its module; the same again changes nothing."""
+        if spec.module is None:
+            return {}
+        name = spec.module.config_map_ref.name
+        found = await self._kube.get("ConfigMap", name, namespace)
+        files = (found or {}).get("data") or {}
+        source = next((text for file, text in sorted(files.items()) if file.endswith(".py")), None)
+        if source is None:
+            raise ResourceError(
+                f"module: the ConfigMap {name!r} is not there, or has no file that ends in .py"
+            )
+        target = f"/-/modules?name={quote(spec.module.name, safe='')}"
+        pushed = await self._daemons.ask(access, "POST", target, source.encode())
+        return {spec.module.name: pushed["version"]}
+
+    async def _remove(self, access: MeshAccess, address: str) -> None:
+        try:
+            await self._daemons.ask(access, "DELETE", f"/{quote(address, safe='')}")
+        except DaemonError as error:
+            if error.status != 404:
+                raise
+
+    def _told(self, document: Manifest, ready: bool | None, reason: str, message: str) -> dict[str, Any]:
+        status: dict[str, Any] = {
+            "observedGeneration": document["metadata"].get("generation"),
+            "conditions": self.conditions(document, [("Ready", ready, reason, message)]),
+        }
+        return status if ready is None else status | {"ready": ready}

@@ -1,0 +1,199 @@
+"""HTTP client of a mesh's daemons: signed JSON requests as root.
+
+Law: every call is idempotent and none is retried here. No secret appears in an error or a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import ssl
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from meshoperator.cluster_model import Cluster
+from meshoperator.resources import MeshClusterSpec, parse
+from meshwire.s3.parse_request import RequestHead
+from meshwire.sigv4 import Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshoperator.kube.client import Kube
+
+_PATIENCE: Final = aiohttp.ClientTimeout(total=30, sock_connect=4)
+_REGION: Final = "us-east-1"
+_LONGEST: Final = 300
+_FIGURES: Final = 30.0
+_ANSWER: Final = ("up", "draining", "joining", "returning")
+
+
+class DaemonError(Exception):
+    """The daemon refuses: `code` is for programs, the text a sentence of its."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message[:_LONGEST] or code)
+        self.status, self.code = status, code
+
+
+class UnreachableError(Exception):
+    """No daemon answers."""
+
+
+class NoMeshError(UnreachableError):
+    """There is no such MeshCluster, so that no daemon of it is to be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshAccess:
+    """How a mesh is reached. `authority`: PEM of who vouches for its certificate; empty: the system's."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    authority: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Access {self.endpoint}>"
+
+
+class DaemonClient:
+    """Finds meshes by their MeshCluster and speaks with them. `endpoint` says where a cluster answers (its
+    Service, unless told otherwise)."""
+
+    def __init__(
+        self, kube: Kube, now: Callable[[], float], endpoint: Callable[[Cluster], str] | None = None
+    ) -> None:
+        self._kube, self._now = kube, now
+        self._endpoint = endpoint or (lambda cluster: cluster.endpoint)
+        self._session: aiohttp.ClientSession | None = None
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._metrics: dict[str, tuple[float, str]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Daemons {'open' if self._session else 'closed'}>"
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def of(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
+        """A MeshCluster and the way to it. Raises NoMeshError while there is none, UnreachableError while its
+        keys are not there."""
+        document = await self._kube.get("MeshCluster", name, namespace)
+        if document is None:
+            raise NoMeshError(f"there is no MeshCluster {name!r} in {namespace}")
+        spec = parse(MeshClusterSpec, document["spec"])
+        cluster = Cluster(name, namespace, document["metadata"]["uid"], spec)
+        keys = await self._secret(cluster.root_secret, namespace)
+        if not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= keys.keys():
+            raise UnreachableError(f"the Secret {cluster.root_secret!r} with root's keys is not there yet")
+        authority = ""
+        if spec.s3.tls is not None:
+            authority = (await self._secret(spec.s3.tls.secret_ref.name, namespace)).get("ca.crt", "")
+        pair = keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"]
+        return cluster, MeshAccess(self._endpoint(cluster), *pair, authority)
+
+    async def _secret(self, name: str, namespace: str) -> dict[str, str]:
+        found = await self._kube.get("Secret", name, namespace)
+        data = (found or {}).get("data") or {}
+        return {key: base64.b64decode(value).decode("utf-8", "replace") for key, value in data.items()}
+
+    async def ask(
+        self, access: MeshAccess, method: str, target: str, document: Mapping[str, Any] | bytes | None = None
+    ) -> Any:
+        """One signed request; the answer's JSON (None: no JSON). Raises DaemonError, UnreachableError."""
+        body = b""
+        if document is not None:
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        path, _, query = target.partition("?")
+        headers = {"host": urlsplit(access.endpoint).netloc}
+        headers |= sign(
+            RequestHead(method, path, query, headers),
+            Credential(access.access_key, access.secret_key),
+            region=_REGION,
+            timestamp=int(self._now()),
+            payload_hash=hashlib.sha256(body).hexdigest(),
+        )
+        try:
+            return await self._send(access, method, target, headers, body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = f"{access.endpoint} does not answer: {type(error).__name__}"
+            raise UnreachableError(why) from error
+
+    async def nodes(self, access: MeshAccess) -> list[MeshAccess]:
+        """The way to each daemon that answers, by itself: what `ask` is told of one, it says of itself alone.
+        Raises DaemonError, UnreachableError."""
+        found = (await self.ask(access, "GET", "/-/map"))["map"]["nodes"]
+        if len(found) == 1:
+            return [access]
+        return [replace(access, endpoint=each["endpoint"]) for each in found if each["state"] in _ANSWER]
+
+    async def metrics(self, access: MeshAccess) -> str:
+        """What a daemon tells Prometheus; told again for half a minute. Raises DaemonError,
+        UnreachableError."""
+        known = self._metrics.get(access.endpoint)
+        if known is not None and self._now() - known[0] < _FIGURES:
+            return known[1]
+        try:
+            status, data = await self._exchange(access, "GET", "/metrics", {}, b"")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnreachableError(f"{access.endpoint} does not answer: {type(error).__name__}") from error
+        if status != 200:
+            raise DaemonError(status, str(status), f"{access.endpoint} tells no metrics")
+        self._metrics = {
+            name: told for name, told in self._metrics.items() if self._now() - told[0] < _FIGURES
+        }
+        self._metrics[access.endpoint] = self._now(), data.decode("utf-8", "replace")
+        return self._metrics[access.endpoint][1]
+
+    async def _send(
+        self, access: MeshAccess, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> Any:
+        status, data = await self._exchange(access, method, target, headers, body)
+        found = _json(data)
+        if status < 300:
+            return found
+        told = found.get("error", {}) if isinstance(found, dict) else {}
+        message = f"{told.get('message', '')} {told.get('help') or ''}".strip()
+        raise DaemonError(status, told.get("code", str(status)), message)
+
+    async def _exchange(
+        self, access: MeshAccess, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, bytes]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=_PATIENCE, auto_decompress=False)
+        where, context = _encoded(access.endpoint + target), await self._context(access)
+        async with self._session.request(
+            method, where, data=body, headers=headers, ssl=context, allow_redirects=False
+        ) as answer:
+            return answer.status, await answer.read()
+
+    async def _context(self, access: MeshAccess) -> ssl.SSLContext | bool:
+        if not access.authority:
+            return True
+        known = self._contexts.get(access.authority)
+        if known is None:
+            known = await asyncio.to_thread(ssl.create_default_context, cadata=access.authority)
+            self._contexts = {access.authority: known}
+        return known
+
+
+def _encoded(url: str) -> Any:
+    from yarl import URL  # aiohttp's own; as it is signed, so it is sent
+
+    return URL(url, encoded=True)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        return None

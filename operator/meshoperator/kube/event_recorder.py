@@ -1,0 +1,87 @@
+"""Event recorder: Kubernetes events about an object, with a one-word reason and a sentence.
+
+Law: an event that cannot be written is lost and delays nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+from lightkube import ApiError
+
+from meshoperator import metrics
+from meshoperator.planners.pod_checks import REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshoperator.cluster_model import Manifest
+    from meshoperator.kube.client import Kube
+
+_log = logging.getLogger(__name__)
+_COMPONENT: Final = "shardmesh-operator"
+_LONGEST: Final = 230  # of a name, so that the event's fits in 253
+_WARNINGS: Final = frozenset(
+    {
+        *REASONS,
+        "DaemonStuck",
+        "DeletionForced",
+        "DisksShared",
+        "LoadFailed",
+        "Refused",
+        "Replacing",
+        "SourceRefused",
+        "ViewRefused",
+    }
+)
+"""Reasons of what somebody should look at."""
+
+
+class EventRecorder:
+    """Writes events about objects."""
+
+    def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
+        self._kube, self._now = kube, now
+
+    async def say(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None:
+        """`about`: the object, as it was read. `once`: what is said; not again while an event that says the
+        same of the object is there, whoever wrote it."""
+        metrics.actions.labels(reason).inc()
+        metadata, now = about["metadata"], self._now()
+        _log.info("%s %s: %s: %s", about["kind"], metadata["name"], reason, message)
+        token = _token(f"{metadata.get('uid')}/{reason}/{once}") if once else secrets.token_hex(8)
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{metadata['name'][:_LONGEST]}.{token}",
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata.get("uid", ""),
+            },
+            "reason": reason,
+            "message": message[:1024],
+            "type": "Warning" if reason in _WARNINGS else "Normal",
+            "source": {"component": _COMPONENT},
+            "reportingComponent": _COMPONENT,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._kube.create(event)
+        except (ApiError, httpx2.HTTPError) as error:
+            _log.warning("an event is lost: %s", error)
+
+
+def _token(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,111 @@
+"""Leader election by a Lease.
+
+Law: the leader has renewed within `TTL` by its own clock, and starts no pass after that. Another
+holder's Lease has expired when it has not changed for its duration as observed here; clocks of machines
+are never compared. A pass still running then does no harm: maps are compared and swapped, pods deleted
+by uid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx2
+from lightkube import ApiError
+
+from meshoperator import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshoperator.cluster_model import Manifest
+    from meshoperator.kube.client import Kube
+
+_log = logging.getLogger(__name__)
+TTL: Final = 15.0
+_STEP: Final = 3.0
+
+
+class LeaderElection:
+    """`leads` is set while this one does. `stamp`: the time as Kubernetes writes it; `monotonic`: seconds."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        holder: str,
+        *,
+        stamp: Callable[[], str],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._kube, self._namespace, self._name, self._holder = kube, namespace, name, holder
+        self._stamp, self._monotonic = stamp, monotonic
+        self._seen: tuple[str, float] = ("", 0.0)
+        self._renewed = float("-inf")
+        self.leads = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Leading of {self._holder}{', leads' if self.leads.is_set() else ''}>"
+
+    async def keep(self) -> None:
+        """For ever: take the Lease when it is free, renew it, stop acting when that fails for too long."""
+        while True:
+            try:
+                async with asyncio.timeout(_STEP):
+                    if await self.step():
+                        self._renewed = self._monotonic()
+                    else:
+                        self._renewed = float("-inf")
+            except (ApiError, httpx2.HTTPError, OSError, TimeoutError) as error:
+                _log.warning("the Lease %s cannot be had: %s", self._name, str(error) or "no answer in time")
+            self._tell(self._monotonic() < self._renewed + TTL - 2 * _STEP)
+            await asyncio.sleep(_STEP)
+
+    async def step(self) -> bool:
+        """Renew or take it; whether it is held now."""
+        asked = self._monotonic()
+        document = await self._kube.get("Lease", self._name, self._namespace)
+        if document is None:
+            return await self._kube.create(self._mine({"name": self._name, "namespace": self._namespace}, 0))
+        spec, metadata = document.get("spec") or {}, document["metadata"]
+        holder, version = spec.get("holderIdentity") or "", str(metadata.get("resourceVersion"))
+        if version != self._seen[0]:
+            self._seen = (version, asked)
+        ttl = float(spec.get("leaseDurationSeconds") or TTL)
+        if holder not in ("", self._holder) and asked < self._seen[1] + ttl:
+            return False
+        changes = int(spec.get("leaseTransitions") or 0) + (holder != self._holder)
+        kept = {key: metadata[key] for key in ("name", "namespace", "resourceVersion")}
+        return await self._kube.replace(self._mine(kept, changes))
+
+    async def release(self) -> None:
+        """Let another one begin at once."""
+        document = await self._kube.get("Lease", self._name, self._namespace)
+        if document is None or (document.get("spec") or {}).get("holderIdentity") != self._holder:
+            return
+        self._tell(False)
+        document["spec"]["holderIdentity"] = ""
+        await self._kube.replace(document)
+
+    def _mine(self, metadata: dict[str, Any], changes: int) -> Manifest:
+        now = self._stamp()
+        spec = {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": int(TTL),
+            "renewTime": now.replace("Z", ".000000Z"),
+            "leaseTransitions": changes,
+        }
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+    def _tell(self, leads: bool) -> None:
+        if leads != self.leads.is_set():
+            _log.warning("%s %s", self._holder, "leads" if leads else "does not lead any more")
+        if leads:
+            self.leads.set()
+        else:
+            self.leads.clear()
+            metrics.forget_clusters()
+        metrics.leading.set(leads)

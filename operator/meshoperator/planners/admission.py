@@ -1,0 +1,295 @@
+"""Admission of a training pod: affinity to copies of its datasets, endpoint and keys. Pure.
+
+Law: user settings stay, and admitting twice equals admitting once. Required datasets are ANDed;
+preferred ones each get full weight. Nothing fails a pod: what is unknown is left out. No secret passes
+here; keys come from a Secret made for the pod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from meshoperator.resources import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+LABEL: Final = f"{GROUP}/dataset"  # one, or several with dots between (labels take no commas)
+ANNOTATION: Final = f"{GROUP}/datasets"  # or a list with commas; wins over the label
+REQUIRE: Final = f"{GROUP}/require-local"  # "true": only where a copy is
+INJECT: Final = f"{GROUP}/inject"  # all, mesh (no AWS_ variables), none (affinity only)
+KEYS: Final = f"{GROUP}/keys"  # "environment": as variables, too, which do not change
+DONE: Final = f"{GROUP}/admitted"
+SECRET: Final = f"{GROUP}/credentials"  # the name of the pod's Secret
+HOST, RACK, ZONE = 100, 60, 30
+LEVELS: Final = (("host", HOST), ("rack", RACK), ("zone", ZONE))
+MOUNT: Final = "/var/run/shardmesh"
+VOLUME: Final = "shardmesh-credentials"
+_CUT: Final = 40  # characters of a pod in a message
+_KINDS: Final[dict[type, str]] = {str: "text", list: "a list", dict: "an object"}
+_OWN_KEYS: Final = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_PROFILE",
+        "AWS_CONFIG_FILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    }
+)
+"""With one of these a container has keys of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """What the webhook knows of a dataset. `mark`: what its labels on Kubernetes nodes end in: `host.…` (a
+    copy is there), `rack.…` and `zone.…` (one is near). `tls`: clients need the authority in `ca.crt`."""
+
+    name: str
+    mark: str
+    endpoint: str
+    bucket: str
+    prefix: str = ""
+    near: Literal["Off", "Preferred", "Required"] = "Preferred"
+    tls: bool = False
+
+    @property
+    def uri(self) -> str:
+        """Where a client finds it."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+MAX_DATASETS: Final = 100
+MAX_ITEMS: Final = 1000
+"""Containers, and entries of each list of a pod that a patch repeats. A patch is larger than its pod: a pod
+of 3 MB, which the API server takes, would have a patch of gigabytes."""
+
+
+class InvalidPodError(ValueError):
+    """A pod that no API server would run; the message says what is wrong with it."""
+
+
+def label(level: str, mark: str) -> str:
+    """A label of Kubernetes nodes."""
+    return f"{level}.{GROUP}/{mark}"
+
+
+def requested_datasets(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the datasets a pod reads."""
+    metadata = pod.get("metadata") or {}
+    annotation = (metadata.get("annotations") or {}).get(ANNOTATION)
+    names = (
+        annotation.split(",") if annotation else ((metadata.get("labels") or {}).get(LABEL) or "").split(".")
+    )
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
+def checked_pod(pod: object) -> Mapping[str, Any]:
+    """The pod. Raises OddPodError unless all that is read of it has the types of Kubernetes, in bounded
+    numbers."""
+    if pod is None:
+        raise InvalidPodError("there is none in the request")
+    found = _object(pod, "the pod")
+    metadata = _object(found.get("metadata"), "metadata")
+    for name in ("labels", "annotations"):
+        for key, value in _object(metadata.get(name), f"metadata.{name}").items():
+            _check(value, str, f"metadata.{name}[{key[:_CUT]!r}]")
+    spec = _object(found.get("spec"), "spec")
+    for volume in _objects(spec, "volumes", "spec"):
+        _check(volume.get("name"), str, "the name of a volume")
+    for kind in ("initContainers", "containers"):
+        for container in _objects(spec, kind, "spec"):
+            _check_container(container, f"spec.{kind}[]")
+    node = _object(_object(spec.get("affinity"), "affinity").get("nodeAffinity"), "affinity.nodeAffinity")
+    if len(requested_datasets(found)) > MAX_DATASETS:
+        raise InvalidPodError(
+            f"it names {len(requested_datasets(found))} datasets; at most {MAX_DATASETS} are looked up"
+        )
+    _objects(node, "preferredDuringSchedulingIgnoredDuringExecution", "affinity.nodeAffinity")
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    required = _object(node.get(key), f"affinity.nodeAffinity.{key}")
+    for term in _objects(required, "nodeSelectorTerms", key):
+        _objects(term, "matchExpressions", "nodeSelectorTerms[]")
+    return found
+
+
+def _check_container(container: Mapping[str, Any], path: str) -> None:
+    _objects(container, "envFrom", path)
+    for variable in _objects(container, "env", path):
+        _check(variable.get("name"), str, f"the name of a variable of {path}")
+    for mount in _objects(container, "volumeMounts", path):
+        _check(mount.get("mountPath"), str, f"the path of a mount of {path}")
+
+
+def _objects(parent: Mapping[str, Any], name: str, path: str) -> Sequence[Mapping[str, Any]]:
+    found = parent.get(name)
+    _check(found, list, f"{path}.{name}")
+    if found and len(found) > MAX_ITEMS:
+        raise InvalidPodError(f"{path}.{name} has {len(found)} entries; at most {MAX_ITEMS} are patched")
+    return [_object(each, f"an entry of {path}.{name}") for each in found or ()]
+
+
+def _object(found: object, path: str) -> Mapping[str, Any]:
+    _check(found, dict, path)
+    return found or {}  # type: ignore[return-value]  # checked above
+
+
+def _check(found: object, kind: type, path: str) -> None:
+    if found is not None and not isinstance(found, kind):
+        raise InvalidPodError(f"{path} is {str(found)[:_CUT]!r}; expected {_KINDS[kind]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A JSON patch (RFC 6902), empty where nothing is to be done; and what its user should be told."""
+
+    operations: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def admit(pod: Mapping[str, Any], known: Mapping[str, DatasetInfo], token: str) -> Admitted:
+    """What is done to a pod. `token`: of this admission; the name of the pod's Secret is made of it."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if DONE in annotations:
+        return Admitted()
+    names = requested_datasets(pod)
+    warnings = [f"shardmesh: there is no MeshDataset {name!r} here" for name in names if name not in known]
+    datasets = [known[name] for name in names if name in known]
+    if not datasets:
+        return Admitted((), tuple(warnings))
+    if len({each.endpoint for each in datasets}) > 1:
+        warnings.append("shardmesh: the datasets are of several meshes; the pod gets no endpoint and no keys")
+    patching = _PatchBuilder(pod, datasets, token)
+    return Admitted(patching.run(one_mesh=len({each.endpoint for each in datasets}) == 1), tuple(warnings))
+
+
+class _PatchBuilder:
+    def __init__(self, pod: Mapping[str, Any], datasets: Sequence[DatasetInfo], token: str) -> None:
+        self._spec: Mapping[str, Any] = pod.get("spec") or {}
+        self._metadata: Mapping[str, Any] = pod.get("metadata") or {}
+        self._annotations: Mapping[str, str] = self._metadata.get("annotations") or {}
+        self._datasets, self._secret = datasets, f"shardmesh-{token}"
+
+    def run(self, *, one_mesh: bool) -> tuple[dict[str, Any], ...]:
+        added = {DONE: ",".join(each.name for each in self._datasets)}
+        operations: list[dict[str, Any]] = []
+        affinity = self._affinity()
+        if affinity is not None:
+            operations.append({"op": "add", "path": "/spec/affinity", "value": affinity})
+        if one_mesh and self._annotations.get(INJECT, "all") in ("all", "mesh"):
+            added[SECRET] = self._secret
+            operations += self._volume()
+            for kind in ("initContainers", "containers"):
+                for place, container in enumerate(self._spec.get(kind) or ()):
+                    operations += self._container(f"/spec/{kind}/{place}", container)
+        annotations = {**self._annotations, **added}
+        return ({"op": "add", "path": "/metadata/annotations", "value": annotations}, *operations)
+
+    # --- where it runs ------------------------------------------------------------------------------------
+
+    def _affinity(self) -> dict[str, Any] | None:
+        """The pod's affinity and ours; None where ours is nothing."""
+        drawn = [each for each in self._datasets if each.near != "Off"]
+        if not drawn:
+            return None
+        affinity: Mapping[str, Any] = self._spec.get("affinity") or {}
+        node = dict(affinity.get("nodeAffinity") or {})
+        force = self._annotations.get(REQUIRE) == "true"
+        needed = [_has(label("host", each.mark)) for each in drawn if force or each.near == "Required"]
+        if needed:
+            # terms are ORed, expressions within one ANDed: so ours go into every term there is
+            key = "requiredDuringSchedulingIgnoredDuringExecution"
+            terms = (node.get(key) or {}).get("nodeSelectorTerms") or [{}]
+            node[key] = {
+                "nodeSelectorTerms": [
+                    {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *needed]}
+                    for term in terms
+                ]
+            }
+        preferred = [
+            {"weight": weight, "preference": {"matchExpressions": [_has(label(level, each.mark))]}}
+            for each in drawn
+            for level, weight in LEVELS
+        ]
+        key = "preferredDuringSchedulingIgnoredDuringExecution"
+        node[key] = [*(node.get(key) or []), *preferred]
+        return {**affinity, "nodeAffinity": node}
+
+    # --- what it gets -------------------------------------------------------------------------------------
+
+    def _volume(self) -> list[dict[str, Any]]:
+        volumes = [each for each in self._spec.get("volumes") or () if each.get("name") != VOLUME]
+        own = {"name": VOLUME, "secret": {"secretName": self._secret, "defaultMode": 0o444}}
+        return [{"op": "add", "path": "/spec/volumes", "value": [*volumes, own]}]
+
+    def _container(self, path: str, container: Mapping[str, Any]) -> list[dict[str, Any]]:
+        mounts = list(container.get("volumeMounts") or ())
+        found = []
+        if not any(each.get("mountPath", "").rstrip("/") == MOUNT for each in mounts):
+            mount = {"name": VOLUME, "mountPath": MOUNT, "readOnly": True}
+            found.append({"op": "add", "path": f"{path}/volumeMounts", "value": [*mounts, mount]})
+        added = self._environment(container)
+        if added:
+            value = [*(container.get("env") or ()), *added]
+            found.append({"op": "add", "path": f"{path}/env", "value": value})
+        return found
+
+    def _environment(self, container: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Variables that the container has not set itself."""
+        present = {each.get("name") for each in container.get("env") or ()}
+        first = self._datasets[0]
+        values: dict[str, Any] = {
+            "MESH_DATASETS": ",".join(each.name for each in self._datasets),
+            "MESH_DATASET_URIS": ",".join(each.uri for each in self._datasets),
+            "MESH_ENDPOINT": first.endpoint,
+        }
+        # `env` wins over `envFrom`, of which nothing is known here: keys that may come from there stay
+        foreign = bool(container.get("envFrom")) or self._annotations.get(INJECT) == "mesh"
+        own_keys = bool(present & _OWN_KEYS)
+        if not own_keys:
+            values["MESH_CREDENTIALS_FILE"] = f"{MOUNT}/credentials.json"
+        if first.tls:
+            values["MESH_CA_BUNDLE"] = f"{MOUNT}/ca.crt"
+        if not foreign:
+            values["AWS_ENDPOINT_URL_S3"] = first.endpoint
+            if not own_keys:
+                values["AWS_CONFIG_FILE"] = f"{MOUNT}/config"
+            if first.tls:
+                values["AWS_CA_BUNDLE"] = f"{MOUNT}/ca.crt"
+        found = [{"name": name, "value": value} for name, value in values.items() if name not in present]
+        if not foreign and not own_keys and self._annotations.get(KEYS) == "environment":
+            found += [_from(key, self._secret) for key in KEY_NAMES if key not in present]
+        return found
+
+
+KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+def credentials_policy(datasets: Iterable[DatasetInfo]) -> dict[str, Any]:
+    """What a pod's credentials may do: read its datasets, and views of their buckets where they are whole."""
+    statements: list[dict[str, Any]] = []
+    for each in datasets:
+        objects = [f"arn:aws:s3:::{each.bucket}/{each.prefix}*"]
+        listing: dict[str, Any] = {
+            "Effect": "Allow",
+            "Action": "s3:ListBucket",
+            "Resource": [f"arn:aws:s3:::{each.bucket}"],
+        }
+        if each.prefix:
+            listing["Condition"] = {"StringLike": {"s3:prefix": f"{each.prefix}*"}}
+        else:
+            objects.append(f"arn:aws:s3:::{each.bucket}--*/*")
+            listing["Resource"].append(f"arn:aws:s3:::{each.bucket}--*")
+        statements += [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": objects}, listing]
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _has(key: str) -> dict[str, Any]:
+    return {"key": key, "operator": "Exists"}
+
+
+def _from(key: str, secret: str) -> dict[str, Any]:
+    return {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -1,0 +1,235 @@
+"""Model of a MeshDataset: its bucket, sharing and origin, and its status. Pure.
+
+Law: a dataset is used in its own namespace and in those its annotation names, nowhere else. Figures come
+from daemons; an unreported figure is left out, not guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from meshoperator.planners.admission import DatasetInfo
+from meshoperator.resources import GROUP, MeshDatasetSpec, parse
+from meshoperator.resources.common import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshoperator.cluster_model import Cluster, Manifest
+    from meshoperator.planners.placement_inputs import CopyLocation, Holding
+    from meshoperator.planners.placement_migration import MigrationStep
+
+
+SHARED: Final = f"{GROUP}/namespaces"
+"""Annotation of a MeshDataset: namespaces whose pods may read it, too, with commas; `*`: all."""
+_NEVER: Final = 10 * 365 * 86400.0
+
+
+def dataset_location(spec: MeshDatasetSpec, name: str) -> tuple[str, str]:
+    """Bucket and prefix in the mesh."""
+    if spec.source.uri.startswith("mesh://"):
+        parts = urlsplit(spec.source.uri)
+        prefix = parts.path.lstrip("/")
+        return parts.netloc, prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+    return spec.bucket or name, ""
+
+
+def dataset_mark(namespace: str, name: str) -> str:
+    """What the labels of Kubernetes nodes say of it; alike names of two namespaces are two."""
+    return f"{name}.{hashlib.sha256(f'{namespace}/{name}'.encode()).hexdigest()[:8]}"
+
+
+def dataset_info(document: Manifest, cluster: Cluster) -> DatasetInfo:
+    """What a training pod needs to know. Raises ResourceError."""
+    metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
+    bucket, prefix = dataset_location(spec, metadata["name"])
+    return DatasetInfo(
+        metadata["name"],
+        dataset_mark(metadata["namespace"], metadata["name"]),
+        cluster.endpoint,
+        bucket,
+        prefix,
+        spec.placement.near_pods,
+        cluster.spec.s3.tls is not None,
+    )
+
+
+def shared_with(document: Manifest, namespace: str) -> bool:
+    """Whether pods of a namespace may read it."""
+    metadata = document["metadata"]
+    if metadata["namespace"] == namespace:
+        return True
+    said = (metadata.get("annotations") or {}).get(SHARED, "")
+    return bool({"*", namespace} & {each.strip() for each in said.split(",")})
+
+
+def origin_document(spec: MeshDatasetSpec, credentials: str, *, anew: bool) -> dict[str, Any]:
+    """The body of `PUT /-/buckets/NAME`. `anew`: what is cached is compared with the source once more.
+    Training data is only read: nothing is written to its source."""
+    never = spec.refresh.policy == "Never"
+    found: dict[str, Any] = {
+        "url": spec.source.uri,
+        "credentials": credentials,
+        "write": "off",
+        "immutable": never and not anew,
+        "ttl": 0.0 if anew else _NEVER if never else float(spec.refresh.interval_seconds),
+        "quota": parse_quantity(spec.quota) if spec.quota else 0,
+        "pins": [""] if spec.placement.pin else [],
+    }
+    return found
+
+
+def origin_changes(present: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """What of an origin is to be changed; empty where nothing is."""
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name != "url" and (list(have) if isinstance(have := present.get(name), tuple) else have) != value
+    }
+
+
+_RUNS: Final = ("queued", "running", "cancelling")
+PLANNING: Final = "Planning"
+"""Reason of Placed: homes are about to be chosen; what is loaded before would have to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetUsage:
+    """`source`: (objects, bytes) as far as known; `there`: bytes of one copy. `trouble`: of its last load.
+    `hits`: percent of what was read lately."""
+
+    source: tuple[int, int] | None
+    there: int
+    loading: bool = False
+    trouble: str = ""
+    durable: bool = False
+    hits: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: MeshDatasetSpec,
+        holdings: Sequence[Holding],
+        job: Mapping[str, Any] | None,
+        homes: Sequence[str] = (),
+    ) -> DatasetUsage:
+        """Of what the daemons hold, and the last job that brought all of it. With homes each holds a copy,
+        without it lies in shares."""
+        held = sum(each.bytes for each in holdings)
+        if homes:
+            held = max((each.bytes for each in holdings if each.node in homes), default=0)
+        if spec.source.uri.startswith("mesh://"):
+            return cls((sum(each.objects for each in holdings), held), held, durable=True)
+        hits = _percent(sum(each.hits for each in holdings), sum(each.misses for each in holdings))
+        if job is None:
+            return cls(None, held, hits=hits)
+        progress = job["progress"]
+        known = job["state"] == "done" or progress["phase"] not in ("", "planning", "listing")
+        copies = progress.get("copies", 1)
+        source = (progress["outputs_total"] // copies, progress["bytes_total"] // copies) if known else None
+        trouble = job["error"]
+        if job["failed"] and not trouble:
+            first = job["failures"][0] if job["failures"] else {"name": "", "error": ""}
+            trouble = f"{job['failed']} objects are not there: {first['name']}: {first['error']}"
+        running = job["state"] in _RUNS
+        return cls(source, held, running, "" if running else trouble, hits=hits)
+
+
+def _percent(hits: int, misses: int) -> int | None:
+    return 100 * hits // (hits + misses) if hits + misses else None
+
+
+def prefetches(jobs: Sequence[Mapping[str, Any]], bucket: str) -> list[dict[str, Any]]:
+    """Jobs that bring all of a bucket, the last begun first."""
+    found = [
+        dict(job)
+        for job in jobs
+        if job["kind"] == "prefetch"
+        and job["spec"].get("source") == f"s3://{bucket}/"
+        and not job["spec"].get("keys")
+        and not job["spec"].get("manifest")
+    ]
+    return sorted(found, key=lambda job: -job["created_ms"])
+
+
+def dataset_status(
+    spec: MeshDatasetSpec,
+    figures: DatasetUsage,
+    spots: Sequence[CopyLocation],
+    unplaced: str,
+    homing: MigrationStep | None = None,
+) -> dict[str, Any]:
+    """Without what is of the object itself; conditions are (type, whether, reason, sentence). `homing`: how
+    far its copies are; None where nothing is planned."""
+    source_bytes = figures.source[1] if figures.source else None
+    warm = figures.durable or (source_bytes is not None and figures.there >= source_bytes)
+    conditions: list[tuple[str, bool | None, str, str]] = [
+        ("SourceReachable", True, "Answers", "the source can be read"),
+        _placed(spots, unplaced, homing, durable=figures.durable),
+        _warm(spec, figures, warm=warm),
+        (
+            "Healthy",
+            not figures.trouble,
+            "LoadFailed" if figures.trouble else "AllWell",
+            figures.trouble or "nothing is known to be wrong",
+        ),
+    ]
+    status: dict[str, Any] = {
+        "phase": _phase(figures, unplaced, homing),
+        "cachedBytes": figures.there,
+        "hitPercent": figures.hits,
+        "conditions": conditions,
+        "placement": [
+            {"node": spot.node, "bytes": spot.bytes, "reason": spot.reason[:1024]} for spot in spots[:4096]
+        ],
+    }
+    if figures.source is not None:
+        status |= {"objects": figures.source[0], "sourceBytes": figures.source[1]}
+    return status
+
+
+def _phase(figures: DatasetUsage, unplaced: str, homing: MigrationStep | None) -> str:
+    if figures.trouble:
+        return "Degraded"
+    if figures.loading:
+        return "Loading"
+    if homing is None:
+        return "Ready"
+    return "Placing" if unplaced or homing.moving or not homing.homes else "Ready"
+
+
+def _placed(
+    spots: Sequence[CopyLocation], unplaced: str, homing: MigrationStep | None, *, durable: bool
+) -> tuple[str, bool | None, str, str]:
+    if durable:
+        return "Placed", True, "LivesHere", "its copies are where the mesh's own map has them"
+    if homing is None:
+        nobody = "nobody plans: the operator may not read nodes. Names are laid over all daemons that store"
+        return "Placed", None, "NotPlanned", nobody
+    if unplaced:
+        return "Placed", False, "NoRoom", unplaced
+    if not homing.homes:
+        return "Placed", None, PLANNING, "no plan has been made yet"
+    if homing.moving:
+        there = {spot.node: spot.bytes for spot in spots}
+        come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in homing.behind)
+        stay = ", ".join(f"{node} ({there.get(node, 0)} bytes)" for node in homing.leaving)
+        return "Placed", False, "Moving", f"{come or 'others are awaited'}; until then {stay} stays"
+    return "Placed", True, "Planned", f"kept on {', '.join(homing.homes)}"
+
+
+def _warm(spec: MeshDatasetSpec, figures: DatasetUsage, *, warm: bool) -> tuple[str, bool | None, str, str]:
+    if figures.durable:
+        return "Warm", True, "LivesHere", "the mesh itself holds it"
+    told = f"{figures.there} of {figures.source[1]} bytes" if figures.source else f"{figures.there} bytes"
+    if warm:
+        return "Warm", True, "Cached", f"{told} are cached"
+    if figures.loading:
+        return "Warm", False, "Loading", f"{told} are cached"
+    if spec.placement.pin:
+        return "Warm", False, "Incomplete", f"{told} are cached"
+    by = "it warms by being read, by a MeshLoad, or with placement.pin"
+    return "Warm", None if figures.source is None else False, "NotLoaded", f"{told} are cached; {by}"

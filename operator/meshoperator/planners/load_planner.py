@@ -1,0 +1,293 @@
+"""Load planner: the next step of a MeshLoad, its phase, and cron schedules. Pure.
+
+Law: the daemons' job and the run number in the status identify a run, so an operator killed between
+starting a job and recording it finds the job by its document, or starts it again and loads only what is
+missing. Schedules follow POSIX crontab, with the names and steps of Vixie cron; times are UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from meshoperator.resources import ResourceError
+from meshoperator.resources.common import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshoperator.resources import MeshLoadSpec
+
+
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_FIELDS: Final[tuple[tuple[str, int, int, dict[str, int]], ...]] = (
+    ("minute", 0, 59, {}),
+    ("hour", 0, 23, {}),
+    ("day", 1, 31, {}),
+    ("month", 1, 12, {name: number for number, name in enumerate(_MONTHS, 1)}),
+    ("day of the week", 0, 7, {name: number for number, name in enumerate(_DAYS)}),
+)
+_FARTHEST: Final = 366 * 9  # days: a 29th of February may be eight years away
+
+
+class ScheduleError(ValueError):
+    """Not a schedule; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`either`: both days are restricted."""
+
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    either: bool
+
+    def after(self, moment: datetime) -> datetime | None:
+        """The first minute later than `moment`; None: there is none."""
+        first = (moment.astimezone(UTC) + timedelta(minutes=1)).replace(second=0, microsecond=0)
+        day = first.replace(hour=0, minute=0)
+        for _ in range(_FARTHEST):
+            if self._on(day):
+                for hour in sorted(self.hours):
+                    for minute in sorted(self.minutes):
+                        found = day.replace(hour=hour, minute=minute)
+                        if found >= first:
+                            return found
+            day += timedelta(days=1)
+        return None
+
+    def _on(self, day: datetime) -> bool:
+        by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        wanted = (by_day or by_weekday) if self.either else (by_day and by_weekday)
+        return day.month in self.months and wanted
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Raises ScheduleError."""
+    parts = text.lower().split()
+    if len(parts) != len(_FIELDS):
+        raise ScheduleError(f"{text!r} has not five fields: minute hour day month weekday")
+    minutes, hours, days, months, weekdays = (
+        _field(part, *field) for part, field in zip(parts, _FIELDS, strict=True)
+    )
+    either = not parts[2].startswith("*") and not parts[4].startswith("*")
+    return Schedule(minutes, hours, days, months, frozenset(day % 7 for day in weekdays), either)
+
+
+def _field(text: str, name: str, low: int, high: int, names: dict[str, int]) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        span, slash, step_text = part.partition("/")
+        step = _number(step_text, name, 1, high, {}) if slash else 1
+        if span == "*":
+            first, last = low, high
+        else:
+            begin, dash, end = span.partition("-")
+            first = _number(begin, name, low, high, names)
+            last = _number(end, name, low, high, names) if dash else (high if slash else first)
+        if last < first:
+            raise ScheduleError(f"{name}: {span!r} ends before it begins")
+        found.update(range(first, last + 1, step))
+    return frozenset(found)
+
+
+def _number(text: str, name: str, low: int, high: int, names: dict[str, int]) -> int:
+    value = names.get(text, int(text) if text.isdecimal() and len(text) < 4 else -1)
+    if not low <= value <= high:
+        raise ScheduleError(f"{name}: {text!r} is not from {low} to {high}")
+    return value
+
+
+Action = Literal["none", "start", "follow", "cancel", "delete"]
+Phase = Literal["Pending", "Waiting", "Running", "Suspended", "Succeeded", "Failed"]
+ENDED: Final = ("Succeeded", "Failed")
+_LISTING: Final = {"", "planning", "listing"}
+_FAILURES: Final = 100
+_TEXT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """What a status says of the runs so far. Times are seconds since 1970, 0: never."""
+
+    phase: str = ""
+    jobs: tuple[str, ...] = ()
+    started: float = 0.0
+    finished: float = 0.0
+    next_run: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """What to do, and the phase until then. `message`: for what it waits."""
+
+    action: Action
+    phase: Phase
+    reason: str
+    message: str = ""
+    next_run: float = 0.0
+
+
+def parse_history(status: Mapping[str, Any]) -> RunHistory:
+    """Of a status as the API has it."""
+    jobs = tuple(filter(None, (status.get("jobId") or "").split(",")))
+    times = (_seconds(status.get(name)) for name in ("startedAt", "finishedAt", "nextRunAt"))
+    return RunHistory(status.get("phase") or "", jobs, *times)
+
+
+def plan_load(spec: MeshLoadSpec, before: RunHistory, now: float, waiting: str = "") -> LoadStep:
+    """`waiting`: what must be there or over before it begins; empty: nothing. Raises ResourceError."""
+    cron = spec.policy == "Cron"
+    next_run = before.next_run
+    if cron and not next_run:
+        next_run = _next(spec, before.started or now)
+    active = before.phase == "Running" and bool(before.jobs)
+    if before.phase in ENDED and not cron:
+        ttl = spec.ttl_seconds_after_finished
+        if ttl is not None and now >= before.finished + ttl:
+            return LoadStep("delete", _phase(before), "Expired")
+        return LoadStep("none", _phase(before), before.phase)
+    if spec.suspend:
+        return LoadStep("cancel" if active else "none", "Suspended", "Suspended", "suspend is set", next_run)
+    if active:
+        return LoadStep("follow", "Running", "Running", next_run=next_run)
+    if cron and before.phase != "Suspended" and now < next_run:
+        phase = _phase(before) if before.phase in ENDED else "Waiting"
+        return LoadStep("none", phase, "Scheduled", f"the next run is at {format_time(next_run)}", next_run)
+    if cron and before.phase == "Suspended" and not before.jobs and now < next_run:
+        return LoadStep(
+            "none", "Waiting", "Scheduled", f"the next run is at {format_time(next_run)}", next_run
+        )
+    if waiting:
+        return LoadStep("none", "Waiting", "Waiting", waiting, next_run)
+    if cron:
+        next_run = _next(spec, now)
+    return LoadStep("start", "Running", "Running", next_run=next_run)
+
+
+def _phase(before: RunHistory) -> Phase:
+    return "Succeeded" if before.phase == "Succeeded" else "Failed"
+
+
+def _next(spec: MeshLoadSpec, after: float) -> float:
+    try:
+        found = parse_schedule(spec.schedule or "").after(datetime.fromtimestamp(after, UTC))
+    except ScheduleError as error:
+        raise ResourceError(f"schedule: {error}") from error
+    if found is None:
+        raise ResourceError(f"schedule: {spec.schedule!r} never comes")
+    return found.timestamp()
+
+
+def job_documents(spec: MeshLoadSpec, bucket: str, prefix: str) -> list[dict[str, Any]]:
+    """The documents of its jobs: one for each path, with its share of the bandwidth. Raises ResourceError."""
+    if spec.manifest:
+        found = [_job(bucket, prefix) | {"manifest": f"s3://{bucket}/{prefix}{spec.manifest}"}]
+    else:
+        found = [_job(bucket, prefix + path.lstrip("/")) for path in spec.paths or ("",)]
+    if spec.bandwidth is None:
+        return found
+    share = parse_quantity(spec.bandwidth) // len(found)
+    if not share:
+        raise ResourceError(f"bandwidth: {spec.bandwidth} brings nothing; `suspend` stops a load")
+    return [each | {"rate": share} for each in found]
+
+
+def jobs_with_changed_rate(
+    wanted: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The documents of jobs that run at another rate than they are to."""
+    rates = {
+        (job["spec"]["source"], job["spec"].get("manifest", "")): job["spec"].get("rate", 0)
+        for job in jobs
+        if job["state"] in ("queued", "running")
+    }
+    return [
+        each
+        for each in wanted
+        if "rate" in each
+        and rates.get((each["source"], each.get("manifest", "")), each["rate"]) != each["rate"]
+    ]
+
+
+def _job(bucket: str, prefix: str) -> dict[str, Any]:
+    return {"kind": "prefetch", "source": f"s3://{bucket}/{prefix}"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """Of all jobs of a run."""
+
+    states: frozenset[str] = frozenset()
+    objects: tuple[int, int] = (0, 0)
+    bytes: tuple[int, int] = (0, 0)
+    failed: int = 0
+    failures: tuple[dict[str, str], ...] = ()
+    error: str = ""
+    copies: int = 1
+    phases: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no job of it runs."""
+        return not self.states & {"queued", "running", "cancelling", "pausing"}
+
+    @property
+    def listed(self) -> bool:
+        """Whether the totals are of everything."""
+        return not self.phases & _LISTING
+
+
+def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
+    """Jobs as `/-/jobs` tells them."""
+    found = RunTotals()
+    for job in jobs:
+        progress = job["progress"]
+        failures = [
+            {"path": each["name"][:_TEXT], "error": each["error"][:_TEXT]} for each in job["failures"]
+        ]
+        found = replace(
+            found,
+            states=found.states | {job["state"]},
+            objects=(
+                found.objects[0] + progress["outputs"],
+                found.objects[1] + progress["outputs_total"],
+            ),
+            bytes=(found.bytes[0] + progress["bytes"], found.bytes[1] + progress["bytes_total"]),
+            failed=found.failed + job["failed"],
+            failures=(*found.failures, *failures)[:_FAILURES],
+            error=found.error or job["error"],
+            copies=max(found.copies, progress.get("copies", 1)),
+            phases=found.phases | {progress["phase"]},
+        )
+    return found
+
+
+def outcome(total: RunTotals) -> tuple[Phase, str, str]:
+    """Phase, reason, sentence of a run."""
+    homes = f", on {total.copies} daemons together" if total.copies > 1 else ""
+    if not total.ended:
+        if not total.listed:
+            return "Running", "Listing", f"{total.bytes[0]} bytes are there; the source is still being listed"
+        return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes are there{homes}"
+    if "failed" in total.states:
+        return "Failed", "JobFailed", total.error or "the daemons' job failed"
+    if "cancelled" in total.states:
+        return "Failed", "Cancelled", "the daemons' job was cancelled"
+    if total.failed:
+        return "Failed", "SomeFailed", f"{total.failed} objects could not be loaded; `failed` names the first"
+    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes are there{homes}"
+
+
+def format_time(seconds: float) -> str:
+    """As Kubernetes writes times."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _seconds(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

@@ -1,0 +1,408 @@
+"""Manifests of a MeshCluster: StatefulSets, services, settings, policies, in order of application. Pure.
+
+Law: a function of the spec and the known nodes; applying it twice changes nothing. Any change of a pod
+template rolls the daemons, as its digest tells. Secrets are named, never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from meshoperator.cluster_model import SCRAPE_LABEL, TEMPLATE_ANNOTATION, owned
+from meshoperator.resources.common import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshoperator.cluster_model import Cluster, Manifest
+    from meshoperator.resources.cluster import NodePool, Tier
+
+
+HOME: Final = "/var/lib/meshd"
+_SPEED: Final = ("nvme", "ssd", "hdd")
+_ORIGINS: Final = "/etc/mesh/origins"
+_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def stateful_set(cluster: Cluster, pool: NodePool) -> Manifest:
+    """Of a pool: its daemons, with their volumes."""
+    labels = cluster.labels(pool.name)
+    template = _template(cluster, pool)
+    claims = [
+        {
+            "metadata": {"name": tier.name, "labels": labels},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": tier.volume_claim.size}},
+            }
+            | (
+                {"storageClassName": tier.volume_claim.storage_class}
+                if tier.volume_claim.storage_class
+                else {}
+            ),
+        }
+        for tier in pool.tiers
+        if tier.volume_claim
+    ]
+    spec = {
+        "replicas": cluster.replicas(pool) or 0,
+        "serviceName": f"{cluster.name}-nodes",
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},  # the operator says when
+        "selector": {"matchLabels": labels},
+        "template": template,
+    } | ({"volumeClaimTemplates": claims} if claims else {})
+    return owned(cluster, "apps/v1", "StatefulSet", f"{cluster.name}-{pool.name}", labels, spec=spec)
+
+
+def daemon_settings(cluster: Cluster) -> dict[str, Any]:
+    """What is in the file of settings of every daemon."""
+    spec = cluster.spec
+    found: dict[str, Any] = {
+        "control": f"kubernetes://{cluster.namespace}/{cluster.name}",
+        "listen": f"0.0.0.0:{spec.s3.port}",
+        "copies": spec.copies,
+        "down-after": spec.down_after_seconds,
+        "scrub-interval": spec.upkeep.scrub_interval_seconds,
+        "repair-interval": spec.upkeep.repair_interval_seconds,
+        "remember-removals": spec.upkeep.remember_removals_seconds,
+        "log-format": "json",
+        "origin-credentials": _ORIGINS,
+    }
+    if spec.s3.domains:
+        found["domain"] = list(spec.s3.domains)
+    if spec.s3.tls:
+        names = {"tls-cert": "tls.crt", "tls-key": "tls.key", "peer-ca": "ca.crt"}
+        found |= {name: f"/etc/mesh/tls/{file}" for name, file in names.items()}
+    if spec.auth.users_secret_ref:
+        found["users"] = f"/etc/mesh/users/{spec.auth.users_secret_ref.key}"
+    return found
+
+
+def _template(cluster: Cluster, pool: NodePool) -> Manifest:
+    spec, port = cluster.spec, cluster.spec.s3.port
+    annotations: dict[str, str] = {}
+    if spec.metrics.enabled:
+        annotations = {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(port),
+            "prometheus.io/path": "/metrics",
+            "prometheus.io/scheme": "https" if spec.s3.tls else "http",
+        }
+    pod: dict[str, Any] = {
+        "serviceAccountName": cluster.account,
+        "automountServiceAccountToken": False,  # one of an hour is projected instead
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(cluster, pool)],
+        "volumes": _volumes(cluster, pool),
+        "affinity": _apart(cluster, pool),
+    }
+    if pool.node_selector:
+        pod["nodeSelector"] = dict(pool.node_selector)
+    if pool.tolerations:
+        pod["tolerations"] = [_toleration(each) for each in pool.tolerations]
+    if pool.priority_class_name:
+        pod["priorityClassName"] = pool.priority_class_name
+    if spec.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": each.name} for each in spec.image_pull_secrets]
+    template: dict[str, Any] = {
+        "metadata": {"labels": cluster.labels(pool.name), "annotations": annotations},
+        "spec": pod,
+    }
+    _lay_over(template, spec.pod_template or {})
+    template["metadata"]["annotations"][TEMPLATE_ANNOTATION] = digest([template, daemon_settings(cluster)])
+    return template
+
+
+def digest(value: object) -> str:
+    """What a template is told apart by."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _container(cluster: Cluster, pool: NodePool) -> Manifest:
+    port = cluster.spec.s3.port
+    scheme = "https" if cluster.spec.s3.tls else "http"
+    arguments = [
+        "serve",
+        "--config",
+        _settings_file(cluster),
+        "--advertise",
+        f"{scheme}://$(POD_NAME).{cluster.name}-nodes.{cluster.namespace}.svc:{port}",
+    ]
+    arguments += [f"--role={role}" for role in pool.roles]
+    arguments += ["--data-dir", f"{HOME}/home", *_disks(pool)]
+    if pool.weight:
+        arguments += ["--weight", str(pool.weight)]
+    arguments += _cache(pool)
+    probe = {"port": "s3", "scheme": scheme.upper()}
+    return {
+        "name": "meshd",
+        "image": cluster.spec.image,
+        "args": [*arguments, *pool.extra_args],
+        "env": [
+            _field("POD_NAME", "metadata.name"),
+            _field("NODE_NAME", "spec.nodeName"),
+            _field("MESHD_NODE_ID", "metadata.name"),
+            _key("MESHD_ROOT_ACCESS_KEY", cluster.root_secret, "AWS_ACCESS_KEY_ID"),
+            _key("MESHD_ROOT_SECRET_KEY", cluster.root_secret, "AWS_SECRET_ACCESS_KEY"),
+        ],
+        "ports": [{"name": "s3", "containerPort": port, "protocol": "TCP"}],
+        "startupProbe": {
+            "httpGet": {"path": "/-/healthy"} | probe,
+            "periodSeconds": 2,
+            "failureThreshold": 150,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/-/healthy"} | probe,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "readinessProbe": {"httpGet": {"path": "/-/ready"} | probe, "periodSeconds": 5, "timeoutSeconds": 5},
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # why it refuses to start is in its pod's status
+        "resources": {
+            k: dict(v)
+            for k, v in (("requests", pool.resources.requests), ("limits", pool.resources.limits))
+            if v
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": _mounts(cluster, pool),
+    } | ({"imagePullPolicy": cluster.spec.image_pull_policy} if cluster.spec.image_pull_policy else {})
+
+
+def _settings_file(cluster: Cluster) -> str:
+    return "/etc/mesh/settings/" + ("default" if cluster.places is None else "$(NODE_NAME)")
+
+
+def _disks(pool: NodePool) -> list[str]:
+    """Data on every tier, the index on the fastest."""
+    on_disk = [tier for tier in pool.tiers if tier.class_ != "mem"]
+    fastest = min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
+    found = [flag for tier in on_disk for flag in ("--disk", f"{HOME}/{tier.name}/data")]
+    return found + (["--index-dir", f"{HOME}/{fastest.name}/index"] if fastest else [])
+
+
+def _cache(pool: NodePool) -> list[str]:
+    """How much of what is elsewhere a daemon may keep: its disks' quotas together; and how many batches."""
+    disks = [tier.quota for tier in pool.tiers if tier.class_ != "mem"]
+    memory = sum(parse_quantity(tier.quota) for tier in pool.tiers if tier.class_ == "mem" and tier.quota)
+    found = ["--frame-cache", str(memory)] if memory else []
+    if not disks or None in disks:
+        return found
+    return [*found, "--cache", str(sum(parse_quantity(quota) for quota in disks if quota))]
+
+
+def _home(pool: NodePool) -> Tier | None:
+    """The tier on which the data directory is: the most lasting one, so that a node knows who it is."""
+    on_disk = [tier for tier in pool.tiers if tier.class_ != "mem"]
+    return min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
+
+
+def _mounts(cluster: Cluster, pool: NodePool) -> list[Manifest]:
+    found: list[Manifest] = [
+        {"name": "settings", "mountPath": "/etc/mesh/settings", "readOnly": True},
+        {"name": "token", "mountPath": _TOKEN, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "origins", "mountPath": _ORIGINS, "readOnly": True},
+    ]
+    # a daemon's own folder: one that lands on a node where another was must not take its data for its own
+    own = {"subPathExpr": "$(POD_NAME)"}
+    found += [
+        {"name": tier.name, "mountPath": f"{HOME}/{tier.name}"} | (own if tier.host_path else {})
+        for tier in pool.tiers
+        if tier.class_ != "mem"
+    ]
+    home = _home(pool)
+    if home is None:
+        found.append({"name": "home", "mountPath": f"{HOME}/home"})
+    else:
+        path = "$(POD_NAME)/home" if home.host_path else "home"
+        found.append({"name": home.name, "mountPath": f"{HOME}/home", "subPathExpr": path})
+    if cluster.spec.s3.tls:
+        found.append({"name": "tls", "mountPath": "/etc/mesh/tls", "readOnly": True})
+    if cluster.spec.auth.users_secret_ref:
+        found.append({"name": "users", "mountPath": "/etc/mesh/users", "readOnly": True})
+    return found
+
+
+def _volumes(cluster: Cluster, pool: NodePool) -> list[Manifest]:
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+    ]
+    found: list[Manifest] = [
+        {"name": "settings", "configMap": {"name": f"{cluster.name}-settings"}},
+        {"name": "token", "projected": {"sources": sources}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "origins", "secret": {"secretName": cluster.origins_secret, "optional": True}},
+    ]
+    found += [
+        {"name": tier.name, "hostPath": {"path": tier.host_path, "type": "DirectoryOrCreate"}}
+        for tier in pool.tiers
+        if tier.host_path
+    ]
+    if _home(pool) is None:
+        found.append({"name": "home", "emptyDir": {}})
+    if cluster.spec.s3.tls:
+        found.append({"name": "tls", "secret": {"secretName": cluster.spec.s3.tls.secret_ref.name}})
+    if cluster.spec.auth.users_secret_ref:
+        found.append({"name": "users", "secret": {"secretName": cluster.spec.auth.users_secret_ref.name}})
+    return found
+
+
+def _apart(cluster: Cluster, pool: NodePool) -> Manifest:
+    """Never two daemons of a pool on one node: they would share its disks, and its fate. One whose disk is a
+    directory of a node goes back to it, if it can."""
+    term = {
+        "labelSelector": {"matchLabels": cluster.labels(pool.name)},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    spread = {"labelSelector": {"matchLabels": cluster.labels()}, "topologyKey": cluster.spec.topology.zone}
+    found: Manifest = {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [term],
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": spread}],
+        }
+    }
+    if any(tier.host_path for tier in pool.tiers):
+        back = {"matchExpressions": [{"key": cluster.disks_label(pool.name), "operator": "Exists"}]}
+        preferred = [{"weight": 100, "preference": back}]
+        found["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    return found
+
+
+def _toleration(each: Any) -> Manifest:
+    found = {
+        "key": each.key,
+        "operator": each.operator,
+        "value": each.value,
+        "effect": each.effect,
+        "tolerationSeconds": each.toleration_seconds,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _key(name: str, secret: str, key: str) -> Manifest:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+def _lay_over(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """`over` wins; maps are merged, everything else is replaced."""
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _lay_over(base[key], value)
+        else:
+            base[key] = value
+
+
+def cluster_manifests(cluster: Cluster, *, settled: bool) -> list[Manifest]:
+    """Everything but the MeshNodes and the root Secret. `settled`: whether a pod may be evicted."""
+    found = [_settings(cluster), _service(cluster), _peers(cluster)]
+    found += [stateful_set(cluster, pool) for pool in cluster.spec.node_pools]
+    found.append(_budget(cluster, settled=settled))
+    if cluster.spec.network_policy.enabled:
+        found.append(_policy(cluster))
+    if cluster.spec.metrics.service_monitor:
+        found.append(_monitor(cluster))
+    return found
+
+
+def root_keys(cluster: Cluster, access_key: str, secret_key: str) -> Manifest:
+    """The Secret of root's keys, for a cluster that names none. It stays when the cluster goes."""
+    found = owned(cluster, "v1", "Secret", cluster.root_secret, cluster.labels())
+    del found["metadata"]["ownerReferences"]
+    return found | {"stringData": {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}}
+
+
+def _settings(cluster: Cluster) -> Manifest:
+    """One file of settings for each node a daemon may run on: its zone and rack; `default` where nodes may
+    not be read."""
+    topology = cluster.spec.topology
+    data = {"default": yaml.safe_dump(daemon_settings(cluster))}
+    for place in cluster.places or ():
+        own = {"zone": place.labels.get(topology.zone, ""), "rack": place.labels.get(topology.rack, "")}
+        data[place.name] = yaml.safe_dump(daemon_settings(cluster) | {k: v for k, v in own.items() if v})
+    return owned(cluster, "v1", "ConfigMap", f"{cluster.name}-settings", cluster.labels(), data=data)
+
+
+def _service(cluster: Cluster) -> Manifest:
+    port = {"name": "s3", "port": cluster.spec.s3.port, "targetPort": "s3", "protocol": "TCP"}
+    spec = {"type": cluster.spec.s3.service_type, "selector": cluster.labels(), "ports": [port]}
+    return owned(cluster, "v1", "Service", f"{cluster.name}-s3", cluster.labels(), spec=spec)
+
+
+def _peers(cluster: Cluster) -> Manifest:
+    port = {"name": "s3", "port": cluster.spec.s3.port, "targetPort": "s3", "protocol": "TCP"}
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # nodes that join are asked before they are ready
+        "selector": cluster.labels(),
+        "ports": [port],
+    }
+    labels = cluster.labels() | {SCRAPE_LABEL: "true"}
+    return owned(cluster, "v1", "Service", f"{cluster.name}-nodes", labels, spec=spec)
+
+
+def _budget(cluster: Cluster, *, settled: bool) -> Manifest:
+    spec = {"maxUnavailable": 1 if settled else 0, "selector": {"matchLabels": cluster.labels()}}
+    return owned(cluster, "policy/v1", "PodDisruptionBudget", cluster.name, cluster.labels(), spec=spec)
+
+
+def _policy(cluster: Cluster) -> Manifest:
+    namespaces = cluster.spec.network_policy.from_namespaces
+    port = {"port": "s3", "protocol": "TCP"}
+    clients: dict[str, Any] = {"ports": [port]}
+    if namespaces:
+        clients["from"] = [
+            {"namespaceSelector": {"matchLabels": namespaces}},
+            {"podSelector": {"matchLabels": cluster.labels()}},
+        ]
+    spec = {
+        "podSelector": {"matchLabels": cluster.labels()},
+        "policyTypes": ["Ingress"],
+        "ingress": [clients],
+    }
+    return owned(cluster, "networking.k8s.io/v1", "NetworkPolicy", cluster.name, cluster.labels(), spec=spec)
+
+
+def _monitor(cluster: Cluster) -> Manifest:
+    """By one Service: a daemon that is found by two is counted twice."""
+    endpoint: dict[str, Any] = {
+        "port": "s3",
+        "path": "/metrics",
+        "interval": cluster.spec.metrics.interval,
+        "scheme": "https" if cluster.spec.s3.tls else "http",
+    }
+    if cluster.spec.s3.tls:  # Prometheus asks for pods by address, certificates are for names
+        authority = {"secret": {"name": cluster.spec.s3.tls.secret_ref.name, "key": "ca.crt"}}
+        name = f"{cluster.name}-s3.{cluster.namespace}.svc"
+        endpoint["tlsConfig"] = {"ca": authority, "serverName": name}
+    spec = {"selector": {"matchLabels": cluster.labels() | {SCRAPE_LABEL: "true"}}, "endpoints": [endpoint]}
+    return owned(
+        cluster, "monitoring.coreos.com/v1", "ServiceMonitor", cluster.name, cluster.labels(), spec=spec
+    )

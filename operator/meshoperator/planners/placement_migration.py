@@ -1,0 +1,94 @@
+"""Placement migration: from a bucket's current homes to the planned ones, by steps (decision 0026). Pure.
+
+Law: a copy is removed only when every planned home that answers has as much, or a load fetched all there
+is. Without a complete plan nothing is removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+_ENOUGH: Final = 0.95
+"""Share of a copy that counts as all of it: what a cache did not keep holds nothing up."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketState:
+    """`homes`: what the bucket has now. `planned`: None before there is a plan. `held`: bytes on each daemon
+    that answers. `source`: bytes of all there is, if known. `unplaced`: copies are missing in the plan.
+    `brought`: a load of everything has ended well since the homes became these."""
+
+    homes: tuple[str, ...]
+    planned: Collection[str] | None
+    held: Mapping[str, int]
+    source: int | None = None
+    unplaced: bool = False
+    brought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStep:
+    """What is to be done. `homes`: what the bucket is to have. `behind`: planned ones that have less than a
+    copy that is to go. `load`: bring everything to the homes, for there was a whole copy. `release`: daemons
+    that let go what they hold."""
+
+    homes: tuple[str, ...]
+    behind: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    load: bool = False
+    release: tuple[str, ...] = ()
+
+    @property
+    def moving(self) -> bool:
+        """Whether a copy stays until another is there."""
+        return bool(self.leaving)
+
+
+def plan_migration(seen: BucketState) -> MigrationStep:
+    """The next step."""
+    if not seen.planned:
+        return MigrationStep(seen.homes)
+    planned = tuple(sorted(seen.planned))
+    most = _most(seen, planned)
+    behind = tuple(name for name in planned if name in seen.held and seen.held[name] < _ENOUGH * most)
+    whole = seen.source is not None and most >= _ENOUGH * seen.source > 0
+    stay = seen.unplaced or (bool(behind) and not seen.brought)
+    leaving = tuple(
+        name
+        for name in seen.homes
+        if name not in planned and stay and (seen.unplaced or seen.held.get(name, 0) > 0)
+    )
+    homes = tuple(sorted({*planned, *leaving}))
+    answers = any(name in seen.held for name in homes)
+    release = tuple(sorted(name for name, size in seen.held.items() if size and name not in homes))
+    return MigrationStep(
+        homes,
+        behind,
+        leaving,
+        load=bool(behind) and whole and not seen.brought,
+        release=release if answers else (),
+    )
+
+
+def _most(seen: BucketState, planned: Collection[str]) -> int:
+    """Bytes of the largest copy that is to go, or else that is there; of a bucket that had no homes, of all
+    shares together."""
+    if not seen.homes:
+        return sum(seen.held.values())
+    going = [name for name in seen.homes if name not in planned]
+    return max((seen.held.get(name, 0) for name in going or seen.homes), default=0)
+
+
+def describe_migration(before: Sequence[str], now: MigrationStep) -> str:
+    """What changes, for an event; empty: nothing."""
+    if set(before) == set(now.homes):
+        return ""
+    come = sorted(set(now.homes) - set(before))
+    gone = sorted(set(before) - set(now.homes))
+    words = [f"kept on {', '.join(come)}" if come else "", f"no longer on {', '.join(gone)}" if gone else ""]
+    until = f"{', '.join(now.leaving)} until all of it is there" if now.leaving else ""
+    return "; ".join(filter(None, (*words, until)))

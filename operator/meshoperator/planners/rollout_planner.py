@@ -1,0 +1,291 @@
+"""Rollout planner: the next actions for a cluster: scale, drain, roll out. Pure.
+
+Law: it remembers nothing between passes, so a killed operator continues. A pod that holds data is
+deleted only when the cluster map proves that its share is on other nodes, or, in maintenance, when all
+others are healthy.
+Invariant: of actions that can cost redundancy, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from meshwire.cluster.transitions import TransitionError, cancel_drain, drain_node, remove_node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshoperator.resources.cluster import MeshClusterSpec
+    from meshwire.cluster import ClusterMap
+
+MapChange = tuple[Literal["drain", "stay", "leave"], str]
+_CHANGES: Final = {"drain": drain_node, "stay": cancel_drain, "leave": remove_node}
+_WELL: Final = ("up", "draining", "down")
+"""States of nodes for which nobody waits; what was on one that is down is elsewhere once nothing moves."""
+_BLANK: Final = ("joining", "down", "away")
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A daemon's pod. `template`: what it was made of. `overdue`: it should have ended a while ago.
+    `trouble`: why it is not ready, as far as Kubernetes says."""
+
+    name: str
+    pool: str
+    template: str
+    ready: bool
+    scheduled: bool = True
+    node: str = ""
+    leaving: bool = False
+    overdue: bool = False
+    uid: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Everything there is to see. `replicas`: of the StatefulSets that exist; `wanted`, `templates`: by pool;
+    `desired`: desiredState by node id; `cordoned`: Kubernetes nodes that take no more pods; `hosts`: those
+    there are, with whether they are ready, None where that may not be known; `clear`: by node id, the newest
+    map version under which a daemon had let go of all that others own; `unmade`: by pool, why Kubernetes
+    makes no more pods."""
+
+    cluster: str
+    spec: MeshClusterSpec
+    wanted: Mapping[str, int]
+    templates: Mapping[str, str]
+    replicas: Mapping[str, int]
+    pods: tuple[Pod, ...]
+    map: ClusterMap | None
+    desired: Mapping[str, str] = field(default_factory=dict)
+    cordoned: frozenset[str] = frozenset()
+    hosts: Mapping[str, bool] | None = None
+    clear: Mapping[str, int] = field(default_factory=dict)
+    unmade: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What to do now. `scale`: pool → replicas. `delete`: a pod, with why; `bury`: one whose Kubernetes node
+    is lost, and ends without it. `discard`: pods that go with their disks. `waiting`: what is not done, and
+    for what it waits."""
+
+    scale: Mapping[str, int]
+    changes: tuple[MapChange, ...]
+    delete: tuple[tuple[str, str], ...]
+    waiting: tuple[str, ...]
+    settled: bool
+    bury: tuple[tuple[str, str], ...] = ()
+    discard: tuple[str, ...] = ()
+
+
+def is_settled(sight: ClusterState) -> bool:
+    """Whether every node is well and no data is on its way."""
+    if sight.map is None:
+        return False
+    return not sight.map.moving and all(node.state in _WELL for node in sight.map.nodes)
+
+
+def holds_no_data(sight: ClusterState, name: str) -> bool:
+    """Whether nothing that is needed is on a node. The map says so only when every node that takes over has
+    compared itself with those that had it, and lacked nothing; a daemon that answers must besides have let
+    go of its last byte, which it does when it has seen it elsewhere."""
+    node = sight.map.node(name) if sight.map else None
+    if sight.map is None or node is None or not node.stores:
+        return True
+    if any(share.node_id == name for share in sight.map.present) or not (
+        node.leaving or node.state == "down"
+    ):
+        return False
+    answers = any(pod.name == name and pod.ready for pod in sight.pods)
+    return node.state == "down" or not answers or sight.clear.get(name, 0) >= node.turned
+
+
+def apply_map_change(cluster: ClusterMap, change: MapChange) -> ClusterMap:
+    """The map after a change. Raises TransitionError."""
+    return _CHANGES[change[0]](cluster, change[1])
+
+
+def plan_rollout(sight: ClusterState) -> Actions:
+    """The next steps."""
+    return _RolloutPlanner(sight).run()
+
+
+class _RolloutPlanner:
+    def __init__(self, sight: ClusterState) -> None:
+        self._sight, self._spec = sight, sight.spec
+        self._scale: dict[str, int] = {}
+        self._changes: list[MapChange] = []
+        self._delete: list[tuple[str, str]] = []
+        self._waiting: list[str] = []
+        self._victims: set[str] = set()
+
+    def run(self) -> Actions:
+        for pool in {**self._sight.wanted, **self._sight.replicas}:
+            self._size(pool)
+        self._wishes()
+        self._depart()
+        bury, discard = self._lost_hosts(), self._discarded()
+        well = is_settled(self._sight)
+        self._roll(well=well)
+        waiting = tuple(self._waiting)
+        return Actions(self._scale, tuple(self._changes), tuple(self._delete), waiting, well, bury, discard)
+
+    # --- size ---------------------------------------------------------------------------------------------
+
+    def _size(self, pool: str) -> None:
+        """A pool that the spec does not name any more becomes empty."""
+        wanted, there = self._sight.wanted.get(pool, 0), self._sight.replicas.get(pool, 0)
+        if there <= wanted or self._spec.scale_down == "Retain":
+            self._scale[pool] = wanted
+            return
+        keep = there
+        for ordinal in range(there - 1, wanted - 1, -1):
+            name = f"{self._sight.cluster}-{pool}-{ordinal}"
+            self._victims.add(name)
+            if keep == ordinal + 1 and self._sight.map is not None and self._empty(name):
+                keep = ordinal
+            else:
+                self._drain(name, "the pool becomes smaller")
+        self._scale[pool] = keep
+
+    def _depart(self) -> None:
+        """Nodes that hold nothing and whose pods are gone for good leave the map. Not while they run: they
+        would come back."""
+        cluster, pods = self._sight.map, {pod.name for pod in self._sight.pods}
+        if cluster is None:
+            return
+        for node in cluster.nodes:
+            if node.node_id in pods or not self._surplus(node.node_id):
+                continue
+            with suppress(TransitionError):
+                remove_node(cluster, node.node_id)
+                self._changes.append(("leave", node.node_id))
+
+    def _surplus(self, name: str) -> bool:
+        """Whether no StatefulSet makes a pod of this name any more. That of a pool which the spec does not
+        name goes before its pods have ended: then it is one of ours (it has a MeshNode), and of no pool."""
+        for pool, replicas in self._scale.items():
+            head, _, ordinal = name.rpartition("-")
+            if head == f"{self._sight.cluster}-{pool}" and ordinal.isdecimal():
+                return int(ordinal) >= replicas
+        return name in self._sight.desired
+
+    def _drain(self, name: str, why: str) -> None:
+        cluster = self._sight.map
+        node = cluster.node(name) if cluster else None
+        if cluster is None or node is None:
+            self._waiting.append(f"{name}: the cluster map is not known")
+        elif self._empty(name):
+            return
+        elif node.leaving:
+            self._waiting.append(f"{name} gives its data away: {why}")
+        else:
+            try:
+                drain_node(cluster, name)
+            except TransitionError as error:
+                self._waiting.append(str(error))
+                return
+            self._changes.append(("drain", name))
+
+    # --- what people and Kubernetes ask of single nodes ---------------------------------------------------
+
+    def _wishes(self) -> None:
+        for pod in sorted(self._sight.pods, key=lambda pod: pod.name):
+            node = self._sight.map.node(pod.name) if self._sight.map else None
+            if node is None or pod.name in self._victims or self._surplus(pod.name):
+                continue  # or it is on its way out: what it gave away is not to come back
+            desired = self._sight.desired.get(pod.name, "Active")
+            if desired in ("Drained", "Decommissioned"):
+                self._drain(pod.name, f"its desiredState is {desired}")
+            elif pod.node in self._sight.cordoned:
+                self._drain(pod.name, f"the Kubernetes node {pod.node} is cordoned")
+            elif node.leaving and not self._updates_by_drain(pod):
+                self._changes.append(("stay", pod.name))
+
+    def _updates_by_drain(self, pod: Pod) -> bool:
+        return self._spec.update.mode == "Drain" and self._outdated(pod)
+
+    def _discarded(self) -> tuple[str, ...]:
+        """Decommissioned, and proved to be empty."""
+        wanted = (name for name, desired in self._sight.desired.items() if desired == "Decommissioned")
+        return tuple(sorted(name for name in wanted if self._sight.map is not None and self._empty(name)))
+
+    def _lost_hosts(self) -> tuple[tuple[str, str], ...]:
+        """Pods that nobody ends: their Kubernetes node is gone; or it is silent, and the mesh has given them
+        up."""
+        found, hosts, cluster = [], self._sight.hosts, self._sight.map
+        if hosts is None:
+            return ()
+        for pod in self._sight.pods:
+            if pod.node and pod.node not in hosts:
+                found.append((pod.name, f"its Kubernetes node {pod.node} is gone"))
+            elif pod.overdue and not hosts.get(pod.node, True):
+                node = cluster.node(pod.name) if cluster else None
+                if node is None or node.state == "down":
+                    found.append((pod.name, f"its Kubernetes node {pod.node} is silent, and it is given up"))
+                else:
+                    self._waiting.append(f"{pod.name} cannot be ended: {pod.node} is silent")
+        return tuple(found)
+
+    # --- roll-out -----------------------------------------------------------------------------------------
+
+    def _outdated(self, pod: Pod) -> bool:
+        return pod.template != self._sight.templates.get(pod.pool, pod.template)
+
+    def _roll(self, *, well: bool) -> None:
+        outdated = [pod for pod in sorted(self._sight.pods, key=lambda p: p.name) if self._outdated(pod)]
+        outdated = [pod for pod in outdated if not pod.leaving and pod.name not in self._victims]
+        if not outdated or self._spec.update.paused:
+            return
+        broken = [pod for pod in outdated if self._useless(pod)]
+        self._delete += [(pod.name, "it is outdated, and does not work") for pod in broken]
+        out = sum(1 for pod in self._sight.pods if not self._works(pod) and not self._never_was(pod))
+        out += len(self._missing())
+        room = self._spec.update.max_unavailable - out
+        pools: Counter[str] = Counter()
+        for pod in (pod for pod in outdated if pod not in broken):
+            if not well:
+                self._waiting.append(f"{pod.name} is outdated; it waits until every node is well")
+                return
+            if room < 1:
+                self._waiting.append(f"{pod.name} is outdated; it waits for {out} to be ready")
+                return
+            if pools[pod.pool]:
+                continue
+            if self._spec.update.mode == "Drain" and not self._empty(pod.name):
+                self._drain(pod.name, "it is outdated")
+                return
+            self._delete.append((pod.name, "it is outdated"))
+            pools[pod.pool] += 1
+            room -= 1
+
+    def _missing(self) -> set[str]:
+        """Pods that are about to be made: one that was ended a moment ago is not there, and the map may not
+        have noticed."""
+        names = {
+            f"{self._sight.cluster}-{pool}-{ordinal}"
+            for pool, replicas in self._scale.items()
+            for ordinal in range(min(replicas, self._sight.replicas.get(pool, 0)))
+        }
+        return names - {pod.name for pod in self._sight.pods}
+
+    @staticmethod
+    def _works(pod: Pod) -> bool:
+        return pod.ready and not pod.leaving
+
+    def _useless(self, pod: Pod) -> bool:
+        """Whether a pod may be ended at once: nobody relies on it."""
+        node = self._sight.map.node(pod.name) if self._sight.map else None
+        return not pod.ready and (not pod.scheduled or node is None or node.state in _BLANK)
+
+    def _never_was(self, pod: Pod) -> bool:
+        """Whether a pod has no place to run, and the mesh goes on without it."""
+        node = self._sight.map.node(pod.name) if self._sight.map else None
+        return not pod.scheduled and (node is None or node.state == "down")
+
+    def _empty(self, name: str) -> bool:
+        return self._sight.map is None or holds_no_data(self._sight, name)

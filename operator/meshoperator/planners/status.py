@@ -1,0 +1,326 @@
+"""Status and conditions of MeshCluster and MeshNode, and the reasons of stuck pods. Pure.
+
+Law: a condition keeps the time of its last change, so repeating it changes nothing. Reasons come from a
+table, so metrics and events can use them as labels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from meshoperator.planners.rollout_planner import holds_no_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from meshoperator.cluster_model import Cluster, Manifest
+    from meshoperator.planners.rollout_planner import Actions, ClusterState, Pod
+
+
+class Diagnosis(NamedTuple):
+    """`word`: a reason; `signs`: one of them is in what Kubernetes says; `advice`: may name `{pod}` and
+    `{namespace}`."""
+
+    word: str
+    signs: tuple[str, ...]
+    advice: str
+
+
+_STARTING: Final = ("", "ContainerCreating", "PodInitializing")
+_OTHER: Final = Diagnosis("Other", ("",), "kubectl -n {namespace} describe pod {pod}")
+_TABLE: Final = (
+    Diagnosis(
+        "Volume",
+        ("PersistentVolumeClaim", "has no place: its volume", "FailedAttachVolume", "FailedMapVolume"),
+        "kubectl -n {namespace} describe pvc; name a storage class that is there and has room, in "
+        "volumeClaim.storageClass",
+    ),
+    Diagnosis(
+        "NoPlace",
+        ("has no place",),
+        "add a machine with the pool's labels and room, or make replicas of the pool smaller",
+    ),
+    Diagnosis(
+        "Image",
+        (
+            "ErrImagePull",
+            "ImagePullBackOff",
+            "InvalidImageName",
+            "ErrImageNeverPull",
+            "ImageInspectError",
+            "RegistryUnavailable",
+        ),
+        "put the image right, or name the registry's Secret in imagePullSecrets",
+    ),
+    Diagnosis(
+        "Reference",
+        ("CreateContainerConfigError", "FailedMount"),
+        "make what it lacks; the pod then starts by itself",
+    ),
+    Diagnosis("OutOfMemory", ("(OOMKilled)",), "raise limits.memory in resources of its pool"),
+    Diagnosis("Evicted", ("Evicted",), "free what its machine lacks, or reserve it in resources of its pool"),
+    Diagnosis(
+        "Network",
+        ("FailedCreatePodSandBox", "NetworkNotReady"),
+        "look at the network plug-in of its machine",
+    ),
+    Diagnosis(
+        "Crash",
+        ("CrashLoopBackOff", "it ended with", "RunContainerError", "CreateContainerError", "StartError"),
+        "do what its last words say; all of them: kubectl -n {namespace} logs {pod} --previous",
+    ),
+    _OTHER,
+)
+
+
+def diagnosis(trouble: str) -> Diagnosis:
+    """Of what Kubernetes says of a pod."""
+    return next(each for each in _TABLE if any(sign in trouble for sign in each.signs))
+
+
+def stuck_pods(pods: Iterable[Pod]) -> dict[str, Diagnosis]:
+    """By name, of those that do not start and of which Kubernetes says why."""
+    return {
+        pod.name: diagnosis(pod.trouble)
+        for pod in sorted(pods, key=lambda pod: pod.name)
+        if pod.trouble.partition(":")[0] not in _STARTING and not pod.ready and not pod.leaving
+    }
+
+
+def advice_text(found: dict[str, Diagnosis], namespace: str) -> str:
+    """What is to be done, each thing once."""
+    first = {each.word: (each, pod) for pod, each in reversed(found.items())}
+    said = [each.advice.format(pod=pod, namespace=namespace) for each, pod in reversed(first.values())]
+    return f"to do: {'; '.join(said)}" if said else ""
+
+
+def brief_text(found: dict[str, Diagnosis]) -> str:
+    """In a few words, for a column: the most frequent reason, with one of its pods."""
+    words = [each.word for each in found.values()]
+    if not words:
+        return ""
+    word = max(words, key=words.count)
+    pods = [pod for pod, each in found.items() if each.word == word]
+    return f"{word}: {pods[0]}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+
+
+_AMISS: Final = {
+    "away": "its pod is looked at; after {} s without it its share is made again elsewhere",
+    "returning": "it fetches what it missed",
+    "down": "it is given up; what it had is made again elsewhere, as far as there are copies",
+}
+"""States of nodes, and what becomes of them."""
+DISKS_APART: Final = "DisksApart"
+_NAMED: Final = 5
+_SENTENCE: Final = 900
+Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
+
+
+def conditions(document: Manifest, found: list[Condition], now: str) -> list[dict[str, Any]]:
+    """As metav1.Condition, with the times of those that have not changed."""
+    before = {each["type"]: each for each in (document.get("status") or {}).get("conditions") or ()}
+    generation = document["metadata"].get("generation")
+    result = []
+    for kind, whether, reason, message in found:
+        status = {True: "True", False: "False", None: "Unknown"}[whether]
+        old = before.get(kind) or {}
+        since = old["lastTransitionTime"] if old.get("status") == status else now
+        result.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": since,
+            }
+            | ({"observedGeneration": generation} if generation else {})
+        )
+    return result
+
+
+def previous_message(document: Manifest, kind: str) -> str:
+    """The message of a condition as it was read; empty where there is none."""
+    found = (document.get("status") or {}).get("conditions") or ()
+    return next((str(each["message"]) for each in found if each["type"] == kind), "")
+
+
+def cluster_status(
+    cluster: Cluster, told: tuple[ClusterState, Actions], document: Manifest, now: str, beside: str = ""
+) -> dict[str, Any]:
+    """Of a MeshCluster. `beside`: what its disks have in common with other meshes'."""
+    sight, steps = told
+    ready = sum(pod.ready for pod in sight.pods)
+    desired = sum(sight.wanted.values())
+    outdated = [pod for pod in sight.pods if pod.template != sight.templates.get(pod.pool)]
+    progressing = bool(
+        steps.waiting or steps.changes or steps.delete or outdated or len(sight.pods) != desired
+    ) or (ready < desired)
+    degraded = _degraded(sight)
+    waiting = "; ".join(steps.waiting)[:1000]
+    found: list[Condition] = [
+        (
+            "Available",
+            ready > 0,
+            "Answers" if ready else "NobodyAnswers",
+            f"{ready} of {desired} daemons are ready{_unready(sight, cluster.namespace)}",
+        ),
+        (
+            "Progressing",
+            progressing,
+            "Working" if progressing else "Done",
+            waiting or (_doing(sight, desired, outdated) if progressing else "nothing is to be done"),
+        ),
+        (
+            "Degraded",
+            bool(degraded),
+            "NodesMissing" if degraded else "AllWell",
+            degraded or "every node is well",
+        ),
+        (
+            "Settled",
+            steps.settled,
+            "Settled" if steps.settled else "Moving",
+            "all data is where it should be"
+            if steps.settled
+            else waiting or "data is on its way, or a node is not well",
+        ),
+        (
+            DISKS_APART,
+            not beside,
+            "Shared" if beside else "Apart",
+            beside or "no older MeshCluster names its directories",
+        ),
+    ]
+    status: dict[str, Any] = {
+        "observedGeneration": document["metadata"].get("generation"),
+        "phase": _phase(sight, degraded, ready, outdated),
+        "conditions": conditions(document, found, now),
+        "pools": _pools(sight),
+        "desired": desired,
+        "ready": ready,
+        "endpoint": cluster.endpoint,
+        "trouble": brief_text(stuck_pods(sight.pods)) or None,  # away with one that is over
+    }
+    return status | ({"mapVersion": sight.map.version} if sight.map else {})
+
+
+def _degraded(sight: ClusterState) -> str:
+    said = []
+    for state, help_ in _AMISS.items():
+        names = sorted(node.node_id for node in sight.map.nodes if node.state == state) if sight.map else []
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            said.append(
+                f"{', '.join(names[:_NAMED])}{more} {state}: {help_.format(sight.spec.down_after_seconds)}"
+            )
+    return "; ".join(said)
+
+
+def _unready(sight: ClusterState, namespace: str) -> str:
+    """Which are not, why, and what is to be done."""
+    pods = sorted((pod for pod in sight.pods if not pod.ready), key=lambda pod: (not pod.trouble, pod.name))
+    if not pods:
+        return ""
+    said = [f"{pod.name} {pod.trouble or 'is not ready yet: see its log'}" for pod in pods[:_NAMED]]
+    more = [f"{len(pods) - _NAMED} more"] if len(pods) > _NAMED else []
+    advice = advice_text(stuck_pods(pods[:_NAMED]), namespace)[: _SENTENCE // 2]
+    return "; ".join([f": {'; '.join([*said, *more])}"[: _SENTENCE - len(advice)], advice]).rstrip("; ")
+
+
+def _doing(sight: ClusterState, desired: int, outdated: list[Pod]) -> str:
+    if outdated and sight.spec.update.paused:
+        return f"{len(outdated)} pods are outdated, and stay so: update.paused is set"
+    if len(sight.pods) != desired:
+        why = "".join(f"; pool {pool}: {said}" for pool, said in sorted(sight.unmade.items()))
+        return f"{len(sight.pods)} pods are there, {desired} are wanted{why}"[:_SENTENCE]
+    if outdated:
+        return f"{len(outdated)} pods are outdated"
+    if unready := [pod.name for pod in sight.pods if not pod.ready]:
+        return f"waits for {', '.join(sorted(unready)[:_NAMED])} to be ready: Available says why they are not"
+    return "the cluster map changes, or a pod is replaced"
+
+
+def _phase(sight: ClusterState, degraded: str, ready: int, outdated: list[Pod]) -> str:
+    if sight.map is None or not ready:
+        return "Creating"
+    if degraded:
+        return "Degraded"
+    return "Updating" if outdated else "Running"
+
+
+def _pools(sight: ClusterState) -> list[dict[str, Any]]:
+    leaving = {node.node_id for node in sight.map.nodes if node.leaving} if sight.map else set[str]()
+    found = []
+    for pool, wanted in sight.wanted.items():
+        pods = [pod for pod in sight.pods if pod.pool == pool]
+        found.append(
+            {
+                "name": pool,
+                "desired": wanted,
+                "ready": sum(pod.ready for pod in pods),
+                "updated": sum(pod.template == sight.templates.get(pool) for pod in pods),
+                "draining": sum(pod.name in leaving for pod in pods),
+            }
+        )
+    return found
+
+
+def node_status(
+    document: Manifest, sight: ClusterState, work: Mapping[str, Mapping[str, Any]], now: str
+) -> dict[str, Any]:
+    """Of a MeshNode. `work`: what movers say, by node id."""
+    name = document["spec"]["nodeId"]
+    pod = next((pod for pod in sight.pods if pod.name == name), None)
+    known = sight.map.node(name) if sight.map else None
+    holds = not holds_no_data(sight, name)
+    ready = bool(pod and pod.ready)
+    found: list[Condition] = [
+        (
+            "Ready",
+            ready,
+            "Answers" if ready else "NoAnswer",
+            "its pod is ready" if ready else _unready_reason(pod, document["metadata"]["namespace"]),
+        )
+    ]
+    if known and known.leaving:
+        message = (
+            "its share is not all elsewhere yet"
+            if holds
+            else "its share is elsewhere; it holds nothing needed"
+        )
+        found.append(("Drained", not holds, "Moving" if holds else "Empty", message))
+    status: dict[str, Any] = {
+        "observedGeneration": document["metadata"].get("generation"),
+        "conditions": conditions(document, found, now),
+    }
+    if pod:
+        status |= {"pod": pod.name} | ({"node": pod.node} if pod.node else {})
+    if known and known.leaving and holds:
+        status["drain"] = _drain(known.turned, work)
+    elif (document.get("status") or {}).get("drain"):
+        status["drain"] = None  # away with it
+    if known:
+        status |= {"state": known.state, "zone": known.zone, "rack": known.rack}
+    return status
+
+
+def _unready_reason(pod: Pod | None, namespace: str) -> str:
+    if pod is None:
+        return "its pod is not there: the events of its StatefulSet say why"
+    if not pod.trouble:
+        return "its pod is not ready: see its log"
+    return f"its pod {pod.trouble}; {advice_text(stuck_pods([pod]), namespace)}".rstrip("; ")
+
+
+def _drain(since: int, work: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What those who take over say under a map not older than the drain."""
+    takers = [each for each in work.values() if int(each.get("version") or 0) >= since]
+    blocked = sorted({str(each["why"]) for each in takers if each.get("why")})
+    found: dict[str, Any] = {
+        "bytesTotal": sum(int(each.get("total") or 0) for each in takers),
+        "bytesMoved": sum(int(each.get("bytes") or 0) for each in takers),
+    }
+    left = [each["eta"] for each in takers if each.get("eta") is not None]
+    if left:
+        found["etaSeconds"] = max(left)
+    return found | ({"blockedBy": "; ".join(blocked)[:1024]} if blocked else {})

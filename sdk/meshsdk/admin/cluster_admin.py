@@ -1,0 +1,141 @@
+"""Cluster administration: node states, buckets with origins or copy counts, and node metrics.
+
+Law: the server judges changes; answers become frozen values. `/metrics` is read once, unsigned, and
+unreadable lines are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from meshsdk.client.http_connection import Connection
+from meshsdk.client.transport import Request, json_request
+from meshsdk.errors import ConnectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from meshsdk.client.settings import Endpoint
+    from meshsdk.client.transport import Transport
+
+
+def cluster_status(transport: Transport) -> dict[str, Any]:
+    """The document of `GET /-/cluster`. Raises ServerError (AccessDenied: root alone)."""
+    answer: dict[str, Any] = transport.json(Request("GET", "/-/cluster"))
+    return answer
+
+
+def change_node(transport: Transport, node_id: str, action: str, **rest: Any) -> dict[str, Any]:
+    """Have a node drained, and so on; its state afterwards. Raises ServerError, which says why not."""
+    place = f"/-/cluster/nodes/{quote(node_id, safe='')}"
+    answer: dict[str, Any] = transport.json(json_request("POST", place, {"action": action, **rest}))
+    return answer
+
+
+_PREFIX: Final = "/-/buckets/"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketInfo:
+    """`origin`: the fields of `meshwire.origin.Origin`, None for a bucket that lives here: then there are
+    `copies` of what is in it, and `wanted` are to be."""
+
+    name: str
+    created_ms: int
+    origin: Mapping[str, Any] | None
+    copies: int = 1
+    wanted: int = 1
+
+
+def create_bucket(transport: Transport, name: str, document: Mapping[str, Any]) -> BucketInfo:
+    """Make a bucket stand for an origin (`url` and more), or keep so many `copies`. Raises MeshError."""
+    return _info(_sent(transport, "PUT", name, document))
+
+
+def change_bucket(transport: Transport, name: str, changes: Mapping[str, Any]) -> BucketInfo:
+    """Change fields of its origin, or its `copies`. Raises MeshError."""
+    return _info(_sent(transport, "PATCH", name, changes))
+
+
+def show_bucket(transport: Transport, name: str) -> BucketInfo:
+    """One bucket. Raises MeshError."""
+    return _info(transport.json(Request("GET", _path(name))))
+
+
+def list_buckets(transport: Transport) -> Sequence[BucketInfo]:
+    """All of them. Raises MeshError."""
+    return [_info(found) for found in transport.json(Request("GET", _PREFIX.rstrip("/")))["buckets"]]
+
+
+def _sent(transport: Transport, method: str, name: str, document: Mapping[str, Any]) -> Any:
+    return transport.json(json_request(method, _path(name), dict(document)))
+
+
+def _path(name: str) -> str:
+    return _PREFIX + quote(name, safe="")
+
+
+def _info(found: Any) -> BucketInfo:
+    copies = found.get("copies", 1)
+    return BucketInfo(
+        found["name"], found["created_ms"], found["origin"], copies, found.get("wanted", copies)
+    )
+
+
+_LINE: Final = re.compile(r"([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+|NaN|[+-]Inf)")
+_LABEL: Final = re.compile(r'([a-z_]+)="([^"]*)"')
+_LONGEST: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Values by name, then by labels: a tuple of (label, value), in order."""
+
+    values: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over all series that have these labels; 0 where there is none."""
+        wanted = set(labels.items())
+        return sum(value for have, value in self.values.get(name, {}).items() if wanted <= set(have))
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The sums by the values of one label, over all series that have the others."""
+        found: dict[str, float] = {}
+        wanted = set(labels.items())
+        for have, value in self.values.get(name, {}).items():
+            if not wanted <= set(have):
+                continue
+            key = dict(have).get(label, "")
+            found[key] = found.get(key, 0.0) + value
+        return found
+
+
+def scrape(endpoint: Endpoint, timeout: float = 5.0) -> Scrape:
+    """What a node tells now. Raises ConnectError."""
+    connection = Connection(endpoint, timeout)
+    try:
+        connection.send([f"GET /metrics HTTP/1.1\r\nhost: {endpoint.authority}\r\n\r\n".encode()])
+        response = connection.receive()
+        if response.status != 200:
+            raise ConnectError(f"{endpoint} has no /metrics (it answers {response.status}): is it a meshd?")
+        return parse_metrics(response.read(_LONGEST).decode("utf-8", "replace"))
+    finally:
+        connection.close()
+
+
+def parse_metrics(text: str) -> Scrape:
+    """The values of Prometheus' text format."""
+    values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for name, labels, value in _lines(text):
+        values.setdefault(name, {})[labels] = value
+    return Scrape(values)
+
+
+def _lines(text: str) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
+    for line in text.splitlines():
+        found = _LINE.fullmatch(line)
+        if found is not None:
+            yield found[1], tuple(sorted(_LABEL.findall(found[2] or ""))), float(found[3])

@@ -1,0 +1,148 @@
+"""Jobs on a node: bulk conversion of objects and archives, started, watched and stopped.
+
+Law: the node validates the job document, and its errors name the field. Starting is idempotent: the same
+job has the same id while it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from meshsdk.client.transport import Request, json_request
+from meshsdk.errors import MeshError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from meshsdk.client.transport import Transport
+
+ENDED = frozenset({"done", "failed", "cancelled", "paused"})
+_WAIT = 25.0  # seconds a question may wait for its answer
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a job has come; totals are 0 until it knows them. `written` and `there` (left by an earlier
+    run) make up `outputs`; `rate` is in bytes a second. Of what goes to several homes each copy counts:
+    `copies` says how many there are."""
+
+    phase: str = ""
+    outputs: int = 0
+    outputs_total: int = 0
+    samples: int = 0
+    samples_total: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    written: int = 0
+    there: int = 0
+    removed: int = 0
+    rate: float = 0.0
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """One job. `state`: queued, running, cancelling, pausing, done, failed, cancelled, paused. `failures`:
+    (name, why) of the first hundred things that were skipped; `failed` counts all. `error`: why it failed.
+    Times in ms since 1970."""
+
+    id: str
+    kind: str
+    state: str
+    run: int
+    owner: str
+    spec: Mapping[str, Any]
+    progress: JobProgress
+    created_ms: int
+    started_ms: int
+    ended_ms: int
+    eta_s: float | None
+    failed: int
+    failures: tuple[tuple[str, str], ...]
+    error: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+def shard_job(source: str, target: str, **layout: Any) -> dict[str, Any]:
+    """The document of a job that makes archives of the objects under `source` (`s3://BUCKET/FOLDER`), under
+    `target`. `layout`: count or size, shuffle, sort, split, match, name, format (docs/jobs.md)."""
+    return {"kind": "shard", "source": source, "target": target, **layout}
+
+
+def reshard_job(source: str, target: str, **layout: Any) -> dict[str, Any]:
+    """The same of the files in the archives under `source` (a folder, or one archive)."""
+    return {"kind": "reshard", "source": source, "target": target, **layout}
+
+
+def extract_job(source: str, target: str, **options: Any) -> dict[str, Any]:
+    """The document of a job that makes every file in the archives under `source` an object. `options`: match,
+    names, on_bad."""
+    return {"kind": "extract", "source": source, "target": target, **options}
+
+
+def materialize_job(view: str, target: str, prefix: str = "") -> dict[str, Any]:
+    """The document of a job that writes a view's objects (with `prefix`) out as ordinary ones."""
+    return {"kind": "materialize", "source": f"s3://{view}/{prefix}", "target": target}
+
+
+def start_job(transport: Transport, document: Mapping[str, Any]) -> JobInfo:
+    """Start it, or join it where it runs. Raises ServerError naming the bad field, BusyError."""
+    return _job(transport.json(json_request("POST", "/-/jobs", dict(document))))
+
+
+def list_jobs(transport: Transport) -> tuple[JobInfo, ...]:
+    """The caller's jobs, the youngest first."""
+    return tuple(_job(item) for item in transport.json(Request("GET", "/-/jobs"))["jobs"])
+
+
+def show_job(transport: Transport, job_id: str, *, wait: float = 0.0) -> JobInfo:
+    """A job now, or once it has ended, at most `wait` seconds (30) later. Raises NotFoundError."""
+    query = f"wait={wait:g}" if wait else ""
+    return _job(transport.json(Request("GET", f"/-/jobs/{quote(job_id, safe='')}", query)))
+
+
+def watch_job(transport: Transport, job_id: str, *, every: float = 1.0) -> Iterator[JobInfo]:
+    """A job now and then, `every` so many seconds, the last time when it has ended."""
+    job = show_job(transport, job_id)
+    yield job
+    while not job.ended:
+        job = show_job(transport, job_id, wait=min(every, _WAIT))
+        yield job
+
+
+def wait_for_job(transport: Transport, job_id: str) -> JobInfo:
+    """A job, once it has ended."""
+    *_, last = watch_job(transport, job_id, every=_WAIT)
+    return last
+
+
+def cancel_job(transport: Transport, job_id: str) -> JobInfo:
+    """Ask it to end; what it has written stays. Raises NotFoundError."""
+    return _job(transport.json(Request("DELETE", f"/-/jobs/{quote(job_id, safe='')}")))
+
+
+def pause_job(transport: Transport, job_id: str) -> JobInfo:
+    """The same, to be started again with its document. Raises NotFoundError."""
+    return _job(transport.json(Request("DELETE", f"/-/jobs/{quote(job_id, safe='')}", "pause=1")))
+
+
+def _job(answer: Mapping[str, Any]) -> JobInfo:
+    try:
+        known = JobProgress.__dataclass_fields__
+        progress = {name: value for name, value in answer["progress"].items() if name in known}
+        failures = tuple((str(item["name"]), str(item["error"])) for item in answer["failures"])
+        rest = {
+            name: answer[name]
+            for name in JobInfo.__dataclass_fields__
+            if name not in ("progress", "failures")
+        }
+        return JobInfo(**rest, progress=JobProgress(**progress), failures=failures)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MeshError(
+            f"the job the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+        ) from error

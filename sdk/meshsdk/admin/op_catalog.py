@@ -1,0 +1,231 @@
+"""The node's op catalog, and modules of user ops: list, push, try and remove.
+
+Law: one request a call; the client knows no op beforehand, and the node's errors name the line of a
+module.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from meshsdk.client.transport import Request, json_request
+from meshsdk.errors import MeshError
+
+if TYPE_CHECKING:
+    from meshsdk.client.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """`kind`: what may be given, in words. `default` only counts when it is not `required`."""
+
+    name: str
+    kind: str
+    required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """`takes` and `gives` are kinds with dtypes and shapes; `refuses` is what makes a sample bad. An op
+    that `mixes` rows of a batch is for plans only, as is one with several `inputs`.
+    """
+
+    op: str
+    version: str
+    versions: tuple[str, ...]
+    summary: str
+    takes: str
+    gives: str
+    refuses: str
+    random: bool
+    mixes: bool
+    arguments: tuple[Argument, ...]
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpLine:
+    """An op in short; `arguments` by name."""
+
+    op: str
+    version: str
+    summary: str
+    takes: str
+    gives: str
+    arguments: tuple[str, ...]
+
+
+def list_ops(transport: Transport) -> tuple[OpLine, ...]:
+    """Every op of the node, by name."""
+    answer = transport.json(Request("GET", "/-/ops"))
+    try:
+        return tuple(OpLine(**item | {"arguments": tuple(item["arguments"])}) for item in answer["ops"])
+    except (KeyError, TypeError) as error:
+        raise MeshError(
+            f"the node's answer is no list of ops ({error}): is it of another release?"
+        ) from error
+
+
+def show_op(transport: Transport, name: str) -> OpInfo:
+    """One op. Raises NotFoundError with the nearest name."""
+    answer = transport.json(Request("GET", f"/-/ops/{quote(name, safe='')}"))
+    try:
+        arguments = tuple(Argument(**item) for item in answer["arguments"])
+        lists = {name: tuple(answer.get(name, ())) for name in ("versions", "inputs")}
+        return OpInfo(**answer | {"arguments": arguments, **lists})
+    except (KeyError, TypeError) as error:
+        raise MeshError(f"the node's answer is no op ({error}): is it of another release?") from error
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeVar
+
+    from meshsdk.client.transport import Transport
+
+    T = TypeVar("T")
+
+PREFIX = "/-/modules"
+PATIENCE = 180.0
+"""Seconds a node may take to import a module, or to try its ops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """`version` is what plans pin; `new`: whether it was not there before; `held`: what confines it on that
+    node; `ops`: "op", "summary", "takes", "gives", "random" and "arguments" of each."""
+
+    module: str
+    version: str
+    draft: bool
+    new: bool
+    held: tuple[str, ...]
+    ops: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One content of a module; `source` is the sha256 of the file. A draft is only taken by its version."""
+
+    version: str
+    source: str
+    pushed_ms: int
+    pushed_by: str
+    ops: tuple[str, ...]
+    draft: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """`builds`: the latest first; `version`: the one that the name means now, empty if there are drafts
+    alone."""
+
+    module: str
+    version: str
+    builds: tuple[Build, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one sample. Either `error` says what is wrong, or `size` bytes came out; `repeats`:
+    whether the same came out the second time (None: not tried); `result`: what came out, when it was asked
+    for."""
+
+    sample: str
+    size: int = 0
+    seconds: float = 0.0
+    sha256: str = ""
+    repeats: bool | None = None
+    result: bytes | None = None
+    code: str = ""
+    op: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """`ops`: (name, version) of the chain; `output`: the type it makes. Arrays come as .npy files."""
+
+    ops: tuple[tuple[str, str], ...]
+    output: str
+    results: tuple[Trial, ...]
+
+
+def push_module(transport: Transport, name: str, source: bytes, *, draft: bool = False) -> Pushed:
+    """Gives the node a module of ops. The same file again changes nothing.
+
+    Raises ServerError with the module's own traceback when it cannot be used, AccessError.
+    """
+    query = f"draft=1&name={quote(name, safe='')}" if draft else f"name={quote(name, safe='')}"
+    digest = hashlib.sha256(source).hexdigest()
+    request = Request("POST", PREFIX, query, {"content-type": "text/x-python"}, source, digest)
+    answer = transport.json(request, PATIENCE)
+    return _read(
+        lambda: Pushed(
+            str(answer["module"]),
+            str(answer["version"]),
+            bool(answer["draft"]),
+            bool(answer["new"]),
+            tuple(map(str, answer["held"])),
+            tuple(answer["ops"]),
+        )
+    )
+
+
+def list_modules(transport: Transport) -> tuple[ModuleInfo, ...]:
+    """Every pushed module, by name."""
+    answer = transport.json(Request("GET", PREFIX))
+    return _read(lambda: tuple(_module(item) for item in answer["modules"]))
+
+
+def _module(item: Mapping[str, Any]) -> ModuleInfo:
+    builds = tuple(Build(**{**build, "ops": tuple(build["ops"])}) for build in item["builds"])
+    return ModuleInfo(str(item["module"]), str(item["version"]), builds)
+
+
+def remove_module(transport: Transport, name: str, version: str = "") -> tuple[str, ...]:
+    """Removes a module, or one build; returns the versions that are gone. Plans that name one are refused
+    from then on. Raises NotFoundError, AccessError."""
+    query = f"version={quote(version, safe='')}" if version else ""
+    answer = transport.json(Request("DELETE", f"{PREFIX}/{quote(name, safe='')}", query))
+    return _read(lambda: tuple(map(str, answer["removed"])))
+
+
+def try_ops(
+    transport: Transport,
+    ops: Sequence[Mapping[str, Any]],
+    samples: Sequence[str],
+    *,
+    seed: int = 0,
+    results: bool = False,
+) -> Trials:
+    """Applies a chain of ops ({"op", "args", "version"} each) to objects (`s3://…`), each twice, as a plan
+    would. Nothing is kept. `results`: bring along what comes out, up to 32 MiB."""
+    document = {"ops": [dict(op) for op in ops], "samples": list(samples), "seed": seed, "results": results}
+    answer = transport.json(json_request("POST", f"{PREFIX}/test", document), PATIENCE)
+    return _read(
+        lambda: Trials(
+            tuple((str(op["op"]), str(op["version"])) for op in answer["ops"]),
+            str(answer["output"]),
+            tuple(_trial(item) for item in answer["results"]),
+        )
+    )
+
+
+def _trial(item: Mapping[str, Any]) -> Trial:
+    result = item.get("result")
+    return Trial(**{**item, "result": None if result is None else base64.b64decode(result)})
+
+
+def _read(make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MeshError(
+            f"what the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+        ) from error

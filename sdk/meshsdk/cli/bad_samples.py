@@ -1,0 +1,122 @@
+"""`mesh bad ls` and `mesh replay`: samples a plan could not prepare, and one position prepared again.
+
+Law: read-only; a replay requests the frame of that single row, so it is the row the job got.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk.cli.command_base import EXIT_FAILED, shared_options
+from meshsdk.client.native_api import FrameAddress, bad_samples
+from meshsdk.client.transport import Request
+from meshsdk.errors import ConfigurationError
+from meshwire.frame import tensor_frame
+from meshwire.frame.sample_frames import SampleFrame
+
+if TYPE_CHECKING:
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.native_api import BadSample
+    from meshsdk.client.s3_client import Client
+
+
+@click.group("bad")
+def bad() -> None:
+    """The ledger of bad samples, kept for each plan and shared by its jobs."""
+
+
+@bad.command("ls")
+@click.argument("plan")
+@shared_options
+def list_bad(session: Session, plan: str) -> None:
+    """Lists what could not be prepared for PLAN (`loader.plan.hash`).
+
+    \b
+    mesh bad ls 4f1c…e2
+    mesh bad ls 4f1c…e2 --json | jq -r .key
+    """
+    with session.client() as client:
+        listed = bad_samples(client.transport, plan)
+    if not listed:
+        session.tell("no bad samples: all that was asked for of this plan could be prepared")
+    for entry in listed:
+        session.show(
+            f"{entry.key}  {entry.op}: {entry.error}  (epoch {entry.epoch}, position {entry.position}, "
+            f"{entry.times}×)",
+            key=entry.key,
+            op=entry.op,
+            error=entry.error,
+            epoch=entry.epoch,
+            position=entry.position,
+            times=entry.times,
+        )
+
+
+@click.command()
+@click.argument("plan")
+@click.argument("position", type=click.IntRange(0))
+@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--save", type=click.Path(file_okay=False, path_type=Path), help="Folder for the sample's source bytes."
+)
+@shared_options
+def replay(session: Session, plan: str, position: int, epoch: int, save: Path | None) -> int:
+    """Prepares one POSITION of an epoch of PLAN again and tells how it went; exit code 1 if it is bad.
+
+    \b
+    mesh replay 4f1c…e2 1093 --epoch 2
+    mesh replay 4f1c…e2 1093 --epoch 2 --save ./sample     # and its files as they are stored
+    """
+    address = FrameAddress(plan, epoch, 0, 0, 1, 1, origin=position)
+    with session.client() as client:
+        if save is not None:
+            _save(session, client, address, save)
+        try:
+            arrays = tensor_frame.tensor_views(client.transport.text(address.request()))
+            status = [tensor_frame.Status(value).name.lower() for value in arrays["__status"].tolist()]
+        except (tensor_frame.FrameError, KeyError, ValueError) as error:
+            raise ConfigurationError(f"the answer is no frame ({error}): is the endpoint a meshd?") from error
+        outcome = status[0] if status else "dropped"
+        found = {
+            name: f"{values.dtype} {list(values.shape[1:])}"
+            for name, values in arrays.items()
+            if not name.startswith("__")
+        }
+        reason = None if outcome == "ok" else _reason(client, address)
+    text = f"position {position} of epoch {epoch}: {outcome}"
+    if reason is not None:
+        text += f"; {reason.key} failed in {reason.op}: {reason.error}"
+    else:
+        text += "".join(f"\n  {name}  {kind}" for name, kind in found.items())
+    record: dict[str, Any] = {"position": position, "epoch": epoch, "status": outcome, "fields": found}
+    if reason is not None:
+        record |= {"key": reason.key, "op": reason.op, "error": reason.error}
+    session.show(text, **record)
+    return 0 if outcome == "ok" else EXIT_FAILED
+
+
+def _reason(client: Client, address: FrameAddress) -> BadSample | None:
+    """What the ledger says of the position; it was written when the row was prepared just now."""
+    entries = bad_samples(client.transport, address.plan)
+    here = [entry for entry in entries if (entry.epoch, entry.position) == (address.epoch, address.origin)]
+    return here[-1] if here else None
+
+
+def _save(session: Session, client: Client, address: FrameAddress, folder: Path) -> None:
+    query = f"batch=1&format=samples&origin={address.origin}"
+    request = Request("GET", f"/-/plans/{address.plan}/{address.epoch}/0", query)
+    frame = SampleFrame(client.transport.text(request))
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, data in enumerate(frame):
+        target = folder / file_name(frame.name(number), number)
+        target.write_bytes(data)
+        session.show(f"saved {target} ({len(data)} bytes)", saved=str(target), bytes=len(data))
+
+
+def file_name(name: str | None, number: int) -> str:
+    """A name within one folder, whatever a key says."""
+    last = (name or "").replace("\0", "").rpartition("/")[2]
+    return f"{number}-{last[-200:]}" if last else str(number)

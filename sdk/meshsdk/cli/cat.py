@@ -1,0 +1,191 @@
+"""`mesh cat` and `mesh head`: bytes of objects, and the dataset a folder would form."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.locations import RemoteType
+from meshsdk.errors import ConfigurationError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.cli.command_base import Session, Steps
+    from meshsdk.cli.locations import Remote
+    from meshsdk.client.native_api import FieldSchema
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.open_dataset import Kind
+
+
+_SHOWN = 60  # characters of a text
+
+
+@click.command()
+@click.argument("urls", type=RemoteType(), nargs=-1, required=True)
+@click.option("--offset", type=click.IntRange(0), default=0, help="First byte.")
+@click.option("--length", type=click.IntRange(0), help="Number of bytes [default: to the end].")
+@shared_options
+def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | None) -> None:
+    """Writes objects to standard output, one after the other.
+
+    \b
+    mesh cat s3://logs/today.txt | grep error
+    mesh cat --offset 512 --length 100 s3://photos/shard-000.tar
+    """
+    from meshsdk.transfers import stream
+
+    output = sys.stdout.buffer
+    with session.client() as client:
+        for url in urls:
+            for piece in stream(client, url.bucket, url.key, offset=offset, length=length):
+                output.write(piece)
+    output.flush()
+
+
+KIND_OPTION = click.option(
+    "--kind",
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet"]),
+    default="auto",
+    help="What a sample is: files of one stem, of archives, a line (JSONL), a row or chunk of Zarr arrays, "
+    "a record (TFRecord, MDS), a row of Parquet.",
+)
+
+
+@click.command()
+@click.argument("url", type=RemoteType())
+@click.option("-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes of an object.")
+@click.option("-n", "--samples", type=click.IntRange(0), default=3, help="Samples of a dataset.")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    help="NAME=EXT[;EXT], NAME=@class, or of an array or feature NAME=ITS_NAME [default: guessed].",
+)
+@KIND_OPTION
+@click.option("--filter", "condition", help="Only samples for which this expression holds.")
+@shared_options
+def head(
+    session: Session,
+    url: Remote,
+    count: int,
+    samples: int,
+    fields: Sequence[str],
+    kind: Kind,
+    condition: str | None,
+) -> None:
+    """Writes the first bytes of an object; of a folder, or with --field, the fields and first samples of a
+    dataset of it.
+
+    \b
+    mesh head -c 100 s3://logs/today.txt
+    mesh head s3://photos/train/
+    mesh head s3://photos/shards/ --field image=jpg --field label=cls
+    mesh head s3://photos/train/ --filter 'label == "cat" and size > 10000'
+    mesh head s3://corpus/v1/ --kind lines --field text=jsonl --filter 'text.lang == "en"'
+    mesh head s3://imagenet/records/ --kind tfrecord
+    """
+    with session.client() as client:
+        if not url.is_folder and not fields and condition is None:
+            data = _beginning(client, url, count)
+            if data is not None:
+                sys.stdout.buffer.write(data)
+                return
+        from meshsdk.open_dataset import open as open_dataset
+
+        with session.steps("head", 3 if condition is None else 4) as done:
+            client.transport.watch = done.reached
+            ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
+            done(f"{len(ds)} samples are pinned")
+            ds = filtered_dataset(ds, condition, done)
+            schema = ds.schema()
+            done("the first one is prepared")
+            rows = ds.head(samples)
+            done("those to show are prepared")
+        _show_dataset(session, ds, schema, rows)
+
+
+def _beginning(client: Client, url: Remote, count: int) -> bytes | None:
+    """The first bytes of an object; None where there is none of this name but something below it, as of a
+    dataset's URL. Raises NotFoundError."""
+    try:
+        return client.get(url.bucket, url.key, length=count) if count else b""
+    except NotFoundError as error:
+        if error.code != "NoSuchKey" or not next(client.pages(url.bucket, f"{url.key}/", page=1)).entries:
+            raise
+    return None
+
+
+def filtered_dataset(ds: Dataset, condition: str | None, done: Steps) -> Dataset:
+    """The samples of a dataset for which `--filter` holds, if it is given: a step."""
+    if condition is None:
+        return ds
+    found = ds.filter(condition)
+    done(f"{found.snapshot.samples} of them are left")
+    return found
+
+
+def parse_fields(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=SPEC` options as a `fields=` argument."""
+    fields = {}
+    for text in texts:
+        name, equals, spec = text.partition("=")
+        if not equals or not name or not spec:
+            raise ConfigurationError(f"--field {text}: write NAME=EXT, as image=jpg;jpeg, or label=@class")
+        fields[name] = spec
+    return fields
+
+
+def _show_dataset(
+    session: Session, ds: Dataset, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    snapshot = ds.snapshot
+    kinds = {name: str(field) for name, field in schema.items()}
+    cut = f" in {snapshot.shards} shards" if snapshot.shards > 1 else ""
+    lines = [
+        f"{snapshot.source}: {len(ds)} samples{cut}, {format_size(snapshot.bytes)}, "
+        f"{snapshot.skipped} skipped",
+        f"snapshot {snapshot.hash}",
+    ]
+    for name, kind in kinds.items():
+        classes = snapshot.fields[name].classes if name in snapshot.fields else ()
+        lines.append(
+            f"  {name}: {kind}" + (f", {len(classes)} classes: {', '.join(classes[:8])}" if classes else "")
+        )
+    session.show(
+        "\n".join(lines),
+        type="dataset",
+        source=snapshot.source,
+        snapshot=snapshot.hash,
+        samples=len(ds),
+        bytes=snapshot.bytes,
+        skipped=snapshot.skipped,
+        fields=kinds,
+    )
+    for index, sample in enumerate(rows):
+        shown = {name: describe_value(value) for name, value in sample.items()}
+        text = ", ".join(f"{name}: {value}" for name, value in shown.items())
+        session.show(f"  [{index}] {text}", type="sample", index=index, fields=shown)
+
+
+def describe_value(value: Any) -> str:
+    """A field's value in a few words: numbers as they are, text from its beginning, arrays by type and
+    shape."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        text = _text(value)
+        return f"{value.dtype} {list(value.shape)}{f' {text!r}' if text else ''}"
+    return str(value)
+
+
+def _text(value: np.ndarray[Any, Any]) -> str:
+    """The beginning of bytes that are text, else nothing."""
+    if value.dtype != np.uint8 or value.ndim != 1:
+        return ""
+    text = value[: 4 * _SHOWN].tobytes().decode(errors="replace")[:_SHOWN]
+    return text if text.replace("\n", " ").replace("\t", " ").isprintable() and "\ufffd" not in text else ""

@@ -1,0 +1,89 @@
+"""Commands of `mesh` by chapter: the module of each, and its line in `mesh --help`.
+
+Law: a command's module is imported when the command runs, so every command starts fast.
+Invariant: a command is listed once, under the name of its function.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+CHAPTERS = {
+    "Objects": {
+        "ls": ("objects", "Buckets, or the keys that begin with a URL."),
+        "stat": ("objects", "Size, ETag and metadata of an object; how much is in a folder."),
+        "cat": ("cat", "Objects to standard output."),
+        "head": ("cat", "First bytes of an object; of a folder, the dataset it would be."),
+        "cp": ("cp", "Copy files up, objects down, or within the store."),
+        "sync": ("sync", "Make a folder like another one."),
+        "rm": ("objects", "Delete objects."),
+        "mb": ("objects", "Make a bucket."),
+        "rb": ("objects", "Remove an empty bucket."),
+        "archive": ("objects", "What is in a tar, tgz, tar.zst or zip, not downloaded."),
+    },
+    "Datasets": {
+        "schema": ("datasets", "Fields of a dataset's rows: dtype and shape."),
+        "stats": ("datasets", "Samples, bytes by field, samples by class and shard."),
+        "preflight": ("datasets", "Would a job with it work? If not, why, and what to do."),
+        "split": ("datasets", "Cut into parts, such as train and val."),
+        "mix": ("datasets", "What epochs of several datasets would hold."),
+        "plan": ("documents", "Plans that are kept: who needs them, when they go."),
+        "snapshot": ("documents", "Snapshots that are kept."),
+        "bench": ("bench", "How fast its batches come."),
+    },
+    "Training jobs": {
+        "doctor": ("doctor", "What a training job waits for, and the cheapest fix."),
+        "top": ("top", "This machine, its jobs and the nodes on one screen."),
+        "bad": ("bad_samples", "Samples that could not be prepared, and why."),
+        "replay": ("bad_samples", "Prepare one position of an epoch again."),
+    },
+    "Work on the nodes": {
+        "view": ("view", "Buckets made of another bucket's objects, on demand."),
+        "op": ("op", "What nodes can do to a field; ops of your own."),
+        "shard": ("jobs", "Objects into shards."),
+        "reshard": ("jobs", "Shards into other shards: shuffled, sorted, split."),
+        "extract": ("jobs", "Archives into objects."),
+        "job": ("jobs", "What the nodes work on: shown, followed, stopped."),
+    },
+    "The store": {
+        "bucket": ("buckets", "Buckets that cache a remote store; numbers of copies."),
+        "prefetch": ("prefetch", "Bring a remote store's objects into the cache."),
+        "cache": ("cache", "How a cache would do, replayed on a trace of reads."),
+        "cluster": ("cluster", "The nodes of a mesh: shown, drained, replaced."),
+    },
+}
+_MODULES = {name: module for chapter in CHAPTERS.values() for name, (module, _) in chapter.items()}
+
+
+class Chapters(click.Group):
+    """A group whose commands are those of `CHAPTERS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _MODULES:
+            return None
+        command = getattr(importlib.import_module(f"meshsdk.cli.{_MODULES[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises NoSuchCommand with what may have been meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(error.command_name, possibilities=_MODULES, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        width = max(map(len, _MODULES))
+        for title, chapter in CHAPTERS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in chapter.items()])

@@ -1,0 +1,203 @@
+"""`mesh cp`: copies files and folders up, down and across.
+
+Law: `plan_copies` decides every copy before `run_copies` moves a byte, several in parallel.
+Invariant: one failed file does not stop the others, and the exit code reports it.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+import click
+
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import EXIT_FAILED, report_error, shared_options
+from meshsdk.cli.locations import Local, LocationType, Remote, Standard, relative_name
+from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
+from meshsdk.transfers import Tuning, download, stream, upload
+from meshsdk.transfers import copy as copy_within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from meshsdk.cli.command_base import Session
+    from meshsdk.cli.locations import Location
+    from meshsdk.client.s3_client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One object or file to copy; `size` in bytes, None when only reading tells; `modified_ms` of the
+    source.
+    """
+
+    source: Location
+    target: Location
+    size: int | None
+    modified_ms: int | None = None
+
+
+@click.command()
+@click.argument("sources", type=LocationType(), nargs=-1, required=True)
+@click.argument("target", type=LocationType())
+@click.option("-r", "--recursive", is_flag=True, help="Folders, with all that is below them.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Copies at once [8].")
+@click.option("--dryrun", is_flag=True, help="Say what would be copied.")
+@shared_options
+def cp(
+    session: Session, sources: Sequence[Location], target: Location, recursive: bool, jobs: int, dryrun: bool
+) -> int:
+    """Copies files to the store, objects to files, or objects within the store; - is standard input or
+    output.
+
+    \b
+    mesh cp cat.jpg s3://photos/train/cat/1.jpg
+    mesh cp -r ./photos s3://photos/train        ./photos/a.jpg becomes train/a.jpg
+    mesh cp s3://photos/train/cat/1.jpg .
+    tar c ./photos | mesh cp - s3://backup/photos.tar
+    """
+    if not isinstance(target, Remote) and not all(isinstance(source, Remote) for source in sources):
+        raise ConfigurationError("neither side is in the store: use cp(1), or name an s3:// address")
+    with session.client() as client:
+        copies = [copy for source in sources for copy in plan_copies(client, source, target, recursive)]
+        if len(copies) > 1 and len({copy.target for copy in copies}) < len(copies):
+            raise ConfigurationError(f"several sources have the same name in {target}: copy them one by one")
+        return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun)
+
+
+def plan_copies(client: Client, source: Location, target: Location, recursive: bool) -> Iterator[Copy]:
+    """What copying `source` to `target` means, file by file; raises MeshError when it means nothing."""
+    match source:
+        case Standard():
+            yield Copy(source, _named(target, "stdin"), None)
+        case Local(path) if path.is_dir():
+            if not recursive:
+                raise ConfigurationError(f"{path} is a folder: add -r to copy all that is below it")
+            for file in walk(path):
+                yield _local_copy(file, _below(target, relative_name(file, path)))
+        case Local(path):
+            if not path.exists():
+                raise NotFoundError(f"no file {path}", status=404)
+            yield _local_copy(path, _named(target, path.name))
+        case Remote(bucket, key) if recursive:
+            for entry in client.list(bucket, key):
+                name = entry.key[len(key) :].lstrip("/") or entry.key.rpartition("/")[2]
+                if name:
+                    place = Remote(bucket, entry.key)
+                    yield Copy(place, _below(target, name), entry.size, entry.modified_ms)
+        case Remote(bucket, key):
+            if source.is_folder:
+                raise ConfigurationError(f"{source} is a folder: add -r to copy all that is in it")
+            info = client.head(bucket, key)
+            yield Copy(source, _named(target, key.rpartition("/")[2]), info.size, info.modified_ms)
+        case _:
+            assert_never(source)
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """The files below a folder, in order of name; links to folders are not followed."""
+    for base, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            yield Path(base, name)
+
+
+def _local_copy(file: Path, target: Location) -> Copy:
+    status = file.stat()
+    return Copy(Local(file), target, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _named(target: Location, name: str) -> Location:
+    """The target itself, or the place of that name in it when it is a folder."""
+    match target:
+        case Remote() if target.is_folder:
+            return target.below(name)
+        case Local(path) if path.is_dir() or str(path).endswith("/"):
+            return target.below(name)
+        case _:
+            return target
+
+
+def _below(target: Location, relative: str) -> Location:
+    if isinstance(target, Standard):
+        raise ConfigurationError("a folder cannot go to standard output: name a folder or s3:// address")
+    return target.below(relative)
+
+
+def run_copies(session: Session, client: Client, copies: Sequence[Copy], *, jobs: int, dryrun: bool) -> int:
+    """Copies, telling each; gives the exit code."""
+    if dryrun:
+        for copy in copies:
+            _tell(session, copy, dryrun=True)
+        return 0
+    failures = 0
+    lock = threading.Lock()
+    sizes = [copy.size for copy in copies]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    with (
+        session.progress(f"{len(copies)} to copy", total) as advance,
+        ThreadPoolExecutor(jobs, thread_name_prefix="mesh-copy") as pool,
+    ):
+
+        def run(copy: Copy) -> int:
+            try:
+                copy_one(client, copy, advance)
+            except (MeshError, OSError) as error:
+                with lock:
+                    report_error(MeshError(f"{copy.source}: {error}"), as_json=session.as_json)
+                return 1
+            with lock:
+                _tell(session, copy, dryrun=False)
+            return 0
+
+        try:
+            failures = sum(pool.map(run, copies))
+        except BaseException:  # interrupted: those under way end, the others do not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return EXIT_FAILED if failures else 0
+
+
+def _tell(session: Session, copy: Copy, *, dryrun: bool) -> None:
+    if isinstance(copy.target, Standard):
+        return
+    verb = "would copy" if dryrun else "copied"
+    size = "" if copy.size is None else f" ({format_size(copy.size)})"
+    session.show(
+        f"{verb} {copy.source} to {copy.target}{size}",
+        action="copy",
+        source=str(copy.source),
+        target=str(copy.target),
+        bytes=copy.size,
+        dryrun=dryrun,
+    )
+
+
+def copy_one(client: Client, copy: Copy, advance: Callable[[int], None]) -> None:
+    """Moves the bytes of one copy; raises MeshError or OSError."""
+    match copy.source, copy.target:
+        case (Standard() | Local()) as source, Remote(bucket, key):
+            origin = source.path if isinstance(source, Local) else sys.stdin.buffer
+            kind = mimetypes.guess_type(key)[0]
+            upload(client, origin, bucket, key, content_type=kind, progress=advance)
+        case Remote(bucket, key), Local(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            info = download(client, bucket, key, path, tuning=Tuning(), progress=advance)
+            os.utime(path, ns=(info.modified_ms * 1_000_000, info.modified_ms * 1_000_000))
+        case Remote(bucket, key), Standard():
+            output = sys.stdout.buffer
+            for piece in stream(client, bucket, key):
+                output.write(piece)
+                advance(len(piece))
+            output.flush()
+        case Remote(bucket, key), Remote(to_bucket, to_key):
+            copy_within(client, (bucket, key), (to_bucket, to_key), copy.size, progress=advance)
+        case _:
+            raise ConfigurationError(f"{copy.source} to {copy.target}: one of them must be in the store")

@@ -1,0 +1,301 @@
+"""`mesh schema`, `stats`, `preflight`, `split` and `mix`: inspect, check, split and mix datasets.
+
+Law: read-only except that the parts of a split are snapshots pinned on the node, opened again by their
+hash.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.bench import OP_HELP, parse_op
+from meshsdk.cli.cat import KIND_OPTION, filtered_dataset, parse_fields
+from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.locations import Remote, RemoteType, parse_location
+from meshsdk.errors import ConfigurationError
+from meshwire.plan.mix import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshsdk.cli.command_base import Session, Steps
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.open_dataset import Kind
+    from meshwire.dataset.snapshot_stats import Spread
+
+
+_PATIENCE = 1.0  # seconds: a preflight is there to say at once that a server is not
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The dataset that a command line names; calling it opens it, in so many `steps`, and tells them."""
+
+    open: Callable[[Client, Steps], Dataset]
+    steps: int
+
+    def __call__(self, client: Client, done: Steps) -> Dataset:
+        client.transport.watch = done.reached
+        return self.open(client, done)
+
+
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds URL, --field, --kind, --filter and --op, and passes an `Opening`."""
+
+    @click.argument("url", type=RemoteType())
+    @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
+    @KIND_OPTION
+    @click.option("--filter", "condition", help="Only samples for which this expression holds.")
+    @click.option("--snapshot", help="What was pinned before, by its hash, in place of what is there now.")
+    @click.option("--op", "ops", multiple=True, help=OP_HELP)
+    @functools.wraps(command)
+    def wrapped(
+        session: Session,
+        /,
+        *,
+        url: Remote,
+        fields: Sequence[str],
+        kind: Kind,
+        condition: str | None,
+        snapshot: str | None,
+        ops: Sequence[str],
+        **rest: Any,
+    ) -> Any:
+        def opened(client: Client, done: Steps) -> Dataset:
+            from meshsdk.open_dataset import open as open_dataset
+
+            made = [parse_op(op) for op in ops]
+            if snapshot is not None and (fields or kind != "auto"):
+                raise ConfigurationError(
+                    "--snapshot has its fields and kind already: leave out --field, --kind"
+                )
+            wanted = parse_fields(fields) if fields else None
+            ds = open_dataset(str(url), wanted, kind=kind, snapshot=snapshot, client=client)
+            done(f"{ds.snapshot.samples} samples are pinned")
+            return filtered_dataset(ds, condition, done).map(*made)
+
+        return command(session, Opening(opened, 1 if condition is None else 2), **rest)
+
+    return shared_options(wrapped)
+
+
+@click.command()
+@dataset_options
+def schema(session: Session, opened: Opening) -> None:
+    """Writes the fields of a dataset's rows, as its ops leave them: dtype and shape, or that rows differ in
+    shape ("ragged").
+
+    Shapes are those of the first sample; files that must be read for it (archives, JSONL, TFRecord, MDS,
+    Parquet) are indexed once, and a bar tells how far that is.
+
+    \b
+    mesh schema s3://photos/train/
+    mesh schema s3://photos/train/ --op decode:image --op center_crop:image:224
+    mesh schema s3://corpus/v1/ --kind lines --field text=jsonl --op 'json:text path=body'
+    mesh schema s3://photos/train/ --snapshot HASH --json
+    """
+    with session.client() as client, session.steps("schema", opened.steps + 1) as done:
+        found = opened(client, done).schema()
+        done("the first sample is prepared")
+    for name, field in found.items():
+        shape = None if field.shape is None else list(field.shape)
+        session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape)
+
+
+@click.command()
+@dataset_options
+def stats(session: Session, opened: Opening) -> None:
+    """Writes what a dataset holds: samples, bytes a field, samples a class and a shard.
+
+    It comes of the snapshot alone: no sample is read, and ops do not matter.
+
+    \b
+    mesh stats s3://photos/train/
+    mesh stats s3://photos/train/ --filter 'label == "cat"' --json
+    """
+    with session.client() as client, session.steps("stats", opened.steps + 1) as done:
+        ds = opened(client, done)
+        found = ds.stats()
+        done("they are counted")
+    lines = [
+        f"{ds.snapshot.source}: {found.samples} samples, "
+        f"{format_size(found.bytes)} in {found.objects} objects, "
+        f"{ds.snapshot.skipped} skipped",
+    ]
+    if ds.snapshot.shards > 1:
+        lines.append(f"  samples a shard: {_spread(found.shards, str)}")
+    for name, spread in found.sizes.items():
+        empty = f"; {found.empty[name]} are empty" if found.empty[name] else ""
+        lines.append(f"  {name}: {_spread(spread, format_size)}{empty}")
+    for name, counts in found.classes.items():
+        rare = sorted(counts.items(), key=lambda item: (item[1], item[0]))
+        told = ", ".join(f"{label} {count}" for label, count in rare[:_SHOWN])
+        lines.append(f"  {name}: {len(counts)} classes, the rarest first: {told}")
+    record = found.document() | {"skipped": ds.snapshot.skipped, "snapshot": ds.snapshot.hash}
+    session.show("\n".join(lines), source=ds.snapshot.source, **record)
+
+
+def _spread(spread: Spread, told: Callable[[int], str]) -> str:
+    return (
+        f"{told(spread.least)} to {told(spread.most)}, half up to {told(spread.median)}, "
+        f"99 % up to {told(spread.p99)}"
+    )
+
+
+@click.command()
+@click.option("-b", "--batch", type=click.IntRange(1), help="The global batch, to see whether it fits.")
+@click.option("--world", type=click.IntRange(1), default=1, help="Ranks that share it [1].")
+@click.option("-n", "--rows", type=click.IntRange(1, 512), default=8, help="Samples to prepare [8].")
+@dataset_options
+def preflight(session: Session, opened: Opening, batch: int | None, world: int, rows: int) -> None:
+    """Prepares a few samples from all over a dataset and says whether a job with it would work; if not, why,
+    and what to do.
+
+    \b
+    mesh preflight s3://photos/train/ --op decode:image --op center_crop:image:224 -b 1024 --world 8
+    """
+    with session.client(_PATIENCE) as client, session.steps("preflight", opened.steps + 1) as done:
+        found = opened(client, done).preflight(batch, world=world, rows=rows)
+        done(f"{rows} of them are tried")
+    session.show(
+        str(found),
+        samples=found.samples,
+        fields={name: str(field) for name, field in found.schema.items()},
+        rows=found.rows,
+        bad=list(found.bad),
+        row_bytes=found.row_bytes,
+        batch_bytes=found.batch_bytes,
+        seconds=round(found.seconds, 4),
+        notes=list(found.notes),
+    )
+
+
+_DEADLINE = 600.0  # seconds an unavailable node is waited for
+
+
+@click.command()
+@click.option("--part", "parts", multiple=True, required=True, help="NAME=SHARE, as train=0.9; repeat.")
+@click.option("--by", default="name", show_default=True, help="What has one value of this stays together.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the hash.")
+@dataset_options
+def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed: int) -> None:
+    """Cuts a dataset into parts, such as train and val: where a sample goes follows from a hash of its name
+    (or of --by), so it stays there when others come.
+
+    Each part is pinned; its snapshot's hash opens it: mesh.open(URL, snapshot=HASH), or --snapshot HASH here.
+
+    \b
+    mesh split s3://photos/train/ --part train=0.8 --part val=0.2
+    mesh split s3://scans/ --part train=0.9 --part test=0.1 --by 'part(name, "_", 0)'
+    mesh stats s3://photos/train/ --snapshot HASH
+    """
+    shares = dict(_share("--part", part, "train=0.9") for part in parts)
+    if len(shares) < len(parts):
+        raise ConfigurationError("--part: two have one name")
+    from meshsdk.datasets.split_mix import split as cut
+
+    with session.client() as client, session.told_steps("split", opened.steps + len(shares)) as done:
+        ds = opened(client, done)
+        found = cut(ds, shares, by, seed, _DEADLINE, lambda name: done(f"{name} is cut"))
+    for name, part in found.items():
+        share = len(part) / len(ds)
+        session.show(
+            f"{name}: {len(part)} samples, {share:.1%}, snapshot {part.snapshot.hash}",
+            part=name,
+            samples=len(part),
+            share=round(share, 6),
+            snapshot=part.snapshot.hash,
+        )
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="URL=WEIGHT…")
+@click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
+@KIND_OPTION
+@click.option("--positions", type=click.IntRange(1), help="Of an epoch [default: as many as samples].")
+@click.option("--block", type=click.IntRange(2), default=BLOCK, show_default=True, help="Exact in so many.")
+@click.option("--epochs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="To count.")
+@shared_options
+def mix(
+    session: Session,
+    sources: Sequence[str],
+    fields: Sequence[str],
+    kind: Kind,
+    positions: int | None,
+    block: int,
+    epochs: int,
+) -> None:
+    """Tells what epochs of several datasets, drawn by weight, would hold: positions of each, and how often
+    its samples come. Nothing is read or kept; a program draws with mesh.mix(…, weights=…).
+
+    \b
+    mesh mix s3://web/=0.7 s3://books/=0.3
+    mesh mix s3://photos/=3 s3://sketches/=1 --positions 1000000 --epochs 10
+    """
+    from meshsdk.datasets.split_mix import mix as mixed
+    from meshsdk.open_dataset import open as open_dataset
+    from meshwire.plan.mix import draw_counts, parse_mix
+
+    named = [_share("mix", source, "s3://web/=0.7") for source in sources]
+    urls = [_folder(url) for url, _ in named]
+    with session.client() as client, session.told_steps("mix", len(urls) + 2) as done:
+        chosen = parse_fields(fields) if fields else None
+        parts = []
+        client.transport.watch = done.reached
+        for url in urls:
+            parts.append(open_dataset(url, chosen, kind=kind, client=client))
+            done(f"{url} is pinned")
+        ds = mixed(*parts, weights=[weight for _, weight in named], positions=positions, block=block)
+        done("they are one dataset")
+        spec = parse_mix(ds.spec()["mix"])
+        length = spec.positions or ds.snapshot.samples
+        drawn_each = (draw_counts(spec, length, epoch) for epoch in range(epochs))
+        counts = [sum(each) for each in zip(*drawn_each, strict=True)]
+        done("epochs are counted")
+    every = "an epoch" if epochs == 1 else f"{epochs} epochs"
+    session.show(
+        f"{every} of {length} positions, exact in each {block}",
+        type="mix",
+        positions=length,
+        block=block,
+        epochs=epochs,
+    )
+    for url, part, count in zip(urls, parts, counts, strict=True):
+        samples = part.snapshot.samples
+        least, most = count // samples, -(-count // samples)
+        times = f"{least} or {most} times" if least < most else "once" if least == 1 else f"{least} times"
+        share = count / (length * epochs)
+        session.show(
+            f"  {url}: {count} positions, {share:.2%}; each of {samples} samples {times}",
+            type="part",
+            source=url,
+            positions=count,
+            samples=samples,
+            least=least,
+            most=most,
+        )
+
+
+def _share(what: str, text: str, example: str) -> tuple[str, float]:
+    name, equals, share = text.rpartition("=")
+    try:
+        number = float(share)
+    except ValueError:
+        number = -1.0
+    if not equals or not name or not number >= 0:
+        raise ConfigurationError(f"{what} {text}: write it as {example}")
+    return name, number
+
+
+def _folder(text: str) -> str:
+    place = parse_location(text)
+    if not isinstance(place, Remote):
+        raise ConfigurationError(f"{text!r} is not in the store: write s3://BUCKET/FOLDER=WEIGHT")
+    return str(place)

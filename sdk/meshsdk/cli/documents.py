@@ -1,0 +1,198 @@
+"""`mesh plan` and `mesh snapshot`: stored plans and snapshots, and when they expire.
+
+Law: shows what the server reports; a removal names one document by its hash.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from meshsdk.admin.documents import list_documents, remove_document, show_document
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from meshsdk.admin.documents import Kind, StoredDocument
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.s3_client import Client
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_SHORT = re.compile(r"[0-9a-f]{6,63}")
+
+
+@click.group("plan")
+def plan() -> None:
+    """Plans that are kept: an address of a batch is good as long as its plan is.
+
+    What a view or a job names stays. Of the rest, what nobody has used for 90 days (--keep-documents of the
+    nodes) goes by itself; made again of the same content, it has the same hash and its addresses work again.
+    """
+
+
+@click.group("snapshot")
+def snapshot() -> None:
+    """Snapshots that are kept: what was pinned under a source.
+
+    What a plan, a view or a job names stays. Of the rest, what nobody has used for 90 days (--keep-documents
+    of the nodes) goes by itself. One whose source has changed since cannot be made again.
+    """
+
+
+_NONE: dict[Kind, str] = {
+    "plans": "no plans yet: a loader makes one when it starts, `mesh view create --batches` another",
+    "snapshots": "no snapshots yet: opening a dataset pins one (mesh.open, mesh prefetch, mesh shard)",
+}
+
+
+def _list(session: Session, kind: Kind) -> None:
+    with session.client() as client:
+        listed = list(list_documents(client.transport, kind))
+    if not listed:
+        session.tell(_NONE[kind])
+    for found in listed:
+        named = f"  kept by {_some(found)}" if found.kept_by else ""
+        session.show(
+            f"{found.hash[:16]}  {format_size(found.bytes):>10}  used {_day(found.used_ms)}  "
+            f"{_until(found)}  {_of(kind, found)}{named}",
+            **found.told,
+        )
+
+
+def _show(session: Session, kind: Kind, name: str) -> None:
+    with session.client() as client:
+        found = show_document(client.transport, kind, _whole(client, kind, name))
+    lines = [
+        f"{kind[:-1]} {found.hash}",
+        f"  {'source' if kind == 'snapshots' else 'snapshot'}  {found.made_of}",
+        f"  buckets  {', '.join(found.buckets)}",
+        f"  {format_size(found.bytes)} on {found.nodes} node{'' if found.nodes == 1 else 's'}",
+        f"  used last  {_day(found.used_ms)}",
+        f"  {_until(found)}",
+        *[f"  kept by  {name}" for name in found.kept_by],
+    ]
+    session.show("\n".join(lines), **found.told)
+
+
+def _remove(session: Session, kind: Kind, name: str, *, force: bool) -> None:
+    with session.client() as client:
+        digest = _whole(client, kind, name)
+        silent = remove_document(client.transport, kind, digest, force=force)
+    later = f"; {', '.join(silent)} will follow when back" if silent else ""
+    session.show(f"removed {kind[:-1]} {digest}{later}", removed=digest, kind=kind[:-1], silent=list(silent))
+
+
+def _whole(client: Client, kind: Kind, name: str) -> str:
+    """The hash whose beginning somebody typed. Raises ConfigurationError."""
+    if _HASH.fullmatch(name):
+        return name
+    if not _SHORT.fullmatch(name):
+        raise ConfigurationError(f"{name!r}: expected a hash, or its first 6 digits or more")
+    found = [kept.hash for kept in list_documents(client.transport, kind) if kept.hash.startswith(name)]
+    if len(found) != 1:
+        what = f"no {kind[:-1]} begins" if not found else f"{len(found)} {kind} begin"
+        raise ConfigurationError(f"{what} with {name}; see them with: mesh {kind[:-1]} ls")
+    return found[0]
+
+
+def _of(kind: Kind, found: StoredDocument) -> str:
+    return found.made_of if kind == "snapshots" else f"{found.buckets[0]} of {found.made_of[:16]}"
+
+
+def _some(found: StoredDocument) -> str:
+    more = len(found.kept_by) - 2
+    named = (name if len(name) < 40 else f"{name[:24]}…" for name in found.kept_by[:2])
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _until(found: StoredDocument) -> str:
+    return "stays          " if found.expires_ms is None else f"goes {_day(found.expires_ms)}"
+
+
+def _day(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+_force = click.option("--force", is_flag=True, help="Also one that was used within the last day.")
+
+
+@plan.command("ls")
+@shared_options
+def list_plans(session: Session) -> None:
+    """Lists plans: size, last use, when they go, what keeps them.
+
+    \b
+    mesh plan ls
+    """
+    _list(session, "plans")
+
+
+@plan.command("show")
+@click.argument("name", metavar="HASH")
+@shared_options
+def show_plan(session: Session, name: str) -> None:
+    """Shows one plan; the first digits of its hash will do.
+
+    \b
+    mesh plan show 3f9c01d2
+    """
+    _show(session, "plans", name)
+
+
+@plan.command("rm")
+@click.argument("name", metavar="HASH")
+@_force
+@shared_options
+def remove_plan(session: Session, name: str, force: bool) -> None:
+    """Removes a plan on every node.
+
+    One that a view or a job names is refused. Made again of the same content it has the same hash.
+
+    \b
+    mesh plan ls
+    mesh plan rm 3f9c01d2
+    """
+    _remove(session, "plans", name, force=force)
+
+
+@snapshot.command("ls")
+@shared_options
+def list_snapshots(session: Session) -> None:
+    """Lists snapshots: size, last use, when they go, what keeps them.
+
+    \b
+    mesh snapshot ls
+    """
+    _list(session, "snapshots")
+
+
+@snapshot.command("show")
+@click.argument("name", metavar="HASH")
+@shared_options
+def show_snapshot(session: Session, name: str) -> None:
+    """Shows one snapshot; the first digits of its hash will do.
+
+    \b
+    mesh snapshot show 3f9c01d2
+    """
+    _show(session, "snapshots", name)
+
+
+@snapshot.command("rm")
+@click.argument("name", metavar="HASH")
+@_force
+@shared_options
+def remove_snapshot(session: Session, name: str, force: bool) -> None:
+    """Removes a snapshot on every node.
+
+    One that a plan, a view or a job names is refused. Once its source has changed, it cannot be made again.
+
+    \b
+    mesh snapshot ls
+    mesh snapshot rm 3f9c01d2
+    """
+    _remove(session, "snapshots", name, force=force)

@@ -1,0 +1,343 @@
+"""`mesh op`: the ops of the nodes, and modules of your own: push, test, list and remove.
+
+Law: the node describes its ops and builds user modules; this command only sends and prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk.admin import op_catalog
+from meshsdk.byte_sizes import format_size
+from meshsdk.cli.command_base import EXIT_FAILED, shared_options
+from meshsdk.cli.view import parse_op
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshsdk.admin.op_catalog import Argument, OpInfo, Pushed, Trial, Trials
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.s3_client import Client
+
+
+_SHORT = 19  # of a version: sha256: and twelve digits
+_MOST = 64
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="MODULE.py")
+@click.option("--name", metavar="NAME", help="Under which name.  [the file's]")
+@click.option("--draft", is_flag=True, help="Only to be taken by its version: the name stays what it is.")
+@shared_options
+def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
+    """Gives the node a Python file of functions marked with @op.
+
+    Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is the
+    content's hash: plans keep the build they were made with, whatever is pushed later.
+
+    \b
+    mesh op push augment.py
+    mesh op show augment/brighten
+    mesh view create photos--bright --op decode --op 'augment/brighten gain=1.5' --op 'encode format=jpeg'
+    \b
+    A module:
+      import numpy as np
+      from meshsdk.userops import image, op
+    \b
+      @op(input=image("h", "w", 3), output=image("h", "w", 3))
+      def brighten(pixels, *, gain: float = 1.2):
+          "Pixels times gain."
+          return np.clip(pixels * gain, 0, 255).astype(np.uint8)
+    """
+    with session.client() as client:
+        pushed = _push(client, file, name, draft=draft)
+    known = "" if pushed.new else " (it was there already)"
+    lines = [f"{pushed.module} {pushed.version}{known}"]
+    lines += [f"  {item['op']:24} {item['takes']} → {item['gives']}" for item in pushed.ops]
+    if draft:
+        lines.append(f"  a draft: name it with its version, as version={pushed.version[:_SHORT]}…")
+    session.show(
+        "\n".join(lines),
+        module=pushed.module,
+        version=pushed.version,
+        draft=pushed.draft,
+        new=pushed.new,
+        held=list(pushed.held),
+        ops=list(pushed.ops),
+    )
+
+
+def _push(client: Client, file: Path, name: str | None, *, draft: bool) -> Pushed:
+    return op_catalog.push_module(client.transport, name or file.stem, file.read_bytes(), draft=draft)
+
+
+@click.command()
+@click.argument("what", metavar="OP|MODULE.py")
+@click.argument("samples", nargs=-1, required=True, metavar="s3://BUCKET/KEY…")
+@click.option("--op", "name", metavar="FUNCTION", help="Which op of MODULE.py.  [its only one]")
+@click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the op; repeat.")
+@click.option(
+    "--before", multiple=True, metavar="'NAME KEY=VALUE …'", help="Ops before it; repeat, in order."
+)
+@click.option("--after", multiple=True, metavar="'NAME KEY=VALUE …'", help="Ops behind it; repeat, in order.")
+@click.option("--limit", default=8, show_default=True, type=click.IntRange(1, _MOST), help="Of a prefix.")
+@click.option("--seed", default=0, show_default=True, help="For ops that draw.")
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Folder for what comes out.")
+@shared_options
+def test(
+    session: Session,
+    what: str,
+    samples: Sequence[str],
+    name: str | None,
+    args: Sequence[str],
+    before: Sequence[str],
+    after: Sequence[str],
+    limit: int,
+    seed: int,
+    save: Path | None,
+) -> int:
+    """Applies an op to chosen objects, and tells how it went.
+
+    A file is pushed as a draft first, so that nothing else changes. Each sample is done twice, in another
+    order: an op that does not repeat itself is found out. A prefix (`s3://photos/train/`) stands for its
+    first objects. Exit code 1 if anything is wrong.
+
+    \b
+    mesh op test augment.py --op brighten --arg gain=2 --before decode s3://photos/train/0001.jpg
+    mesh op test augment/brighten --before decode s3://photos/train/ --limit 20
+    mesh op test augment/brighten --before decode --after 'encode format=png' --save ./out s3://photos/train/
+    """
+    with session.client() as client:
+        tried = _spec(client, what, name)
+        tried["args"] = parse_op(" ".join(["op", *args]))["args"]
+        chain = [*map(parse_op, before), tried, *map(parse_op, after)]
+        keys = list(_samples(client, samples, limit))
+        trials = op_catalog.try_ops(client.transport, chain, keys, seed=seed, results=save is not None)
+    for number, trial in enumerate(trials.results):
+        _show(session, trial, _saved(save, number, trial, trials) if save is not None else "")
+    wrong = [trial for trial in trials.results if trial.error or trial.repeats is not True]
+    left = len(keys) - len(trials.results)
+    version = next(version for op, version in trials.ops if op == tried["op"])
+    text = f"{tried['op']} {version[:_SHORT]}… makes {trials.output}: "
+    text += f"{len(trials.results) - len(wrong)} of {len(keys)} as they should be"
+    session.show(
+        text + (f", {left} not reached in time" if left else ""),
+        op=tried["op"],
+        version=version,
+        output=trials.output,
+        samples=len(keys),
+        wrong=len(wrong) + left,
+    )
+    return EXIT_FAILED if wrong or left else 0
+
+
+def _spec(client: Client, what: str, name: str | None) -> dict[str, Any]:
+    """The op that is tried; a file is pushed as a draft."""
+    if not what.endswith(".py"):
+        return {"op": what}
+    pushed = _push(client, Path(what), None, draft=True)
+    names = [str(item["op"]) for item in pushed.ops]
+    wanted = f"{pushed.module}/{name}" if name else names[0]
+    if wanted not in names or (name is None and len(names) > 1):
+        known = ", ".join(item.partition("/")[2] for item in names)
+        raise ConfigurationError(f"{what} has the ops {known}: say which with --op")
+    return {"op": wanted, "version": pushed.version}
+
+
+def _samples(client: Client, samples: Sequence[str], limit: int) -> Iterator[str]:
+    for url in samples:
+        match = re.fullmatch(r"s3://([^/]+)/(.*)", url)
+        if match is None:
+            raise ConfigurationError(
+                f"{url!r} is no object: expected s3://BUCKET/KEY, or a prefix that ends in /"
+            )
+        bucket, key = match.groups()
+        if key and not key.endswith("/"):
+            yield url
+            continue
+        found = [item.key for _, item in zip(range(limit), client.list(bucket, key), strict=False)]
+        if not found:
+            raise ConfigurationError(f"there is nothing at {url}")
+        yield from (f"s3://{bucket}/{item}" for item in found)
+
+
+def _show(session: Session, trial: Trial, saved: str) -> None:
+    if trial.error:
+        text = f"{trial.sample}  {trial.code}: {trial.error}"
+    else:
+        text = f"{trial.sample}  {format_size(trial.size)} in {trial.seconds * 1000:.1f} ms"
+        if trial.repeats is False:
+            text += "  NOT REPEATED: the same sample gave something else the second time"
+        elif trial.repeats is None:
+            text += "  (not tried twice)"
+        text += f"  → {saved}" if saved else ""
+    record = {"sample": trial.sample, "bytes": trial.size, "seconds": trial.seconds, "sha256": trial.sha256}
+    record |= {"repeats": trial.repeats, "code": trial.code, "op": trial.op, "error": trial.error}
+    session.show(text, **record, **({"saved": saved} if saved else {}))
+
+
+def _saved(folder: Path, number: int, trial: Trial, trials: Trials) -> str:
+    if trial.result is None:
+        return ""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", trial.sample.rpartition("/")[2])[-100:]
+    target = folder / f"{number}-{stem}{'' if trials.output.startswith('bytes') else '.npy'}"
+    target.write_bytes(trial.result)
+    return str(target)
+
+
+@click.command("modules")
+@shared_options
+def list_modules(session: Session) -> None:
+    """Lists pushed modules and their builds, the latest first.
+
+    \b
+    mesh op modules
+    """
+    with session.client() as client:
+        found = op_catalog.list_modules(client.transport)
+    if not found:
+        session.tell("no modules yet: mesh op push FILE.py")
+    for module in found:
+        for build in module.builds:
+            when = datetime.fromtimestamp(build.pushed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+            state = "draft" if build.draft else "latest" if build.version == module.version else ""
+            ops = " ".join(build.ops)
+            session.show(
+                f"{module.module:16} {build.version}  {when}  {build.pushed_by:12} {state:6} {ops}",
+                module=module.module,
+                version=build.version,
+                source=build.source,
+                pushed_ms=build.pushed_ms,
+                pushed_by=build.pushed_by,
+                state=state,
+                ops=list(build.ops),
+            )
+
+
+@click.command()
+@click.argument("name", metavar="MODULE")
+@click.option("--version", default="", metavar="sha256:HEX", help="That build alone.  [all of them]")
+@shared_options
+def rm(session: Session, name: str, version: str) -> None:
+    """Removes a module, or one build of it. Plans and views that were made with it are refused from then on.
+
+    \b
+    mesh op modules
+    mesh op rm augment --version sha256:0b1c…
+    """
+    with session.client() as client:
+        removed = op_catalog.remove_module(client.transport, name, version)
+    for gone in removed:
+        session.show(f"removed {name} {gone}", action="remove", module=name, version=gone)
+
+
+@click.group("op")
+def op() -> None:
+    """What storage nodes can do to a field: in plans (`Dataset.map`) and in views (`--op`).
+
+    Beside the ops that nodes come with there are those of your own: one Python file is a module, each of its
+    functions an op named MODULE/FUNCTION. They run in processes of their own, with limits on memory, time and
+    files.
+    """
+
+
+for _command in (push, test, list_modules, rm):
+    op.add_command(_command)
+
+
+@op.command("ls")
+@click.argument("word", default="")
+@shared_options
+def list_all(session: Session, word: str) -> None:
+    """Lists the node's ops, or those that are about WORD.
+
+    \b
+    mesh op ls
+    mesh op ls crop
+    """
+    with session.client() as client:
+        listed = op_catalog.list_ops(client.transport)
+    found = [line for line in listed if word.lower() in f"{line.op} {line.summary}".lower()]
+    if not found:
+        session.tell(f"no op is about {word!r}: `mesh op ls` lists all {len(listed)}")
+    for line in found:
+        session.show(
+            f"{line.op:20} {line.takes} → {line.gives}",
+            op=line.op,
+            version=line.version,
+            summary=line.summary,
+            takes=line.takes,
+            gives=line.gives,
+            arguments=list(line.arguments),
+        )
+
+
+@op.command()
+@click.argument("name")
+@shared_options
+def show(session: Session, name: str) -> None:
+    """Tells what an op takes, gives, and refuses; its arguments.
+
+    \b
+    mesh op show random_resized_crop
+    """
+    with session.client() as client:
+        found = op_catalog.show_op(client.transport, name)
+    session.show(
+        _page(found),
+        op=found.op,
+        version=found.version,
+        versions=list(found.versions),
+        summary=found.summary,
+        takes=found.takes,
+        gives=found.gives,
+        refuses=found.refuses,
+        random=found.random,
+        mixes=found.mixes,
+        inputs=list(found.inputs),
+        arguments=[
+            {"name": item.name, "kind": item.kind, "required": item.required, "default": item.default}
+            for item in found.arguments
+        ],
+    )
+
+
+def _page(found: OpInfo) -> str:
+    lines = [f"{found.op} (version {found.version})", f"  {found.summary}", ""]
+    lines += [f"  takes  {found.takes}", f"  gives  {found.gives}"]
+    if found.refuses:
+        lines.append(f"  a sample is bad when: {found.refuses}")
+    if found.random:
+        lines.append("  draws: keyed by seed, epoch and position, the same on every node")
+    if found.arguments:
+        wide = max(len(item.name) for item in found.arguments)
+        lines += ["", *(f"  {item.name:{wide}}  {_told(item)}" for item in found.arguments)]
+    given = [f"{item.name}={_example(item)}" for item in found.arguments if item.required]
+    lines.append("")
+    if found.op.isidentifier():
+        lines.append(f"  in a plan: ds.map(ops.{found.op}({', '.join(['FIELD', *given])}))")
+    else:
+        fields = f"({', '.join(map(repr, found.inputs))})" if found.inputs else "FIELD"
+        lines.append(f"  in a plan: ds.map(ops.user({', '.join([repr(found.op), fields, *given])}))")
+    if not found.mixes and not found.inputs:
+        lines.append(f"  in a view: --op '{' '.join([found.op, *given])}'")
+    return "\n".join(lines)
+
+
+def _told(item: Argument) -> str:
+    if item.required:
+        return f"{item.kind} (required)"
+    return f"{item.kind}  [default: {json.dumps(item.default, ensure_ascii=False)}]"
+
+
+def _example(item: Argument) -> str:
+    """A place holder for a value, or the first choice."""
+    return item.kind.split('"')[1] if item.kind.startswith('one of "') else item.name.upper()

@@ -1,0 +1,189 @@
+"""`mesh sync`: makes a folder like another by copying only the differences.
+
+Law: `compare` is a pure function of two listings. A file differs if it is missing, has another size, or
+is newer at the source without equal content (by ETag, where that is an MD5).
+Invariant: nothing is deleted without --delete, and nothing at all when the source is empty.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from meshsdk.cli.command_base import EXIT_FAILED, shared_options
+from meshsdk.cli.cp import Copy, run_copies, walk
+from meshsdk.cli.locations import Local, LocationType, Remote, relative_name
+from meshsdk.errors import ConfigurationError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from meshsdk.cli.command_base import Session
+    from meshsdk.cli.locations import Location
+    from meshsdk.client.s3_client import Client
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_CLOCK_SLACK_MS = 1000  # S3's times are whole seconds in HTTP headers
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a side: `etag` empty for local files."""
+
+    size: int
+    modified_ms: int
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Relative names to copy and, at the target, to delete; in order."""
+
+    copy: tuple[str, ...]
+    delete: tuple[str, ...]
+
+
+def compare_listings(
+    source: Mapping[str, Entry],
+    target: Mapping[str, Entry],
+    *,
+    delete: bool,
+    same_content: Callable[[str], bool] = lambda _: False,
+) -> Difference:
+    """What makes `target` like `source`; `same_content(name)` is asked only where size and time leave it
+    open.
+    """
+
+    def differs(name: str) -> bool:
+        ours, theirs = source[name], target.get(name)
+        if theirs is None or ours.size != theirs.size:
+            return True
+        if ours.etag and ours.etag == theirs.etag:
+            return False
+        if ours.etag and theirs.etag and _MD5.fullmatch(ours.etag) and _MD5.fullmatch(theirs.etag):
+            return True
+        return ours.modified_ms > theirs.modified_ms + _CLOCK_SLACK_MS and not same_content(name)
+
+    extra = sorted(target.keys() - source.keys()) if delete else []
+    return Difference(tuple(name for name in sorted(source) if differs(name)), tuple(extra))
+
+
+@click.command()
+@click.argument("source", type=LocationType())
+@click.argument("target", type=LocationType())
+@click.option("--delete", is_flag=True, help="Delete at the target what the source lacks.")
+@click.option("--exclude", "excluded", multiple=True, help="Leave out names like this, as '*.tmp'.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Copies at once [8].")
+@click.option("--dryrun", is_flag=True, help="Say what would be done.")
+@shared_options
+def sync(
+    session: Session,
+    source: Location,
+    target: Location,
+    delete: bool,
+    excluded: Sequence[str],
+    jobs: int,
+    dryrun: bool,
+) -> int:
+    """Makes the folder TARGET like the folder SOURCE: copies what is missing, of another size, or newer and
+    of other content. Either may be local; both may be in the store.
+
+    \b
+    mesh sync ./photos s3://photos/train
+    mesh sync --delete --dryrun ./photos s3://photos/train
+    mesh sync s3://photos/train ./photos
+    """
+    source, target = _folder(source), _folder(target)
+    if isinstance(source, Local) and isinstance(target, Local):
+        raise ConfigurationError("both are local: use rsync, or name an s3:// address")
+    with session.client() as client:
+        ours, theirs = _entries(client, source, excluded), _entries(client, target, excluded)
+        if not ours and (delete or isinstance(source, Remote)):
+            raise NotFoundError(f"nothing is in {source}: is the address right?", status=404)
+        same = _content_check(source, target, theirs)
+        difference = compare_listings(ours, theirs, delete=delete, same_content=same)
+        copies = [
+            Copy(source.below(name), target.below(name), ours[name].size, ours[name].modified_ms)
+            for name in difference.copy
+        ]
+        if not copies and not difference.delete and not session.as_json:
+            click.echo(f"nothing to do: {len(ours)} files are the same", err=True)
+        code = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun)
+        return _delete(session, client, target, difference.delete, dryrun) or code
+
+
+def _folder(place: Location) -> Local | Remote:
+    match place:
+        case Remote(bucket, key):
+            return place if place.is_folder else Remote(bucket, f"{key}/")
+        case Local():
+            return place
+        case _:
+            raise ConfigurationError(
+                "sync takes folders: a stream is copied with `mesh cp - s3://BUCKET/KEY`"
+            )
+
+
+def _entries(client: Client, place: Local | Remote, excluded: Sequence[str]) -> dict[str, Entry]:
+    if isinstance(place, Remote):
+        listed = (
+            (item.key[len(place.key) :], Entry(item.size, item.modified_ms, item.etag))
+            for item in client.list(place.bucket, place.key)
+        )
+    else:
+        listed = (
+            (
+                relative_name(file, place.path),
+                Entry(file.stat().st_size, file.stat().st_mtime_ns // 1_000_000),
+            )
+            for file in walk(place.path)
+        )
+    return {
+        name: entry
+        for name, entry in listed
+        if name and not any(fnmatch.fnmatch(name, pattern) for pattern in excluded)
+    }
+
+
+def _content_check(
+    source: Local | Remote, target: Local | Remote, theirs: Mapping[str, Entry]
+) -> Callable[[str], bool]:
+    """Whether a local file that looks newer has the stored object's MD5: touched, not changed."""
+    if not isinstance(source, Local) or not isinstance(target, Remote):
+        return lambda _: False
+
+    def same(name: str) -> bool:
+        etag = theirs[name].etag
+        if not _MD5.fullmatch(etag):
+            return False
+        with source.path.joinpath(name).open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == etag
+
+    return same
+
+
+def _delete(
+    session: Session, client: Client, target: Local | Remote, names: Sequence[str], dryrun: bool
+) -> int:
+    places = [target.below(name) for name in names]
+    failed: set[str] = set()
+    if not dryrun:
+        if isinstance(target, Remote):
+            keys = [place.key for place in places if isinstance(place, Remote)]
+            failed = {failure.key for failure in client.delete_many(target.bucket, keys)}
+        else:
+            for place in places:
+                if isinstance(place, Local):
+                    place.path.unlink(missing_ok=True)
+    for place in places:
+        if isinstance(place, Remote) and place.key in failed:
+            click.echo(f"mesh: {place} could not be deleted", err=True)
+        else:
+            verb = "would delete" if dryrun else "deleted"
+            session.show(f"{verb} {place}", action="delete", target=str(place), dryrun=dryrun)
+    return EXIT_FAILED if failed else 0

@@ -1,0 +1,228 @@
+"""Client of the daemon's native API: snapshots, plans, frames, rows and the bad-sample ledger.
+
+Law: every answer becomes a frozen value. Every call is idempotent: any node gives the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from meshsdk.client.transport import Request, json_request
+from meshsdk.errors import MeshError
+from meshwire.cluster.routes import frame_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from meshsdk.client.transport import Transport
+    from meshwire.dataset.snapshot import Snapshot
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """A field of a snapshot: `kind` is "bytes" or "label"; `classes` the names of a label's values, in
+    order.
+    """
+
+    kind: str
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A pinned list of objects.
+
+    Attributes:
+        hash: its name; the same content has the same.
+        samples, shards, objects: how many.
+        bytes: of all objects.
+        skipped: keys that formed no sample, as a field was lacking.
+        kind: of the source, as it was read: "objects", "tar", "lines" …; "" of a node that does not tell.
+    """
+
+    hash: str
+    source: str
+    samples: int
+    shards: int
+    objects: int
+    bytes: int
+    fields: Mapping[str, FieldInfo]
+    skipped: int = 0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSchema:
+    """A row's type: `shape` without the batch dimension; None for a ragged field (one dimension, unequal
+    lengths).
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {'ragged' if self.shape is None else list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInfo:
+    """A registered plan: `positions` an epoch, the rows' schema, and the op builds (op, version) it is
+    pinned to.
+    """
+
+    hash: str
+    positions: int
+    fields: Mapping[str, FieldSchema]
+    ops: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameAddress:
+    """Where a rank's rows of a step are: a pure name, good at any node and any time."""
+
+    plan: str
+    epoch: int
+    step: int
+    rank: int
+    world: int
+    batch: int
+    origin: int = 0
+    share: str | None = None
+
+    def request(self) -> Request:
+        query = f"batch={self.batch}&format=tensors&origin={self.origin}&rank={self.rank}"
+        if self.share:
+            query += f"&share={quote(self.share, safe='')}"
+        query += f"&world={self.world}"
+        place = self.rank, self.world, self.batch, self.origin
+        meets = frame_address(self.plan, self.epoch, self.step, *place)
+        return Request("GET", f"/-/plans/{self.plan}/{self.epoch}/{self.step}", query, meets=meets)
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """An entry of a plan's ledger: a sample that could not be prepared.
+
+    Attributes:
+        key: of the object, with the member of an archive.
+        op: in which it failed.
+        error: why, in the op's words.
+        position, epoch: where it was met last; `mesh replay` prepares it again.
+        times: how often it was met.
+    """
+
+    key: str
+    op: str
+    error: str
+    position: int
+    epoch: int
+    times: int
+
+
+def pin_snapshot(
+    transport: Transport,
+    source: str,
+    kind: str,
+    fields: Mapping[str, Any] | None,
+    deadline: float | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> SnapshotInfo:
+    """Lists the source and pins what is there now; without `fields`, which few kinds can do without,
+    all that there are. `meanwhile`: done while the node is at it."""
+    document = {"source": source, "kind": kind} | ({} if fields is None else {"fields": dict(fields)})
+    request = json_request("POST", "/-/snapshots", document)
+    begun = transport.begin(request)
+    meanwhile()
+    answer = transport.json(request, deadline, begun)
+    return _read(lambda: _snapshot(source, answer), "snapshot")
+
+
+def derive_snapshot(
+    transport: Transport, base: SnapshotInfo, change: Mapping[str, Any], deadline: float | None = None
+) -> SnapshotInfo:
+    """A snapshot made of another: `change` is one of select, rename, relabel, filter, join (with `on`),
+    concat."""
+    document = {"from": base.hash, **change}
+    answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
+    return _read(lambda: _snapshot(base.source, answer), "snapshot")
+
+
+def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
+    """A snapshot's whole document: objects, ETags and where each sample lies."""
+    from meshwire.dataset.snapshot import Snapshot  # most jobs never look at the document
+
+    body = transport.text(Request("GET", f"/-/snapshots/{quote(digest, safe='')}"))
+    return _read(lambda: Snapshot.from_bytes(body), "snapshot")
+
+
+def describe_snapshot(snapshot: Snapshot) -> SnapshotInfo:
+    """What `pin_snapshot` answers, of a document at hand."""
+    return _snapshot(snapshot.source, snapshot.summary())
+
+
+def _snapshot(source: str, answer: Mapping[str, Any]) -> SnapshotInfo:
+    fields = {
+        name: FieldInfo(str(field["kind"]), tuple(field.get("classes") or ()))
+        for name, field in answer["fields"].items()
+    }
+    numbers = {name: int(answer[name]) for name in ("samples", "shards", "objects", "bytes")}
+    return SnapshotInfo(
+        str(answer["snapshot"]),
+        source,
+        fields=fields,
+        skipped=int(answer.get("skipped", 0)),
+        kind=str(answer.get("kind", "")),
+        **numbers,
+    )
+
+
+def register_plan(
+    transport: Transport,
+    snapshot: str,
+    spec: Mapping[str, Any],
+    batch: int | None = None,
+    deadline: float | None = None,
+) -> PlanInfo:
+    """Registers a plan; the node fills in the op versions and says what the rows will be."""
+    document: dict[str, Any] = {"snapshot": snapshot, "spec": dict(spec)}
+    if batch is not None:
+        document["batch"] = batch
+    answer = transport.json(json_request("POST", "/-/plans", document), deadline)
+    return _read(lambda: _plan(answer), "plan")
+
+
+def _plan(answer: Mapping[str, Any]) -> PlanInfo:
+    fields = {
+        name: FieldSchema(str(field["dtype"]), None if field.get("ragged") else tuple(field["shape"]))
+        for name, field in answer["fields"].items()
+    }
+    ops = tuple((str(op["op"]), str(op["version"])) for op in answer.get("ops", ()))
+    return PlanInfo(str(answer["plan"]), int(answer["positions"]), fields, ops)
+
+
+def rows_request(plan: str, epoch: int, samples: Sequence[int]) -> Request:
+    """A frame of the samples of those stored-order indices, in that order."""
+    return json_request("POST", f"/-/plans/{plan}/rows", {"samples": list(samples)}, f"epoch={epoch}")
+
+
+def bad_samples(transport: Transport, plan: str) -> tuple[BadSample, ...]:
+    """The ledger of a plan: what could not be prepared so far, in any job."""
+    answer = transport.json(Request("GET", f"/-/plans/{plan}/bad"))
+    names = ("key", "op", "error", "position", "epoch", "times")
+    return _read(
+        lambda: tuple(BadSample(**{name: entry[name] for name in names}) for entry in answer), "ledger"
+    )
+
+
+def _read(make: Callable[[], T], what: str) -> T:
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MeshError(
+            f"the {what} the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+        ) from error

@@ -1,0 +1,220 @@
+"""Connection settings and credentials: endpoint, keys, region and timeouts.
+
+Law: arguments win over the environment, which is read once at start. Keys from a credentials file are
+re-read when the file changes; the last good keys stay in force until better ones arrive. Thread-safe.
+Invariant: neither `repr` nor an error message shows a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from meshsdk.errors import ConfigurationError
+from meshwire.sigv4 import Credential
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+CREDENTIALS_VARIABLE: Final = "MESH_CREDENTIALS_FILE"
+_AWS: Final = ("AccessKeyId", "SecretAccessKey", "SessionToken")
+_OURS: Final = ("access_key", "secret_key", "session_token")
+_LOOK: Final = 10.0  # seconds from one look at the file to the next
+
+
+def read_keys(path: str) -> Credential:
+    """What a file says. Raises ConfigurationError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        names = _OURS if "access_key" in found else _AWS
+        token = found.get(names[2]) or None
+        return Credential(str(found[names[0]]), str(found[names[1]]), token)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"{CREDENTIALS_VARIABLE}={path} cannot be used ({type(error).__name__}): "
+            "expected JSON with AccessKeyId, "
+            "SecretAccessKey and perhaps SessionToken (meshd admin sts), or access_key and secret_key "
+            "(meshd admin key add --json)"
+        ) from None
+
+
+class RenewableKeys:
+    """`now()` is the credential to sign with. `path`: "" where it never changes."""
+
+    def __init__(self, path: str, first: Credential, clock: Callable[[], float]) -> None:
+        self.path, self._credential, self._clock = path, first, clock
+        self._seen, self._next = (0, 0, 0), 0.0
+        self._trouble = ""
+
+    def __repr__(self) -> str:
+        return f"<RenewedKeys {self.path}>"
+
+    def now(self) -> Credential:
+        """The newest; the file is looked at every now and then."""
+        if self.path and self._clock() >= self._next:
+            self._look()
+        return self._credential
+
+    def instead(self, refused: Credential | None) -> Credential | None:
+        """What to sign with in place of keys that a node does not take; None where there is nothing else. The
+        file is looked at now. `refused`: None where it is not known what was signed with.
+        """
+        if not self.path:
+            return None
+        self._look()
+        return None if self._credential == refused else self._credential
+
+    def told(self) -> str:
+        """What the file is about, for who was refused with what it says; "" without one."""
+        if not self.path or self._trouble:
+            return self._trouble
+        changed = datetime.fromtimestamp(self._seen[0] / 1e9, UTC)
+        return (
+            f"{CREDENTIALS_VARIABLE}={self.path} has no others: it was last written at "
+            f"{changed:%Y-%m-%d %H:%M:%S} UTC."
+        )
+
+    def _look(self) -> None:
+        self._next = self._clock() + _LOOK
+        try:
+            found = os.stat(self.path)
+            changed = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if changed != self._seen:
+                self._credential, self._seen = read_keys(self.path), changed
+            self._trouble = ""
+        except (
+            OSError
+        ) as error:  # while it is replaced; the old ones are in force until the node says otherwise
+            self._trouble = f"{CREDENTIALS_VARIABLE}={self.path} cannot be read ({type(error).__name__})."
+        except ConfigurationError as error:
+            self._trouble = f"{error}."
+
+
+ENDPOINT_VARIABLES = ("MESH_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+CA_VARIABLES = ("MESH_CA_BUNDLE", "AWS_CA_BUNDLE")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A parsed `http(s)://host[:port]`. `ca_bundle`: PEM file of the authorities believed there; the system's
+    when empty."""
+
+    scheme: str
+    host: str
+    port: int
+    ca_bundle: str = field(default="", repr=False)
+
+    @property
+    def authority(self) -> str:
+        """What goes into the Host header: the default port is left out, as every signer does."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+def parse_endpoint(text: str, ca_bundle: str = "") -> Endpoint:
+    """The endpoint of a URL; raises ConfigurationError for anything but http(s)://host[:port]."""
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = url.port
+    except ValueError as error:
+        raise ConfigurationError(f"the endpoint {text!r} has a bad port: use http://host:9000") from error
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigurationError(f"the endpoint {text!r} is not http(s)://host[:port]")
+    if url.path.strip("/") or url.query or url.username:
+        raise ConfigurationError(f"the endpoint {text!r} must end after the port: no path, query or user")
+    return Endpoint(url.scheme, url.hostname, port or (443 if url.scheme == "https" else 80), ca_bundle)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a client needs to reach its endpoint.
+
+    `timeout` (seconds) is the longest silence on a socket before it is given up and asked again;
+    `deadline` (seconds) is how long an unavailable server is waited for. `others`: further endpoints of the
+    same mesh.
+    """
+
+    endpoint: Endpoint
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    region: str = "us-east-1"
+    timeout: float = 60.0
+    deadline: float = 60.0
+    connect_timeout: float = 5.0
+    others: tuple[Endpoint, ...] = ()
+    credentials_file: str = ""
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All that were given; each leads to the whole mesh."""
+        return (self.endpoint, *self.others)
+
+
+def checked_seconds(name: str, seconds: float) -> float:
+    """An argument that is a time; raises ConfigurationError."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise ConfigurationError(f"{name}={seconds!r}: seconds, as 600")
+    return float(seconds)
+
+
+def load_settings(
+    *,
+    endpoint: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    session_token: str | None = None,
+    region: str | None = None,
+    timeout: float = 60.0,
+    deadline: float = 60.0,
+    ca_cert: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from arguments, else from the environment; or a ConfigurationError naming what is missing."""
+    env = os.environ if env is None else env
+    if not isinstance(endpoint, (str, type(None))):
+        raise ConfigurationError(f"endpoint={endpoint!r}: a URL, as 'http://host:9000', several with commas")
+    timeout, deadline = checked_seconds("timeout", timeout), checked_seconds("deadline", deadline)
+    endpoint = endpoint or next((env[name] for name in ENDPOINT_VARIABLES if env.get(name)), None)
+    if not endpoint or not endpoint.strip(", "):
+        raise ConfigurationError(
+            "no endpoint: set MESH_ENDPOINT=http://host:9000, or pass endpoint= (commands: --endpoint-url)"
+        )
+    if (access_key is None) != (secret_key is None):
+        raise ConfigurationError("access_key and secret_key belong together: pass both, or neither")
+    file = env.get(CREDENTIALS_VARIABLE, "") if access_key is None else ""
+    if file:
+        keys = read_keys(file)
+        access_key, secret_key, session_token = keys.access_key, keys.secret_key, keys.session_token
+    elif access_key is None or secret_key is None:
+        access_key, secret_key = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
+        session_token = session_token or env.get("AWS_SESSION_TOKEN") or None
+    if not access_key or not secret_key:
+        raise ConfigurationError(
+            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MESH_CREDENTIALS_FILE, "
+            "or pass access_key= and secret_key="
+        )
+    region = region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
+    ca_cert = ca_cert or next((env[name] for name in CA_VARIABLES if env.get(name)), "")
+    first, *others = [parse_endpoint(text.strip(), ca_cert) for text in endpoint.split(",") if text.strip()]
+    return Settings(
+        first,
+        access_key,
+        secret_key,
+        session_token,
+        region,
+        timeout,
+        deadline,
+        others=tuple(dict.fromkeys(others)),
+        credentials_file=file,
+    )

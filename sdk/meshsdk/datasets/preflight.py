@@ -1,0 +1,240 @@
+"""Preflight: prepares a few samples from all over a dataset before a job starts.
+
+Law: read-only; it registers the same plan as `ds[i]`. A condition that would fail every batch raises
+with cause and fix; a merely odd one is a note.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshsdk.byte_sizes import format_size
+from meshsdk.datasets.batch import Ragged
+from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
+from meshwire.formats.content_sniffing import ContentHint, identify_content, identify_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.client.native_api import FieldSchema
+    from meshsdk.datasets.dataset import Dataset
+
+ROWS = 8
+_AHEAD = 4
+_LOOKED_AT = 4096
+_OF_OP = re.compile(r"ops\[(\d+)\]")
+_ARRAYS = {"npy", "npz", "safetensors"}  # ops that take the shape, and make dense rows of it
+_UNTOLD = "the first sample does not tell"  # as the node says where it cannot complete an op's arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """How a preflight went; `print(flight)` tells it in a few lines.
+
+    Attributes:
+        samples: of the dataset.
+        schema: dtype and shape of a row's fields.
+        rows: how many samples were tried.
+        row_bytes: of a prepared row; of ragged fields, on average.
+        batch_bytes: of a rank's largest batch; 0 without a batch size.
+        seconds: that it took.
+        bad: of the samples that could not be prepared, why.
+        notes: what is odd, and what to do about it.
+    """
+
+    samples: int
+    schema: Mapping[str, FieldSchema]
+    rows: int
+    row_bytes: int
+    batch_bytes: int
+    seconds: float
+    bad: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        good = self.rows - len(self.bad)
+        each = f"; a rank's batch takes {format_size(self.batch_bytes)}" if self.batch_bytes else ""
+        return "\n".join(
+            [
+                f"{self.samples} samples; {good} of {self.rows} tried can be prepared",
+                *(f"  {name}: {field}" for name, field in self.schema.items()),
+                f"  a row takes {format_size(self.row_bytes)}{each}",
+                *(f"note: {note}" for note in self.notes),
+            ]
+        )
+
+
+def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, rows: int = ROWS) -> Preflight:
+    """Prepares `rows` samples, evenly spread. Raises PreflightError (no sample can be prepared; a batch does
+    not fit in memory), ConfigurationError (batch and world), and what registering the plan raises:
+    InvalidPlanError, AccessError, SnapshotChangedError, DeadlineError.
+    """
+    began = time.monotonic()
+    _check_batch(global_batch, world)
+    if ds.packing is not None:
+        ds = ds.unpacked()
+    schema = _schema(ds)
+    picks = sorted({int(pick) for pick in np.linspace(0, len(ds) - 1, min(max(rows, 1), len(ds)))})
+    found, bad = _prepared(ds, picks)
+    if not found:
+        raise _fatal_error(ds, picks, bad)
+    row_bytes = round(sum(map(_bytes_of, found)) / len(found))
+    batch_bytes = 0 if global_batch is None else -(-global_batch // world) * row_bytes
+    _check_memory(batch_bytes)
+    notes = [*_bad_notes(bad, len(picks)), *_raw_notes(ds, found[0]), *_ragged_notes(ds, schema, found)]
+    if global_batch is not None and global_batch > len(ds):
+        notes.append(f"global_batch={global_batch} is more than the {len(ds)} samples: most rows are padding")
+    told = tuple(str(error) for error in bad.values())
+    seconds = time.monotonic() - began
+    return Preflight(len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes))
+
+
+def _schema(ds: Dataset) -> Mapping[str, FieldSchema]:
+    try:
+        return ds.schema()
+    except InvalidPlanError as error:
+        if _UNTOLD not in str(error):
+            raise
+        found = _OF_OP.match(str(error))
+        ops = [op for number, op in enumerate(ds.ops) if found and number == int(found[1])]
+        hints = "".join(_hint(ds, 0, name, op.op) for op in ops for name in op.every if name in ds.fields)
+        raise PreflightError(f"{error}{hints}") from error
+
+
+def _check_batch(batch: int | None, world: int) -> None:
+    if world < 1:
+        raise ConfigurationError(f"world={world}: the number of ranks, at least 1")
+    if batch is not None and batch < world:
+        raise ConfigurationError(
+            f"global_batch={batch} is less than {world} ranks: some would get no row; raise it"
+        )
+
+
+def _prepared(ds: Dataset, picks: Sequence[int]) -> tuple[list[Mapping[str, Any]], dict[int, BadSampleError]]:
+    """Rows, and of the samples that are bad why. All in one request, unless one is bad."""
+    try:
+        return list(ds.__getitems__(picks)), {}
+    except BadSampleError:
+        pass
+    found: list[Mapping[str, Any]] = []
+    bad: dict[int, BadSampleError] = {}
+    for pick in picks:
+        try:
+            found.append(ds[pick])
+        except BadSampleError as error:
+            bad[pick] = error
+    return found, bad
+
+
+def _fatal_error(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleError]) -> PreflightError:
+    pick, error = next(iter(bad.items()))
+    count = (
+        "its only sample cannot" if len(picks) == 1 else f"none of {len(picks)} samples from all over it can"
+    )
+    field, op = str(error.detail.get("field", "")), error.detail.get("op", "")
+    reason = error.detail.get("error", str(error))
+    hint = _hint(ds, pick, field, op) if _meets_stored(ds, field, op) else ""
+    name = error.detail.get("key", pick)
+    told = f"{op} of {field!r} says of {name}: {reason}." if op else f"{reason}."
+    return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
+
+
+def _meets_stored(ds: Dataset, field: str, op: str) -> bool:
+    """Whether what failed was the first op of the field, so that how it is stored may be why."""
+    first = next((each.op for each in ds.ops if field in each.every), op)
+    return field in ds.fields and first == op
+
+
+def _hint(ds: Dataset, pick: int, field: str, op: str) -> str:
+    """What a field's stored bytes look like, and what to do about it; nothing where this op does it."""
+    seen = _seen(ds, ds.unmapped()[pick][field])
+    if seen is None or f"ops.{op}(" in seen.fix:
+        return ""
+    return f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
+
+
+def _seen(ds: Dataset, data: Any) -> ContentHint | None:
+    if ds.snapshot.kind == "zarr":  # its codecs' bytes look like compressed files
+        place = f"{ds.snapshot.source.rstrip('/')}/ARRAY/zarr.json"
+        return ContentHint(
+            "of a Zarr array",
+            f"put ops.zarr_chunk({{field!r}}, {place!r}) before any other op (of rows ops.zarr)",
+        )
+    if not isinstance(data, np.ndarray):
+        return None
+    begins = bytes(data[:_LOOKED_AT])
+    return identify_content(begins) or identify_numbers(ds.snapshot.kind, begins)
+
+
+def _bytes_of(row: Mapping[str, Any]) -> int:
+    return sum(np.asarray(value).nbytes for value in row.values() if not isinstance(value, Ragged))
+
+
+def _check_memory(batch_bytes: int) -> None:
+    free = _free_memory()
+    if free and _AHEAD * batch_bytes > free:
+        raise PreflightError(
+            f"a rank's batch takes {batch_bytes >> 20} MiB, and a loader holds {_AHEAD}; this machine has "
+            f"{free >> 20} MiB free: lower global_batch, use more ranks, or have the nodes make rows smaller "
+            "(ops.center_crop, ops.resize, uint8 instead of float32)"
+        )
+
+
+def _free_memory() -> int:
+    """Bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = next(line for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    return int(found.split()[1]) << 10
+
+
+def _bad_notes(bad: Mapping[int, BadSampleError], tried: int) -> list[str]:
+    if not bad:
+        return []
+    first = next(iter(bad.values()))
+    return [
+        f"{len(bad)} of {tried} samples are bad, the first: {first.detail.get('key', '')}: "
+        f"{first.detail.get('error', first)}. A loader substitutes them up to max_bad of its rows (0.01) and "
+        "raises beyond: repair them, filter them out, or set on_bad and max_bad"
+    ]
+
+
+def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
+    """Of fields without any op: what they look like."""
+    mapped = {name for op in ds.ops for name in op.every}
+    notes = []
+    for name, field in ds.snapshot.fields.items():
+        if field.kind != "bytes" or name in mapped:
+            continue
+        seen = _seen(ds, row.get(name))
+        if seen is not None:
+            notes.append(f"{name!r} has no op and is {seen.what}: {seen.fix.format(field=name)}")
+    return notes
+
+
+def _ragged_notes(
+    ds: Dataset, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Of fields that come ragged although they are arrays of several dimensions, such as images."""
+    notes = []
+    for name, field in schema.items():
+        shapes = sorted({str(list(np.shape(row[name]))) for row in rows if name in row})
+        if field.shape is not None or np.ndim(rows[0].get(name, 0)) < 2 or not prod(np.shape(rows[0][name])):
+            continue
+        last = [op.op for op in ds.ops if name in op.every][-1:]
+        if len(shapes) > 1:
+            told = f"has rows of different shapes, as {' and '.join(shapes[:2])}, and is delivered ragged: "
+            notes.append(f"{name!r} {told}crop or resize it to one size")
+        elif len(rows) > 1:
+            told = f"is delivered ragged, although all rows tried are {shapes[0]}: nothing says that all are"
+            fix = f"give ops.{last[0]} shape={shapes[0]}" if set(last) & _ARRAYS else "crop or resize it"
+            notes.append(f"{name!r} {told}. For a dense tensor {fix}")
+    return notes

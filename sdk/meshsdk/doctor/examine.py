@@ -1,0 +1,201 @@
+"""Diagnosis of a plan or view without a training script, and the facts the nodes report about it.
+
+Law: read-only; it measures the batches of that very plan and emulates a step's compute by waiting, as
+MLPerf Storage does. Facts a node does not report are left out and make the advice less precise.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshsdk.admin.cluster_admin import scrape, show_bucket
+from meshsdk.admin.op_catalog import show_op
+from meshsdk.admin.views import show_view
+from meshsdk.client.arena import Arena
+from meshsdk.client.native_api import register_plan
+from meshsdk.client.transport import Request
+from meshsdk.doctor.advice import Diagnosis, PlanFacts, advise
+from meshsdk.errors import ConfigurationError, MeshError
+from meshsdk.loader.measurement_runs import MeasuredPlan, MeasurementRuns
+from meshsdk.loader.output_stage import NumpyStage
+from meshsdk.loader.stage_times import TITLES, split
+from meshwire.plan.plan_spec import PlanError, parse_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshsdk.admin.cluster_admin import Scrape
+    from meshsdk.client.native_api import FieldSchema
+    from meshsdk.client.transport import Transport
+    from meshsdk.loader.measurement_runs import Network
+    from meshwire.plan.plan_spec import PlanSpec
+
+
+_ARENA = 256 << 20
+
+
+def plan_subject(transport: Transport, digest: str, batch: int, world: int = 1) -> MeasuredPlan:
+    """A registered plan as rank 0 of `world` reads it. Raises NotFoundError."""
+    found = transport.json(Request("GET", f"/-/plans/{digest}"))
+    plan = register_plan(transport, found["snapshot"], found["spec"], batch)
+    stage = NumpyStage()
+    return MeasuredPlan(transport, plan, batch, 0, world, stage, Arena(_ARENA, stage.memory), 0)
+
+
+def view_subject(transport: Transport, name: str, batch: int | None, world: int | None) -> MeasuredPlan:
+    """The plan of a view of batches. Raises NotFoundError, ConfigurationError."""
+    view = show_view(transport, name)
+    if view.kind != "batches":
+        raise ConfigurationError(
+            f"{name} is a view of {view.kind}: only one of batches has a plan (mesh view create --batches)"
+        )
+    document = view.view
+    ranks = world or int(document.get("world", 1))
+    return plan_subject(transport, str(document["plan"]), batch or int(document["batch"]), ranks)
+
+
+_PATIENCE: Final = 5.0  # seconds: advice is not worth more
+_MOST: Final = 16  # nodes asked for their counters
+
+
+@dataclass(slots=True)
+class NodeSurvey:
+    """Looks at the nodes' counters when the first run begins and when it has ended."""
+
+    transport: Transport
+    _before: dict[str, float] = field(default_factory=dict)
+    _spent: dict[str, float] = field(default_factory=dict)
+    _transforms: int = 0
+
+    def begins(self, run: str) -> None:
+        """A run begins; that of fetching has been the first."""
+        if run not in ("fetch", "preprocessing"):
+            return
+        told = self._told()
+        seconds: dict[str, float] = {}
+        for node in told:
+            for op, taken in node.by("meshd_op_seconds_total", "op").items():
+                seconds[op] = seconds.get(op, 0.0) + taken
+        if run == "fetch":
+            self._before = seconds
+        else:
+            self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
+            self._transforms = int(sum(node.total("meshd_processes_up", role="transform") for node in told))
+
+    def _told(self) -> list[Scrape]:
+        """What nodes say now, those that answer."""
+        directory = self.transport.router.directory
+        cluster = directory.current()
+        asked = [self.transport.settings.endpoint]
+        if cluster is not None:
+            asked = [directory.endpoint(node) for node in cluster.nodes if node.state == "up"]
+        found = []
+        for endpoint in asked[:_MOST]:
+            with suppress(MeshError):
+                found.append(scrape(endpoint, _PATIENCE))
+        return found
+
+    def circumstances(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
+        """All that can be learned."""
+        spec = self._plan(subject.plan.hash)
+        ops = dict.fromkeys(() if spec is None else (op.op for op in spec.ops), 0.0)
+        for op in ops:
+            # Ops that run as one step are counted under both names.
+            ops[op] = sum(seconds for name, seconds in self._spent.items() if op in name.split("+"))
+        return PlanFacts(
+            spec=spec,
+            dtypes=_widths(subject.plan.fields),
+            source=subject.source,
+            ops={op: seconds for op, seconds in ops.items() if seconds > 0},
+            random=frozenset(op for op in ops if self._draws(op)),
+            transforms=self._transforms,
+            origin=self._from_origin(subject.source),
+            connections=subject.connections,
+            verify=subject.verify,
+            network=network,
+        )
+
+    def _plan(self, digest: str) -> PlanSpec | None:
+        with suppress(MeshError, PlanError, KeyError, TypeError):
+            return parse_spec(self.transport.json(Request("GET", f"/-/plans/{digest}"), _PATIENCE)["spec"])
+        return None
+
+    def _draws(self, op: str) -> bool:
+        with suppress(MeshError):
+            return show_op(self.transport, op).random
+        return False
+
+    def _from_origin(self, source: str) -> bool:
+        bucket = source.removeprefix("s3://").partition("/")[0]
+        with suppress(MeshError, KeyError, TypeError):
+            return bool(bucket) and bool(show_bucket(self.transport, bucket).origin)
+        return False
+
+
+def _widths(fields: Mapping[str, FieldSchema]) -> dict[str, int]:
+    """Bytes of a row by dtype; of ragged fields nothing is known."""
+    found: dict[str, int] = {}
+    for each in fields.values():
+        if each.shape is not None:
+            width = 2 if each.dtype == "bfloat16" else np.dtype(each.dtype).itemsize
+            found[each.dtype] = found.get(each.dtype, 0) + prod(each.shape) * width
+    return found
+
+
+UNSURE = 0.1
+"""A pace that is known less well is told so."""
+
+
+def examine(
+    subject: MeasuredPlan,
+    *,
+    steps: int = 32,
+    step_seconds: float = 0.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Diagnosis:
+    """The diagnosis of a plan; `step_seconds`: what a step would compute. Raises MeshError."""
+    enquiry = NodeSurvey(subject.transport)
+
+    def begins(run: str) -> None:
+        enquiry.begins(run)
+        progress(run)
+
+    checkup = MeasurementRuns(subject, steps, alone=True, begins=begins)
+    for batch in checkup.batches():
+        del batch
+        if step_seconds:
+            time.sleep(step_seconds)
+    found = split(checkup.runs, subject.world)
+    advice = advise(found, enquiry.circumstances(subject, checkup.network))
+    notes = [] if step_seconds else ["nothing is computed: without a script or --step-time, AU means nothing"]
+    timed = max(run.steps for run in checkup.runs.values())
+    return Diagnosis((found,), advice, timed, (*notes, *uncertainty_notes(checkup)))
+
+
+def uncertainty_notes(checkup: MeasurementRuns) -> list[str]:
+    """What is to be known about the figures. How long nothing takes need not be known."""
+    network, found = checkup.network, []
+    computes = split(checkup.runs).computes
+    unsure = {
+        name: run.doubt
+        for name, run in checkup.runs.items()
+        if run.doubt > UNSURE and (computes or name != "compute")
+    }
+    if unsure:
+        told = ", ".join(f"{TITLES[name]} ±{doubt:.0%}" for name, doubt in unsure.items())
+        found.append(
+            f"steps vary a lot ({told} of a step with it): is the machine busy with other things? "
+            "More --steps make it surer"
+        )
+    if network.missed > 0:
+        found.append(
+            f"{network.missed} of {network.frames} prepared frames were not kept by the node: network and "
+            "copy holds preprocessing, too; give the node more --frame-cache, or a smaller batch"
+        )
+    return found

@@ -1,0 +1,233 @@
+"""Frame requests: the address of a step's frame, whole or split by owner, and the report header.
+
+Law: an address is a function of plan, position and rank; its content does not depend on who asks or
+when. Split frames are an optimization: a split that fails is requested as one frame, and repeated
+failures pause splitting. Batches are identical either way.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from meshsdk.client.native_api import FrameAddress
+from meshsdk.client.routing import near_caches
+from meshsdk.errors import ConfigurationError, CorruptFrameError
+from meshsdk.meters import Arrival
+from meshwire.cluster.routes import batch_nodes
+from meshwire.frame.split_frames import SplitFrameReader
+from meshwire.frame.tensor_frame import FrameError
+from meshwire.http_values.mesh_headers import (
+    LOADER_NAME,
+    LOADER_REPORT_HEADER,
+    FrameTiming,
+    LoaderReport,
+    ServerTiming,
+)
+from meshwire.plan.loader_state import batch_rows, rank_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from meshsdk.client.arena import Arena
+    from meshsdk.client.http_connection import Response
+    from meshsdk.client.native_api import PlanInfo
+    from meshsdk.client.routing import ClusterDirectory
+    from meshsdk.client.settings import Endpoint
+    from meshsdk.client.transport import Request
+    from meshsdk.meters import LoaderStats
+    from meshwire.cluster import ClusterMap
+    from meshwire.plan.loader_state import Tail
+
+
+MAX_NODES: Final = 16
+ROWS_A_NODE: Final = 2
+"""A frame has so many rows for each node at least; of smaller ones the requests would be most of the work."""
+_LONGEST: Final = 256  # steps that are asked for whole after trouble upon trouble
+_ORIGINS = ("miss", "joined", "hit")  # of parts that came differently, the first of these counts
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRequest:
+    """How a loader asks: `ask(step, version)` each node that goes by that version of the map; the frame of a
+    step has `rows(step)` rows."""
+
+    ask: Callable[[int, int], Request]
+    rows: Callable[[int], int]
+
+
+@dataclass(slots=True, eq=False)
+class SplitFrame:
+    """A frame that is on its way in parts, from so many nodes still."""
+
+    step: int
+    joining: SplitFrameReader
+    left: int
+    version: int
+    sent: float
+    began: float = 0.0
+    bytes: int = 0
+    origin: str = ""
+    server: ServerTiming = field(default_factory=lambda: ServerTiming(FrameTiming(), 0.0))
+
+    def take(self, response: Response, timing: ServerTiming, began: float, *, verify: bool) -> None:
+        """A part. Raises CorruptFrameError, ConnectError."""
+        if not response.length:
+            raise CorruptFrameError(f"step {self.step}: the answer has no Content-Length")
+        try:
+            self.joining.take(response.length, response.fill, verify=verify)
+        except FrameError as error:
+            raise CorruptFrameError(f"step {self.step}: {error}") from error
+        self.left -= 1
+        self.bytes += response.length
+        self.began, self.server = (
+            max(self.began, began),
+            max(self.server, timing, key=lambda each: each.total),
+        )
+        origins = {self.origin, response.headers.get("x-mesh-frame", "")}
+        self.origin = next((origin for origin in _ORIGINS if origin in origins), "")
+
+    def views(self) -> tuple[Mapping[str, npt.NDArray[Any]], int]:
+        """What all parts make. Raises CorruptFrameError."""
+        try:
+            return self.joining.views()
+        except FrameError as error:
+            raise CorruptFrameError(f"step {self.step}: {error}") from error
+
+    def arrival(self, done: float) -> Arrival:
+        """When what happened."""
+        return Arrival(self.sent, self.began, done, self.server)
+
+
+class SplitPlanner:
+    """Which steps are asked for in parts; one a pass. `parts`: None, none are."""
+
+    def __init__(self, parts: SplitRequest | None, directory: ClusterDirectory, arena: Arena) -> None:
+        self._parts, self._directory, self._arena = parts, directory, arena
+        self._pause, self._wait = 1, 0
+
+    def __repr__(self) -> str:
+        return f"<Parting, {self._wait} steps as one>"
+
+    def begin(self, step: int, now: float) -> tuple[SplitFrame, Request, list[Endpoint]] | None:
+        """How a step is asked for in parts, and of whom; None: as one frame."""
+        if self._parts is None:
+            return None
+        cluster = self._directory.current()
+        if cluster is None:
+            return None
+        if self._wait:
+            self._wait -= 1
+            return None
+        rows = self._parts.rows(step)
+        nodes = self._nodes(cluster, rows)
+        if not nodes:
+            return None
+        joining = SplitFrameReader(rows, step, lambda size: self._arena.lease(size).view)
+        joint = SplitFrame(step, joining, len(nodes), cluster.version, now)
+        return joint, self._parts.ask(step, cluster.version), nodes
+
+    def _nodes(self, cluster: ClusterMap, rows: int) -> list[Endpoint]:
+        """Those that store, if it is they that make batches, and none of them failed lately."""
+        storing = [node for node in cluster.nodes if node.stores and node.state in ("up", "draining")]
+        if not 2 <= len(storing) <= MAX_NODES or rows < ROWS_A_NODE * len(storing):
+            return []
+        if near_caches(cluster) or {*storing} != {*batch_nodes(cluster)}:
+            return []
+        found = [self._directory.endpoint(node) for node in storing]
+        return [] if any(map(self._directory.shunned, found)) else found
+
+    def failed(self) -> None:
+        """A frame did not come in parts: for a while none is asked for so."""
+        self._wait, self._pause = self._pause, min(2 * self._pause, _LONGEST)
+
+    def worked(self) -> None:
+        """One did."""
+        self._pause = 1
+
+
+_EVERY: Final = 1.0  # seconds between reports, at least
+
+
+class LoaderReporter:
+    """Makes the headers of one loader, from whichever thread asks."""
+
+    def __init__(self, name: str, stats: Callable[[], LoaderStats]) -> None:
+        if LOADER_NAME.fullmatch(name) is None:
+            raise ConfigurationError(
+                f"report={name!r}: a name of up to 63 letters, digits and . _ - /, under which metrics show "
+                "this job"
+            )
+        self._name, self._stats = name, stats
+        self._sent: LoaderStats | None = None
+        self._due = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Reporter {self._name}>"
+
+    def headers(self) -> Mapping[str, str]:
+        """What to put on a request: mostly nothing."""
+        now = time.monotonic()
+        if now < self._due:
+            return {}
+        stats = self._stats()
+        before, self._sent, self._due = self._sent, stats, now + _EVERY
+
+        def gained(figure: str, most: float) -> float:
+            since = float(getattr(before, figure)) if before is not None else 0.0
+            return min(max(float(getattr(stats, figure)) - since, 0.0), most)
+
+        samples = stats.samples - (before.samples if before is not None else 0)
+        seconds = gained("seconds", math.inf)
+        waited = gained("waited", seconds)
+        preprocessing = gained("preprocessing", waited)
+        fetch = gained("fetch", waited - preprocessing)
+        report = LoaderReport(self._name, samples, waited, seconds, preprocessing, fetch)
+        return {LOADER_REPORT_HEADER: report.to_header()}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRequests:
+    """Of one rank's frames. `parted`: nodes may be asked for their rows of one."""
+
+    plan: PlanInfo
+    batch: int
+    rank: int
+    world: int
+    tail: Tail
+    share: str | None
+    parted: bool
+    reporter: LoaderReporter | None = None
+
+    def plain(self, epoch: int, step: int, origin: int) -> Request:
+        """For a frame that nothing is told along with."""
+        share = self.share
+        return FrameAddress(
+            self.plan.hash, epoch, step, self.rank, self.world, self.batch, origin, share
+        ).request()
+
+    def request(self, epoch: int, step: int, origin: int) -> Request:
+        """For a frame; with it goes what the job reports."""
+        request = self.plain(epoch, step, origin)
+        reported = self.reporter.headers() if self.reporter is not None else None
+        return replace(request, headers={**request.headers, **reported}) if reported else request
+
+    def parts(self, epoch: int, origin: int) -> SplitRequest | None:
+        """How an epoch's frames are asked for in parts; None where they may not be."""
+        if not self.parted:
+            return None
+
+        def ask(step: int, version: int) -> Request:
+            request = self.request(epoch, step, origin)
+            return replace(request, query=f"{request.query}&part={version}")
+
+        def rows(step: int) -> int:
+            whole = batch_rows(self.plan.positions, self.batch, origin, step, self.tail)
+            first, end = rank_rows(whole, self.rank, self.world)
+            return end - first
+
+        return SplitRequest(ask, rows)

@@ -1,0 +1,333 @@
+"""Loader setup: registers the plan, sizes the arena, and builds step reader and observers.
+
+Law: bad arguments and impossible plans fail here, before the first step. The step reader holds no
+position, so several epoch iterators share it. Observers are built when the first loop starts, and again
+in a forked child; one that cannot be built is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from meshsdk.client.arena import Arena
+from meshsdk.client.native_api import register_plan
+from meshsdk.client.settings import checked_seconds
+from meshsdk.datasets.batch import read_frame
+from meshsdk.loader.arguments import (
+    arena_bytes,
+    checked_batch,
+    checked_connections,
+    checked_normalize,
+    checked_seed,
+    checked_share,
+    checked_verify,
+    find_rank,
+    frame_bytes,
+    may_split_frames,
+    small_arena_hint,
+)
+from meshsdk.loader.epoch_iterator import EpochIterator
+from meshsdk.loader.frame_requests import FrameRequests
+from meshsdk.loader.output_stage import device_name, make_stage
+from meshsdk.loader.prefetcher import FetchSpec
+from meshsdk.traces.chrome import LIMIT, ChromeTrace, TakenError
+from meshsdk.traces.nvtx import NvtxRanges, nvtx_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from meshsdk.client.native_api import PlanInfo
+    from meshsdk.client.transport import Transport
+    from meshsdk.datasets.batch import Batch
+    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
+    from meshsdk.loader.frame_requests import LoaderReporter
+    from meshsdk.loader.loader import Loader
+    from meshsdk.loader.measurement_runs import MeasuredPlan
+    from meshsdk.loader.output_stage import Normalize, OutputStage
+    from meshsdk.loader.position import Position
+    from meshsdk.meters import Meter, Observer
+    from meshwire.plan.loader_state import Tail
+
+
+TRACE_LIMIT: Final = LIMIT
+TRACE_VARIABLE: Final = "MESH_TRACE"
+DOCTOR_VARIABLE: Final = "MESH_DOCTOR"
+"""Environment of a script that `mesh doctor` runs: the folder with its orders, and for its report."""
+PAGE_VARIABLE: Final = "MESH_TOP"
+"""`off`: no page."""
+
+
+class LoaderObservers:
+    """One a loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = weakref.ref(loader)
+        self._pid = 0
+        self._usual: list[Observer] = []
+        self._trace: Observer | None = None
+
+    def __repr__(self) -> str:
+        return f"<Watchers {self._usual}, {self._trace}>"
+
+    def present(self) -> tuple[Observer, ...]:
+        """Those of this process, for a loop that begins."""
+        loader = self._loader()
+        if loader is not None and self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._usual = _usual(loader)
+            self._trace = None
+            path = os.environ.get(TRACE_VARIABLE, "")
+            if path:
+                self._trace = _next_free(loader, Path(path))
+        return (*self._usual, *(() if self._trace is None else (self._trace,)))
+
+    def trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
+        """A trace, or none any more."""
+        self.present()
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+        loader = self._loader()
+        if path is not None and loader is not None:
+            self._trace = _traced(loader, Path(path), limit)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._pid == os.getpid():
+            for watcher in (*self._usual, *(() if self._trace is None else (self._trace,))):
+                watcher.close()
+        self._pid, self._usual, self._trace = 0, [], None
+
+
+def _usual(loader: Loader) -> list[Observer]:
+    found: list[Observer] = []
+    if os.environ.get(PAGE_VARIABLE, "") != "off":
+        from meshsdk.top.shared_page import describe, open_page
+
+        source, plan = loader.dataset.snapshot.source, loader.plan.hash
+        job = describe(loader.rank, loader.world, source, plan, loader.global_batch, loader.report)
+        page = open_page(job, len(loader))
+        found += [] if page is None else [page]
+    nvtx = nvtx_of(sys.modules.get("torch"))
+    found += [] if nvtx is None else [NvtxRanges(nvtx)]
+    return found
+
+
+def _next_free(loader: Loader, path: Path) -> ChromeTrace:
+    """A trace of its own for each loader at work: all of them are told the same path."""
+    number, own = 1, path
+    while True:
+        try:
+            return _traced(loader, own, LIMIT)
+        except TakenError:
+            number += 1
+            own = path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+
+def _traced(loader: Loader, path: Path, limit: int) -> ChromeTrace:
+    if loader.world > 1:
+        path = path.with_name(f"{path.stem}.rank{loader.rank}{path.suffix}")
+    name = loader.report or loader.dataset.snapshot.source
+    return ChromeTrace(path, rank=loader.rank, world=loader.world, name=name, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReader:
+    """`expected`: bytes of a frame, 0 where they are not known beforehand; `budget`: of an arena; `deadline`:
+    seconds; `verify`: whether checksums are looked at, of shared memory too if it is "all"."""
+
+    transport: Transport
+    addresses: FrameRequests
+    stage: OutputStage
+    meter: Meter
+    watchers: LoaderObservers
+    expected: int
+    budget: int
+    connections: int
+    deadline: float
+    verify: Literal[True, False, "all"]
+
+    def begin(self, place: Position, steps: range, arena: Arena) -> EpochIterator:
+        """A pass over these steps of the place's epoch, which the caller closes."""
+        addresses, epoch, origin = self.addresses, place.state.epoch, place.origin
+        order = FetchSpec(
+            lambda step: addresses.request(epoch, step, origin),
+            steps,
+            self.expected,
+            self.verify,
+            self.connections,
+            self.deadline,
+            parts=addresses.parts(epoch, origin),
+        )
+        watchers = self.watchers.present()
+        return EpochIterator(self.transport, order, arena, self.stage, self.meter, epoch, watchers)
+
+    def part(self, place: Position, part: int, parts: int) -> Iterator[Batch]:
+        """Every `parts`-th batch from the `part`-th on, of what is left of the place's epoch: in an arena of
+        its own, its share of the budget."""
+        steps = range(place.step + part, place.steps, parts)
+        if not steps:
+            return
+        least = 3 * self.stage.memory.capacity(self.expected)
+        running = self.begin(place, steps, Arena(max(self.budget // parts, least), self.stage.memory))
+        try:
+            for _ in steps:
+                batch = running.next()
+                yield batch
+                del batch  # or its slot would be held while waiting for the next
+        finally:
+            running.close()
+
+    def one(self, epoch: int, step: int, origin: int) -> Batch:
+        """A step's batch, in memory of its own."""
+        frame = self.transport.call(
+            self.addresses.plain(epoch, step, origin),
+            lambda response: read_frame(response, step, verify=bool(self.verify)),
+            self.deadline,
+        )
+        return self.stage.finish(self.stage.begin(frame, epoch))
+
+    def subject(self, arena: Arena, source: str) -> MeasuredPlan:
+        """What `mesh doctor` looks into."""
+        from meshsdk.loader.measurement_runs import MeasuredPlan
+
+        addresses = self.addresses
+        return MeasuredPlan(
+            self.transport,
+            addresses.plan,
+            addresses.batch,
+            addresses.rank,
+            addresses.world,
+            self.stage,
+            arena,
+            self.expected,
+            self.connections,
+            bool(self.verify),
+            self.deadline,
+            source,
+        )
+
+
+_log = logging.getLogger("meshsdk")
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderArguments:
+    """Those of `Loader`, but for the dataset; which rank of which world it is was found."""
+
+    global_batch: int
+    seed: int
+    shuffle: Shuffle
+    buckets: LengthBuckets | None
+    tail: Tail
+    on_bad: Literal["substitute", "raise", "mask", "drop"]
+    max_bad: float
+    rank: int
+    world: int
+    device: str | None
+    output: Literal["torch", "numpy"] | None
+    prefetch_bytes: int | None
+    share: str | None
+    deadline: float
+    verify: Literal[True, False, "all"]
+    connections: int
+    report: str | None
+    normalize: Normalize | None
+    rows_from: Literal["owners", "one"]
+
+    def spec(self, dataset: Dataset) -> dict[str, Any]:
+        """The plan's document; raises ConfigurationError naming a bad value."""
+        return dataset.spec(
+            seed=self.seed,
+            shuffle=self.shuffle,
+            tail=self.tail,
+            on_bad=self.on_bad,
+            max_bad=self.max_bad,
+            batch=self.global_batch,
+            buckets=self.buckets,
+        )
+
+    def again(self) -> dict[str, Any]:
+        """What makes the same loader in another process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def checked_arguments(given: Mapping[str, Any]) -> LoaderArguments:
+    """The arguments as they were given, where they make sense by themselves. Raises ConfigurationError."""
+    rank, world = find_rank(given["rank"], given["world"])
+    found = {
+        "rank": rank,
+        "world": world,
+        "global_batch": checked_batch(given["global_batch"], world),
+        "seed": checked_seed(given["seed"]),
+        "share": checked_share(given["share"]),
+        "deadline": checked_seconds("deadline", given["deadline"]),
+        "connections": checked_connections(given["connections"]),
+        "verify": checked_verify(given["verify"]),
+        "device": device_name(given["device"]),
+    }
+    return LoaderArguments(**{**given, **found})
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSetup:
+    """`arena`: of the loader's own passes."""
+
+    plan: PlanInfo
+    arena: Arena
+    feed: StepReader
+
+
+def make_setup(
+    dataset: Dataset,
+    arguments: LoaderArguments,
+    meter: Meter,
+    watchers: LoaderObservers,
+    reporter: LoaderReporter | None,
+) -> LoaderSetup:
+    """Registers the plan. Raises ConfigurationError, and what registering raises."""
+    transport, spec = dataset.client.transport, arguments.spec(dataset)
+    stage = make_stage(arguments.device, arguments.output, arguments.normalize)
+    plan = register_plan(transport, dataset.snapshot.hash, spec, arguments.global_batch, arguments.deadline)
+    checked_normalize(arguments.normalize, plan.fields)
+    expected = frame_bytes(plan.fields, -(-arguments.global_batch // arguments.world))
+    alike = expected > 0 and not arguments.share and not spec.get("pack")
+    addresses = FrameRequests(
+        plan,
+        arguments.global_batch,
+        arguments.rank,
+        arguments.world,
+        arguments.tail,
+        arguments.share,
+        may_split_frames(arguments.rows_from) and alike,
+        reporter,
+    )
+    arena = _arena(arguments, stage, expected)
+    feed = StepReader(
+        transport,
+        addresses,
+        stage,
+        meter,
+        watchers,
+        expected,
+        arena.budget,
+        arguments.connections,
+        arguments.deadline,
+        arguments.verify,
+    )
+    return LoaderSetup(plan, arena, feed)
+
+
+def _arena(arguments: LoaderArguments, stage: OutputStage, expected: int) -> Arena:
+    slot = stage.memory.capacity(expected)
+    budget = arena_bytes(arguments.prefetch_bytes, slot)
+    if expected and (told := small_arena_hint(budget, slot)):
+        _log.warning("%s", told)
+    return Arena(budget, stage.memory)

@@ -1,0 +1,400 @@
+"""Prefetcher: a thread that requests frames ahead, receives them into the arena and puts them in order.
+
+Law: a frame has an address, so a broken one is dropped and requested again. Requests go out only against
+credit: leased and requested bytes stay within the arena's budget.
+Invariant: frames come out in step order, each once. After `close` no thread or socket remains; an
+abandoned prefetcher closes itself.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Literal
+
+from meshsdk.client.arena import Waker
+from meshsdk.client.local_handover import HandoverError
+from meshsdk.client.retry import ABSENT, SUSPICIOUS
+from meshsdk.client.routing import MAP_HEADER
+from meshsdk.client.transport import read_error
+from meshsdk.datasets.batch import Frame, open_frame
+from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
+from meshsdk.loader import interpreter_exit
+from meshsdk.loader.frame_requests import SplitPlanner
+from meshsdk.loader.inflight import InFlightRequests, RetryQueue
+from meshsdk.meters import Arrival, Tally
+from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, parse_timing
+from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
+from meshwire.http_values.mesh_headers import SERVER_TIMING_HEADER as TIMING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshsdk.client.arena import Arena
+    from meshsdk.client.http_connection import Response
+    from meshsdk.client.settings import Endpoint
+    from meshsdk.client.transport import Request, Transport
+    from meshsdk.loader.frame_requests import SplitFrame, SplitRequest
+    from meshsdk.loader.inflight import InFlightRequest
+
+
+class PrefetchWorker:
+    """The body of the reader thread. Everything here runs on it, except `wake`, `taken` and `closing`."""
+
+    def __init__(self, transport: Transport, order: FetchSpec, arena: Arena) -> None:
+        self.out: SimpleQueue[Frame | BaseException] = SimpleQueue()
+        self.waker = Waker()
+        self.tally = Tally()
+        self.closing = False
+        self.taken = 0
+        self._timeout = transport.settings.timeout
+        self.flights = InFlightRequests(
+            transport, self.waker, min(self._timeout, max(SUSPICIOUS, order.deadline / 2))
+        )
+        self._transport = transport
+        self._order = order
+        self._arena = arena
+        self._expected = order.expected
+        self._parting = SplitPlanner(order.parts, transport.router.directory, arena)
+        self._joints: dict[int, SplitFrame] = {}
+        self._attempts = RetryQueue(transport.router, transport.keys, order.deadline)
+        self._looked = -SUSPICIOUS  # when silent nodes were last looked at
+        self._done: dict[int, Frame | MeshError] = {}
+        self._asked = self._given = order.steps.start
+        self._stop, self._stride = order.steps.stop, order.steps.step
+
+    def run(self) -> None:
+        try:
+            while not self.closing and self._given < self._stop:
+                self._send_ahead()
+                self._receive(self._wait())
+                self.tally.cpu = time.thread_time()
+        except BaseException as error:  # noqa: BLE001, RUF100 - handed to the consumer, who raises it
+            self.out.put(error)
+        finally:
+            self.flights.close()
+            self._joints.clear()
+            self.tally.cpu = time.thread_time()
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _send_ahead(self) -> None:
+        now = time.monotonic()
+        while (due := self._attempts.next) is not None and due <= now and self._has_turn():
+            self._send(self._attempts.pop())
+        while self._may_ask():
+            self._asked += self._stride
+            step = self._asked - self._stride
+            if not self._send_parts(step):
+                self._send(step)
+
+    def _has_turn(self) -> bool:
+        return self._under_way() < self._order.connections
+
+    def _under_way(self) -> int:
+        """Frames that were asked for and are not here."""
+        alone = sum(flight.joint is None for flight in self.flights)
+        return alone + len(self._joints)
+
+    def _may_ask(self) -> bool:
+        """Whether the next step's frame has a place: in the budget, or anywhere if nothing else is coming."""
+        asked = self._under_way() + len(self._attempts)
+        if self._asked >= self._stop or asked >= self._order.connections:
+            return False
+        if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
+            return True
+        begun = sum(joint.joining.begun for joint in self._joints.values())  # these have their memory
+        needed = (asked - begun + 1) * self._arena.memory.capacity(self._expected)
+        return self._expected > 0 and self._arena.room() >= needed
+
+    def _send_parts(self, step: int) -> bool:
+        """Asks each node that stores for its part of a frame, where that may be done."""
+        begun = self._parting.begin(step, time.monotonic())
+        if begun is None:
+            return False
+        joint, request, endpoints = begun
+        self._joints[step] = joint
+        for endpoint in endpoints:
+            self._put(step, request, endpoint, joint)
+            if step not in self._joints:  # one was not to be had
+                break
+        return True
+
+    def _send(self, step: int) -> None:
+        request, transport = self._order.ask(step), self._transport
+        endpoint = transport.router.choose(request, self._attempts.tried(step))
+        self._put(step, request, endpoint)
+
+    def _put(self, step: int, request: Request, endpoint: Endpoint, joint: SplitFrame | None = None) -> None:
+        """A question to a node: for a frame, or for its part of one."""
+        if joint is None and (word := self._transport.neighbours.word(endpoint)):
+            request = replace(request, headers={**request.headers, LOCAL: word})
+        try:
+            self.flights.begin(step, request, endpoint, joint)
+        except MeshError as error:
+            self._failed(step, error, request, endpoint)
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def _wait(self) -> list[InFlightRequest]:
+        """Flights whose answer has begun, in step order; waits for one, for credit or for a retry's time."""
+        now = time.monotonic()
+        until = [] if self._attempts.next is None else [self._attempts.next]
+        if self.flights:
+            due = min(flight.sent + self._silence(flight) for flight in self.flights)
+            until.append(max(due, self._looked + SUSPICIOUS))
+        answered = self.flights.answered(min(until) - now if until else None)
+        if answered is None:
+            self._drop_silent()
+        return answered or []
+
+    def _silence(self, flight: InFlightRequest) -> float:
+        """Seconds without an answer after which something is done about it."""
+        seconds = self._attempts.silence(flight.step, flight.sent, self._timeout)
+        return seconds if self._transport.router.directory.map is None else min(seconds, SUSPICIOUS)
+
+    def _drop_silent(self) -> None:
+        """Gives up who said nothing for too long, who is not there, and whom the mesh has given up. Work that
+        takes its time is left alone."""
+        now, directory = time.monotonic(), self._transport.router.directory
+        silent = [flight for flight in self.flights if now - flight.sent >= self._silence(flight)]
+        if not silent:
+            return
+        self._looked = now
+        there: dict[Endpoint, bool] = {}
+        if directory.map is not None:
+            directory.refresh()
+        for flight in silent:
+            endpoint = flight.connection.endpoint
+            if flight not in self.flights:
+                continue
+            if now - flight.sent >= self._timeout:
+                self.flights.end(flight)
+                why = f"no answer within {self._timeout:g} s"
+                self._failed(flight.step, ConnectError(why), flight.request, endpoint)
+            elif directory.state(endpoint) in ("away", "down"):
+                self.flights.end(flight)
+                error = ConnectError(f"{endpoint}: its node went away")
+                self._failed(flight.step, error, flight.request, endpoint)
+            elif not self._is_there(flight, now, there):
+                self.flights.end(flight)
+                error = ConnectError(f"{endpoint}: {ABSENT}")
+                self._failed(flight.step, error, flight.request, endpoint, flight.sent)
+                self._looked = -SUSPICIOUS  # who is asked next may be away as well
+
+    def _is_there(self, flight: InFlightRequest, now: float, there: dict[Endpoint, bool]) -> bool:
+        """Whether it is at work, for all that is known; `there` has who was asked already."""
+        endpoint = flight.connection.endpoint
+        if now - flight.sent < self._attempts.silence(flight.step, flight.sent, self._timeout):
+            return True
+        if endpoint not in there:
+            there[endpoint] = self._transport.answers(endpoint)
+        return there[endpoint]
+
+    def _receive(self, answered: list[InFlightRequest]) -> None:
+        for flight in answered:
+            if self.closing:
+                return
+            if flight not in self.flights:  # another part of its frame failed
+                continue
+            try:
+                frame = self._read(flight)
+            except HandoverError:
+                self.tally.retries += 1
+                self._attempts.again(flight.step, time.monotonic())
+                continue
+            except MeshError as error:
+                self._failed(flight.step, error, flight.request, flight.connection.endpoint)
+                continue
+            if frame is not None:
+                self._attempts.worked(flight.step)
+                self._finish(flight.step, frame)
+
+    def _read(self, flight: InFlightRequest) -> Frame | None:
+        """What came; None while other parts are to come."""
+        response = None
+        try:
+            response = flight.connection.receive()
+            directory = self._transport.router.directory
+            directory.worked(flight.connection.endpoint)
+            directory.heard(response.headers.get(MAP_HEADER, ""))
+            said = response.headers.get(LOCAL, "")
+            self._transport.neighbours.heard(flight.connection.endpoint, said)
+            if response.status != 200:
+                raise read_error(response, flight.request)
+            if flight.joint is not None:
+                return self._read_part(flight.joint, response)
+            return self._read_frame(flight, response)
+        finally:
+            self.flights.end(flight, keep=response is not None and response.reusable)
+
+    def _read_frame(self, flight: InFlightRequest, response: Response) -> Frame:
+        """The body goes from the socket into its slot, or stays where the node has it; nothing copies it
+        afterwards."""
+        step, began, verify = self._order.named(flight.step), time.monotonic(), bool(self._order.verify)
+        handed = response.headers.get(HANDOVER_TICKET_HEADER, "")
+        if handed and response.length == 0:
+            lease = self._transport.neighbours.take(flight.connection.endpoint, handed, self._arena)
+            self.tally.local += 1
+            verify = self._order.verify == "all"  # sealed since the node wrote it, and on no way
+        elif response.length:
+            lease = self._arena.lease(response.length)
+            response.readinto(lease.view)
+        else:
+            raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
+        origin = response.headers.get("x-mesh-frame", "")
+        frame = open_frame(lease.view, step, verify=verify, origin=origin)
+        timing = parse_timing(response.headers.get(TIMING, ""))
+        done = time.monotonic()
+        frame = replace(frame, arrival=Arrival(flight.sent, began, done, timing))
+        self._count(frame, frame.nbytes)
+        return frame
+
+    def _read_part(self, joint: SplitFrame, response: Response) -> Frame | None:
+        """Its rows go from the socket to their places in the frame's slot."""
+        timing = parse_timing(response.headers.get(TIMING, ""))
+        joint.take(response, timing, time.monotonic(), verify=bool(self._order.verify))
+        if joint.left:
+            return None
+        arrays, size = joint.views()
+        del self._joints[joint.step]
+        self._parting.worked()
+        self.tally.parted += 1
+        frame = Frame(joint.step, arrays, size, joint.origin, joint.arrival(time.monotonic()))
+        self._count(frame, joint.bytes)
+        return frame
+
+    def _count(self, frame: Frame, size: int) -> None:
+        tally, arrival, origin = self.tally, frame.arrival, frame.origin
+        if arrival is not None:
+            tally.receiving += arrival.done - arrival.began
+        self._expected = max(self._expected, frame.nbytes)
+        tally.bytes += size
+        tally.origins[origin] = tally.origins.get(origin, 0) + 1
+
+    # --- book-keeping -----------------------------------------------------------------------------
+
+    def _failed(
+        self, step: int, error: MeshError, request: Request, endpoint: Endpoint, since: float | None = None
+    ) -> None:
+        """Asks another node now or this one later, or ends the pass at this step. `since`: when it began to
+        be away, if before now."""
+        if self.closing:
+            return
+        now = time.monotonic()
+        if self._joints.pop(step, None) is not None:
+            self._give_up_parts(step, error, endpoint, now)
+            return
+        try:
+            self._attempts.failed(step, error, request, endpoint, now, since)
+        except MeshError as final:
+            self._stop = min(self._stop, step + 1)
+            self._finish(step, final.with_traceback(None))  # the loop it ends is shown, not this thread
+        else:
+            self.tally.retries += 1
+
+    def _give_up_parts(self, step: int, error: MeshError, endpoint: Endpoint, now: float) -> None:
+        """All of it is asked for, of one node."""
+        for flight in self.flights:
+            if flight.step == step:
+                self.flights.end(flight)
+        directory = self._transport.router.directory
+        if isinstance(error, ConnectError):
+            directory.failed(endpoint)
+            directory.refresh()
+        self._parting.failed()
+        self.tally.retries += 1
+        self._attempts.again(step, now)
+
+    def _finish(self, step: int, result: Frame | MeshError) -> None:
+        self._done[step] = result
+        while self._given in self._done:
+            self.out.put(self._done.pop(self._given))
+            self._given += self._stride
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """What to deliver: `ask(step)` for each of `steps`, an ascending range of any stride. `expected` bytes a
+    frame if known beforehand, else 0. `verify`: whether checksums are compared of what was sent, or of "all":
+    what is taken over as sealed memory, too. `named`: the step its frame says it is of. `parts`: how frames
+    may be asked for in parts.
+    """
+
+    ask: Callable[[int], Request]
+    steps: range
+    expected: int = 0
+    verify: Literal[True, False, "all"] = True
+    connections: int = 4
+    deadline: float = 600.0
+    named: Callable[[int], int] = operator.index
+    parts: SplitRequest | None = None
+
+
+def _shut(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:
+    """Ends the thread; in a forked child there is none, and its sockets are the parent's."""
+    if pid != os.getpid():
+        reader.waker.close()
+        return
+    reader.closing = True
+    reader.waker.wake()
+    reader.flights.abort()
+    if thread is not threading.current_thread():  # garbage may be collected on the reader itself
+        thread.join()
+    reader.waker.close()
+    reader.out.put(ClosedError("this pass over the loader is closed: iterate the loader again"))
+
+
+class Prefetcher:
+    """A running delivery of `order.steps`; `take` once a step. One consumer at a time."""
+
+    def __init__(self, transport: Transport, order: FetchSpec, arena: Arena) -> None:
+        self._reader = reader = PrefetchWorker(transport, order, arena)
+        self._arena = arena
+        self._pid = os.getpid()
+        arena.on_return = reader.waker.wake
+        # The thread knows the reader, not this object: an abandoned delivery is collected, and shuts itself.
+        self._thread = threading.Thread(target=reader.run, name="mesh-reader", daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
+        self._finalizer.atexit = False  # the pass it belongs to closes it then
+
+    def take(self) -> Frame:
+        """The next frame, waiting for it; raises what its step ended with (MeshError)."""
+        if self.forked:
+            raise ClosedError("this pass belongs to the parent process: iterate the loader anew after a fork")
+        result = self._reader.out.get()
+        if isinstance(result, BaseException):
+            self.close()
+            interpreter_exit.check_not_exiting()
+            raise result
+        self._reader.taken += 1
+        self._reader.waker.wake()
+        return result
+
+    def ready(self) -> bool:
+        """Whether `take` would return at once."""
+        return not self._reader.out.empty()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that it runs in."""
+        return self._pid != os.getpid()
+
+    @property
+    def tally(self) -> Tally:
+        return self._reader.tally
+
+    def close(self) -> None:
+        """Ends the thread and closes the sockets. Idempotent; frames already taken stay valid."""
+        self._finalizer()
+        self._arena.on_return = None
+
+    def __repr__(self) -> str:
+        state = "running" if self._thread.is_alive() else "closed"
+        return f"Delivery({state}, {len(self._reader.flights)} in flight)"

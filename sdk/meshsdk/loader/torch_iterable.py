@@ -1,0 +1,108 @@
+"""A loader as torch's IterableDataset, for code that insists on `DataLoader` with workers.
+
+Law: of k workers, worker w reads steps w, w + k, …; DataLoader restores the order, each batch once.
+Invariant: all processes share the count of finished epochs in anonymous memory, so the next `for` is the
+next epoch; the memory goes with the last process that has it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from multiprocessing.reduction import DupFd
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from meshsdk.datasets.batch import Batch
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshsdk.loader.loader import Loader
+
+_WORKERS = 1024
+_PASSES = struct.Struct("=qq")  # the loader's moves this counts from, passes since
+_ENDED = struct.Struct("=qq")  # of one worker: seed and number of the pass it has given to its end
+
+
+def _one_batch(batches: Sequence[Batch], *, collate_fn_map: Any = None) -> Batch:
+    """torch's own collation of a Batch: it is one already."""
+    if len(batches) != 1:
+        raise ConfigurationError("batches come ready: leave DataLoader's batch_size out, or give 1")
+    return batches[0]
+
+
+default_collate_fn_map[Batch] = _one_batch
+
+
+class EpochCounter:
+    """How many passes the workers of all processes have given to their end. Needs no lock: each write is one
+    system call, and the last worker to end a pass counts it, or several write the same."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._fd = os.memfd_create("mesh-passes", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self._fd, _PASSES.size + _WORKERS * _ENDED.size)
+        weakref.finalize(self, os.close, self._fd)
+
+    def since(self, moves: int) -> int:
+        """Passes since the loader was moved for the last time."""
+        base, count = _PASSES.unpack(os.pread(self._fd, _PASSES.size, 0))
+        return int(count) if base == moves else 0
+
+    def ended(self, moves: int, count: int, part: int, parts: int, mark: tuple[int, int]) -> None:
+        """Worker `part` of `parts` has given its share of the pass `mark`, the `count`-th since the move."""
+        os.pwrite(self._fd, _ENDED.pack(*mark), _PASSES.size + part * _ENDED.size)
+        marks = _ENDED.iter_unpack(os.pread(self._fd, parts * _ENDED.size, _PASSES.size))
+        if all(other == mark for other in marks):
+            os.pwrite(self._fd, _PASSES.pack(moves, count + 1), 0)
+
+    def __repr__(self) -> str:
+        base, count = _PASSES.unpack(os.pread(self._fd, _PASSES.size, 0))
+        return f"Passes({count} since move {base})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach_counter, (DupFd(self._fd),)  # only while a process is being started
+
+
+def _attach_counter(descriptor: Any) -> EpochCounter:
+    return EpochCounter(cast("int", descriptor.detach()))
+
+
+class LoaderIterable(IterableDataset):
+    """Made by `Loader.as_iterable`. With workers, a `for` that was broken off is begun again by the next one,
+    unless the loader was moved in between (`seek`, `set_epoch`, `load_state_dict`)."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self._passes = EpochCounter()
+        self._number = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        if worker is None:
+            return iter(self.loader)
+        device = self.loader.device
+        if device not in (None, "cpu"):
+            raise ConfigurationError(
+                f"device={device!r} with num_workers={worker.num_workers}: tensors on a GPU do not go from "
+                "one process to another. Leave num_workers out: the loader copies while the GPU computes"
+            )
+        return self._part(worker.id, worker.num_workers, worker.seed - worker.id)
+
+    def _part(self, part: int, parts: int, seed: int) -> Iterator[Batch]:
+        if parts > _WORKERS:
+            raise ConfigurationError(f"num_workers={parts}: at most {_WORKERS}, and none is needed")
+        moves, self._number = self.loader._moves, self._number + 1
+        count = self._passes.since(moves)
+        yield from self.loader.part(count, part, parts)
+        self._passes.ended(moves, count, part, parts, (seed, self._number))
+
+    def __len__(self) -> int:
+        if self._passes.since(self.loader._moves):
+            return len(self.loader)
+        return self.loader._under_way

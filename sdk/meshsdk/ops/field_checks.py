@@ -1,0 +1,122 @@
+"""Checks of ops against a dataset's fields, and how ops follow when fields are selected or renamed.
+
+Law: pure. An op on a missing field or a class label is refused here, with the nearest existing name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING
+
+from meshsdk.errors import ConfigurationError
+from meshwire.plan.op_declarations import is_user_op
+from meshwire.plan.plan_spec import OpSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.client.native_api import FieldInfo
+
+_LONGEST = 40  # characters of an argument
+# What torchvision calls otherwise.
+_TORCHVISION = {
+    "Resize": "resize",
+    "CenterCrop": "center_crop",
+    "RandomCrop": "random_crop",
+    "RandomResizedCrop": "random_resized_crop",
+    "RandomHorizontalFlip": "hflip",
+    "RandomVerticalFlip": "vflip",
+    "RandomRotation": "rotate",
+    "Pad": "pad",
+    "ColorJitter": "color_jitter",
+    "Grayscale": "grayscale",
+    "RandomGrayscale": "grayscale",
+    "RandAugment": "rand_augment",
+    "MixUp": "mixup",
+    "CutMix": "cutmix",
+    "ToTensor": "to_chw",
+    "PILToTensor": "to_chw",
+    "ToImage": "to_chw",
+    "Normalize": "normalize",
+    "ToDtype": "cast",
+    "ConvertImageDtype": "cast",
+}
+
+
+def checked_ops(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpSpec, ...]:
+    """The ops, if each is one and its fields are there and take ops. Raises ConfigurationError."""
+    return tuple(_checked(op, fields) for op in ops)
+
+
+def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
+    if not isinstance(op, OpSpec):
+        raise ConfigurationError(
+            f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. {_advice(op)}"
+        )
+    for name in op.every:
+        _check_field(op.op, name, fields)
+    return op
+
+
+def _advice(given: object) -> str:
+    """What to write in place of what is no op."""
+    if isinstance(given, (list, tuple)):
+        return "Give them one by one: ds.map(*those)"
+    if getattr(given, "__module__", "") == "meshsdk.ops":
+        return f"Call it with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
+    if told := torchvision_hint(type(given).__name__):
+        return told.capitalize()
+    return "Python functions do not run on storage nodes: apply them to the batch"
+
+
+def torchvision_hint(name: str) -> str:
+    """What to write in place of what torchvision has by this name; nothing of other names."""
+    if name == "Compose":
+        return "ops are composed by map, in order: ds.map(ops.decode('image'), ops.hflip('image'))"
+    found = _TORCHVISION.get(name)
+    return f"write ops.{found}(…), with the field first, as ops.hflip('image', p=0.5)" if found else ""
+
+
+def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:
+    field = fields.get(name)
+    if field is None:
+        near = difflib.get_close_matches(name, fields, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(f"{op}: no field {name!r}; this dataset has {', '.join(fields)}{hint}")
+    if field.kind == "label":
+        raise ConfigurationError(f"{op}: {name!r} is a class label, int64 already: it takes no op")
+
+
+def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
+    """The op without fields that are selected away; None when none is left."""
+    left = tuple(name for name in op.every if name in fields)
+    if len(left) == len(op.every):
+        return op
+    if not left:
+        return None
+    if is_user_op(op.op):
+        raise ConfigurationError(
+            f"{op.op} is over {', '.join(op.every)}: select all of them, or map it later"
+        )
+    if len(left) == 1:
+        return op.of(left[0])
+    each = {name: args for name, args in op.each.items() if name in left}
+    return dataclasses.replace(op, field=left[0], fields=left, each=each)
+
+
+def rename_op_fields(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
+    """The op over fields that are called otherwise."""
+    fields = tuple(names.get(name, name) for name in op.fields)
+    each = {names.get(name, name): args for name, args in op.each.items()}
+    return dataclasses.replace(op, field=names.get(op.field, op.field), fields=fields, each=each)
+
+
+def op_text(op: OpSpec) -> str:
+    """The op as a call, as a person reads it: long arguments are cut."""
+    args = [f"{name}={_cut(repr(value))}" for name, value in op.args.items()]
+    return f"{op.op}({', '.join([*map(repr, op.every), *args, *(['…'] if op.each else [])])})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,69 @@
+"""NVTX ranges around a loop's waits and steps, for Nsight Systems.
+
+Seam: anything with `range_start` and `range_end`; torch.cuda.nvtx provides them where torch was built
+with CUDA. Not run: no GPU was available when this was written. Law: ranges need not nest, so a program's
+own stay free.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from meshsdk.meters import Meter, Step
+
+
+class Nvtx(Protocol):
+    """A profiler's ranges."""
+
+    def range_start(self, msg: str) -> Any: ...
+
+    def range_end(self, range_id: Any) -> None: ...
+
+
+class NvtxRanges:
+    """One range at a time: `mesh wait`, or `mesh step N` until the next wait."""
+
+    def __init__(self, nvtx: Nvtx) -> None:
+        self.pid = os.getpid()
+        self._nvtx = nvtx
+        self._open: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Ranges, {'one' if self._open is not None else 'none'} open>"
+
+    def waits(self, now: float) -> None:
+        del now
+        self._begin("mesh wait")
+
+    def takes(self, step: Step, meter: Meter) -> None:
+        del meter
+        self._begin(f"mesh step {step.step}")
+
+    def ends(self, now: float, meter: Meter) -> None:
+        del now, meter
+        self._end()
+
+    def close(self) -> None:
+        self._end()
+
+    def _begin(self, name: str) -> None:
+        self._end()
+        self._open = self._nvtx.range_start(name)
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self._nvtx.range_end(self._open)
+            self._open = None
+
+
+def nvtx_of(torch: Any) -> Nvtx | None:
+    """torch's ranges; None where it has none, or this process uses no GPU. (Asking whether there is one would
+    start CUDA, and a process that forks after that cannot use it in its children.)"""
+    cuda = getattr(torch, "cuda", None)
+    nvtx = getattr(cuda, "nvtx", None)
+    if cuda is None or nvtx is None or not cuda.is_initialized():
+        return None
+    found: Nvtx | None = nvtx if hasattr(nvtx, "range_start") and hasattr(nvtx, "range_end") else None
+    return found

@@ -1,0 +1,316 @@
+"""Checksums of object bodies: S3's ten algorithms, combining those of parts, and the verifier of an upload.
+
+Law: pure over the bytes passed in; whole-object values only.
+Invariant: values are base64 of the big-endian digest.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hmac import compare_digest
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from meshwire.checksums import crc
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Buffer = bytes | bytearray | memoryview
+
+ALGORITHMS = (
+    "crc32",
+    "crc32c",
+    "crc64nvme",
+    "sha1",
+    "sha256",
+    "sha512",
+    "md5",
+    "xxhash64",
+    "xxhash3",
+    "xxhash128",
+)
+DEFAULT_ALGORITHM = "crc64nvme"
+DIGEST_SIZES: Mapping[str, int] = MappingProxyType(
+    {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32, "sha512": 64, "md5": 16}
+    | {"xxhash64": 8, "xxhash3": 8, "xxhash128": 16}
+)
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class BodyDigests:
+    """Digests the client declares for the body it sends.
+
+    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`,
+    `sha256`) to base64;
+    `trailer` names the algorithms whose value follows in the chunked trailer; `wanted` those to compute
+    and store because `x-amz-sdk-checksum-algorithm` names them.
+    """
+
+    content_md5: str | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    trailer: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+
+
+class Hasher(Protocol):
+    def update(self, data: Buffer, /) -> None: ...
+    def digest(self) -> bytes: ...
+    def base64(self) -> str: ...
+
+
+class _Crc:
+    __slots__ = ("_function", "_size", "_value")
+
+    def __init__(self, function: Callable[[Buffer, int], int], size: int) -> None:
+        self._function, self._size, self._value = function, size, 0
+
+    def update(self, data: Buffer, /) -> None:
+        self._value = self._function(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._size, "big")
+
+    def base64(self) -> str:
+        return _base64(self.digest())
+
+
+class _Sha:
+    __slots__ = ("_hash",)
+
+    def __init__(self, name: str) -> None:
+        self._hash = hashlib.new(name, usedforsecurity=False)
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def base64(self) -> str:
+        return _base64(self.digest())
+
+
+class _Xxh:
+    __slots__ = ("_hash",)
+
+    def __init__(self, maker: str) -> None:
+        self._hash = getattr(crc.load_awscrt().XXHash, maker)()
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def digest(self) -> bytes:
+        return bytes(self._hash.finalize())
+
+    def base64(self) -> str:
+        return _base64(self.digest())
+
+
+# zlib's crc32 is at least as fast as awscrt's, and lets other threads run meanwhile.
+_CRCS: Mapping[str, Callable[[Buffer, int], int]] = MappingProxyType(
+    {"crc32": zlib.crc32, "crc32c": crc.crc32c, "crc64nvme": crc.crc64nvme}
+)
+# By name, because an awscrt older than 0.38 lacks them: the SDK alone, which needs none, works with it.
+_XXHS = MappingProxyType(
+    {"xxhash64": "new_xxhash64", "xxhash3": "new_xxhash3_64", "xxhash128": "new_xxhash3_128"}
+)
+
+
+def new_hasher(algorithm: str) -> Hasher:
+    """An empty hasher; `algorithm` is one of ALGORITHMS."""
+    crc = _CRCS.get(algorithm)
+    if crc is not None:
+        return _Crc(crc, DIGEST_SIZES[algorithm])
+    xxh = _XXHS.get(algorithm)
+    return _Sha(algorithm) if xxh is None else _Xxh(xxh)
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+def decode_checksum(algorithm: str, value: str) -> bytes | None:
+    """The digest of a base64 value, or None when it is not one of this algorithm (or of `md5`)."""
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return digest if len(digest) == DIGEST_SIZES.get(algorithm, 16) else None
+
+
+# --- values of assembled uploads ------------------------------------------------------------------
+
+
+def composite_checksum(algorithm: str, parts: Iterable[str]) -> str:
+    """The COMPOSITE checksum of parts (base64 each): the checksum of their digests, `-`, their number."""
+    hasher, count = new_hasher(algorithm), 0
+    for part in parts:
+        hasher.update(base64.b64decode(part))
+        count += 1
+    return f"{hasher.base64()}-{count}"
+
+
+# Bit-reversed polynomials: crc(a ‖ b) = crc(a)·x^(8·len(b)) mod P ⊕ crc(b), as zlib's crc32_combine has it.
+_POLYNOMIALS = MappingProxyType({"crc32": 0xEDB88320, "crc32c": 0x82F63B78, "crc64nvme": 0x9A6C9329AC4BC9B5})
+
+
+def combine_checksums(algorithm: str, parts: Iterable[tuple[str, int]]) -> str:
+    """The FULL_OBJECT checksum of parts (base64, size in bytes) of a crc32, crc32c or crc64nvme. No bytes are
+    read.
+
+    Raises ValueError for all others, which cannot be combined.
+    """
+    if algorithm not in _POLYNOMIALS:
+        raise ValueError(f"{algorithm} of a whole object does not follow from its parts; use COMPOSITE")
+    width = DIGEST_SIZES[algorithm]
+    value = 0
+    for part, size in parts:
+        shifted = _multiply(algorithm, _shift(algorithm, size), value)
+        value = shifted ^ int.from_bytes(base64.b64decode(part), "big")
+    return _base64(value.to_bytes(width, "big"))
+
+
+def _multiply(algorithm: str, a: int, b: int) -> int:
+    """a·b mod P over GF(2), bit-reversed: the top bit is x⁰."""
+    polynomial = _POLYNOMIALS[algorithm]
+    bit = 1 << (DIGEST_SIZES[algorithm] * 8 - 1)
+    product = 0
+    while a:
+        if a & bit:
+            product ^= b
+            a ^= bit
+        bit >>= 1
+        b = (b >> 1) ^ polynomial if b & 1 else b >> 1
+    return product
+
+
+@lru_cache(maxsize=256)
+def _power(algorithm: str, k: int) -> int:
+    """x^(2^k) mod P."""
+    if k == 0:
+        return 1 << (DIGEST_SIZES[algorithm] * 8 - 2)
+    root = _power(algorithm, k - 1)
+    return _multiply(algorithm, root, root)
+
+
+@lru_cache(maxsize=4096)
+def _shift(algorithm: str, size: int) -> int:
+    """x^(8·size) mod P."""
+    product = 1 << (DIGEST_SIZES[algorithm] * 8 - 1)
+    exponent = size * 8
+    for k in range(exponent.bit_length()):
+        if exponent >> k & 1:
+            product = _multiply(algorithm, _power(algorithm, k), product)
+    return product
+
+
+# --- uploads ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BodyDigest:
+    """`md5_hex` is the ETag of a single upload; `checksums` (algorithm → base64) are those to keep with
+    it."""
+
+    md5_hex: str
+    checksums: Mapping[str, str]
+    size: int
+
+
+class BodyVerifier:
+    """Hashes a body as it passes and compares it with all that the client declared of it.
+
+    `payload_sha256` is the claim's payload hash (values other than 64 hexadecimal digits are ignored);
+    `extra` names further algorithms to compute and keep. With nothing to keep otherwise, CRC64NVME is kept,
+    as S3 does.
+    """
+
+    def __init__(
+        self, digests: BodyDigests, payload_sha256: str | None = None, *, extra: Iterable[str] = ()
+    ) -> None:
+        self._digests = digests
+        self._payload_sha256 = (
+            payload_sha256 if payload_sha256 is not None and len(payload_sha256) == 64 else None
+        )
+        kept = dict.fromkeys((*digests.checksums, *digests.trailer, *digests.wanted, *extra)) or {
+            DEFAULT_ALGORITHM: None
+        }
+        self._kept = tuple(kept)
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._hashers = {name: new_hasher(name) for name in kept}
+        if self._payload_sha256 is not None and "sha256" not in self._hashers:
+            self._hashers["sha256"] = new_hasher("sha256")
+        self._updates = (self._md5.update, *(hasher.update for hasher in self._hashers.values()))
+        self._size = 0
+
+    def __repr__(self) -> str:
+        return f"BodyVerifier({', '.join(self._hashers)}; {self._size} bytes)"
+
+    def update(self, chunk: Buffer) -> None:
+        for update in self._updates:
+            update(chunk)
+        self._size += len(chunk)
+
+    def finish(self, trailers: Mapping[str, str] = _NOTHING) -> BodyDigest:
+        """Compare. `trailers` are those of a chunked body (lower-case names).
+
+        Raises S3Error: InvalidDigest, BadDigest, XAmzContentSHA256Mismatch, InvalidRequest,
+        MalformedTrailerError.
+        """
+        self._check_payload_sha256()
+        self._check_md5()
+        for algorithm, value in self._digests.checksums.items():
+            self._check(algorithm, value)
+        for algorithm in self._digests.trailer:
+            sent = trailers.get(f"x-amz-checksum-{algorithm}")
+            if sent is None:
+                raise S3Error(
+                    "MalformedTrailerError", f"The announced trailer x-amz-checksum-{algorithm} is missing."
+                )
+            self._check(algorithm, sent)
+        checksums = {name: self._hashers[name].base64() for name in self._kept}
+        return BodyDigest(self._md5.hexdigest(), checksums, self._size)
+
+    def _check_payload_sha256(self) -> None:
+        declared = self._payload_sha256
+        if declared is None:
+            return
+        computed = self._hashers["sha256"].digest().hex()
+        if not compare_digest(declared, computed):
+            raise S3Error(
+                "XAmzContentSHA256Mismatch",
+                extra={"ClientComputedContentSHA256": declared, "S3ComputedContentSHA256": computed},
+            )
+
+    def _check_md5(self) -> None:
+        declared = self._digests.content_md5
+        if declared is None:
+            return
+        digest = decode_checksum("md5", declared)
+        if digest is None:
+            raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.")
+        if digest != self._md5.digest():
+            raise S3Error(
+                "BadDigest",
+                "The Content-MD5 you specified did not match what we received.",
+                extra={"ExpectedDigest": declared, "CalculatedDigest": _base64(self._md5.digest())},
+            )
+
+    def _check(self, algorithm: str, value: str) -> None:
+        digest = decode_checksum(algorithm, value)
+        if digest is None:
+            raise S3Error("InvalidRequest", f"Value for x-amz-checksum-{algorithm} header is invalid.")
+        if digest != self._hashers[algorithm].digest():
+            raise S3Error(
+                "BadDigest", f"The {algorithm.upper()} you specified did not match the calculated checksum."
+            )

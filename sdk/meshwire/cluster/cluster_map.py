@@ -1,0 +1,319 @@
+"""The cluster map: its nodes, their zones, roles and states, and the copies of each bucket.
+
+Law: a map is immutable and has one encoding; a change is a new map with the next version
+(`cluster.transitions`). A fault in a document raises PlanError with the path of the bad field.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+
+from meshwire.strict_json import (
+    MAX_INTEGER,
+    PlanError,
+    canonical_json,
+    checked_boolean,
+    checked_choice,
+    checked_integer,
+    checked_object,
+    checked_text,
+    read_json,
+    required_field,
+    shown_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+State = Literal["joining", "up", "draining", "away", "returning", "down"]
+"""`joining`: gets its share of the data, and is not relied on for what it has not got yet. `draining`: gives
+its share away. `away`: does not answer, and is expected back: its share stays its own, others stand in.
+`returning`: answers again, gets every write, and may lack what was written while it was away. `down`: out of
+the placement; its share is made again elsewhere."""
+Role = Literal["store", "cache", "compute"]
+STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "away", "returning", "down")
+REACHABLE_STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "returning")
+"""States of nodes that answer."""
+ROLES: Final[tuple[Role, ...]] = ("store", "cache", "compute")
+DEFAULT_SLOTS: Final = 1 << 14
+DEFAULT_COPIES: Final = 2
+MAX_COPIES: Final = 8
+MAX_NODES: Final = 4096
+MAX_COUNTS: Final = 4096
+MAX_WEIGHT: Final = 1 << 20
+_GIVEN: Final = 16
+_VERSIONS: Final = ("since", "turned", "complete")
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_BUCKET = re.compile(r"[a-z0-9.-]{3,63}")
+_PLACE = re.compile(r"[A-Za-z0-9._/-]{0,63}")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A member. `endpoint`: where peers and the SDK reach it. `zone`: what fails together; `rack`: what is
+    near each other. `weight`: its share of the data, in any unit that is the same for all (GiB, say).
+
+    Map versions: `since`, when it last went away from what it had all of; of a node that is neither away nor
+    returning, when it last came back (0: it was never away); `turned`, when it took its present state;
+    `complete`, of the newest map under which it had all it should have. `leaving`: it is to be empty,
+    whatever its state: it was draining when it went away.
+    """
+
+    node_id: str
+    endpoint: str
+    zone: str = ""
+    rack: str = ""
+    weight: int = 1
+    roles: tuple[Role, ...] = ROLES
+    state: State = "up"
+    since: int = 0
+    turned: int = 0
+    complete: int = 0
+    leaving: bool = False
+
+    @property
+    def stores(self) -> bool:
+        """Whether it may own data at all."""
+        return "store" in self.roles and self.weight > 0
+
+
+class Share(NamedTuple):
+    """What placement asks of a node."""
+
+    node_id: str
+    zone: str
+    weight: int
+
+
+class BucketCopies(NamedTuple):
+    """How many copies there are of what is in a bucket that was made at `born` (ms since the epoch), since
+    somebody changed that. `relied`: so many are read; `given`: so many get every write, and are more than
+    that, or than what is `wanted`, while nodes compare."""
+
+    bucket: str
+    born: int
+    relied: int
+    given: int
+    wanted: int
+
+    @property
+    def moving(self) -> bool:
+        """Whether copies are still to be made, or to be let go of."""
+        return not self.relied == self.given == self.wanted
+
+    @property
+    def copies(self) -> int:
+        """As `routes` takes it."""
+        return self.relied if self.relied == self.given else self.relied + _GIVEN * self.given
+
+
+def read_and_write_copies(copies: int) -> tuple[int, int]:
+    """How many copies are read, and how many written, of a number as `Count.copies` and `routes` have it."""
+    given, relied = divmod(copies, _GIVEN)
+    return relied, given or relied
+
+
+@dataclass(frozen=True)
+class ClusterMap:
+    """`nodes` in order of their ids. `slots`: into how many parts names are cut, a power of two, fixed for
+    the cluster's life; so is `copies`, of buckets that say nothing else.
+
+    `base`: the shares by which the data lies at present, while they differ from those that the nodes' states
+    say; None when they do not. `goal`: the version since which the shares of the future, and the numbers of
+    copies, are what they are. `counts`: of buckets whose number of copies was changed, in order.
+    """
+
+    version: int
+    nodes: tuple[Node, ...]
+    slots: int = DEFAULT_SLOTS
+    copies: int = DEFAULT_COPIES
+    base: tuple[Share, ...] | None = None
+    goal: int = 0
+    counts: tuple[BucketCopies, ...] = ()
+
+    def count(self, bucket: str) -> BucketCopies | None:
+        """What is said of a bucket's copies, None where nobody changed their number."""
+        return next((count for count in self.counts if count.bucket == bucket), None)
+
+    def node(self, node_id: str) -> Node | None:
+        """The member of an id, or None."""
+        return next((node for node in self.nodes if node.node_id == node_id), None)
+
+    @property
+    def future(self) -> tuple[Share, ...]:
+        """The shares once everybody has joined and left who is about to."""
+        staying = ("joining", "up", "away", "returning")
+        return tuple(
+            Share(node.node_id, node.zone, node.weight)
+            for node in self.nodes
+            if node.stores and node.state in staying and not node.leaving
+        )
+
+    @property
+    def present(self) -> tuple[Share, ...]:
+        """The shares by which the data lies until now."""
+        return shares_by_state(self.nodes) if self.base is None else self.base
+
+    @property
+    def moving(self) -> bool:
+        """Whether data is to be carried before the present is the future."""
+        return self.present != self.future or any(count.moving for count in self.counts)
+
+    def owes(self, node_id: str) -> bool:
+        """Whether a node is to compare what it has with what it should have (`transitions.settled`)."""
+        node = self.node(node_id)
+        if node is None or not node.stores or node.state in ("away", "down"):
+            return False
+        if node.state == "returning":
+            return True
+        if node.state == "joining":  # one that has all waits for the others, and is not to begin anew
+            return node.complete < max(self.goal, node.turned)
+        return self.moving and not node.leaving and node.complete < self.goal
+
+    def to_json(self) -> bytes:
+        """The canonical document; `parse_map` gives the map back."""
+        nodes = [
+            {
+                "id": node.node_id,
+                "endpoint": node.endpoint,
+                "zone": node.zone,
+                "rack": node.rack,
+                "weight": node.weight,
+                "roles": list(node.roles),
+                "state": node.state,
+                "since": node.since,
+                "turned": node.turned,
+                "complete": node.complete,
+                "leaving": node.leaving,
+            }
+            for node in self.nodes
+        ]
+        base = None if self.base is None else [list(share) for share in self.base]
+        counts = {"counts": [list(count) for count in self.counts]} if self.counts else {}
+        return canonical_json(
+            {
+                "version": self.version,
+                "slots": self.slots,
+                "copies": self.copies,
+                "base": base,
+                "goal": self.goal,
+                "nodes": nodes,
+                **counts,
+            }
+        )
+
+    def __repr__(self) -> str:
+        return f"ClusterMap(version={self.version}, nodes={len(self.nodes)})"
+
+
+def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
+    """The present shares of nodes of which none is on the move."""
+    having = ("up", "draining", "away", "returning")
+    return tuple(
+        Share(node.node_id, node.zone, node.weight) for node in nodes if node.stores and node.state in having
+    )
+
+
+def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
+    """The map of its document. Raises PlanError."""
+    value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
+    document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes", "counts"))
+    version = checked_integer(required_field(document, "version", ""), "version", 0, MAX_INTEGER)
+    slots = checked_integer(document.get("slots", DEFAULT_SLOTS), "slots", 1, 1 << 20)
+    if slots & (slots - 1):
+        raise PlanError("slots", f"{slots} is no power of two")
+    nodes = required_field(document, "nodes", "")
+    if not isinstance(nodes, list) or len(nodes) > MAX_NODES:
+        raise PlanError("nodes", f"expected a list of at most {MAX_NODES} nodes")
+    return ClusterMap(
+        version,
+        checked_nodes([_parse_node(n, f"nodes[{i}]") for i, n in enumerate(nodes)]),
+        slots,
+        checked_integer(document.get("copies", DEFAULT_COPIES), "copies", 1, MAX_COPIES),
+        _parse_base(document.get("base")),
+        checked_integer(document.get("goal", 0), "goal", 0, version),
+        _parse_counts(document.get("counts", [])),
+    )
+
+
+def _parse_counts(value: Any) -> tuple[BucketCopies, ...]:
+    if not isinstance(value, list) or len(value) > MAX_COUNTS:
+        raise PlanError("counts", f"expected a list of at most {MAX_COUNTS} buckets")
+    found = []
+    for number, count in enumerate(value):
+        path = f"counts[{number}]"
+        if not isinstance(count, list) or len(count) != 5:
+            raise PlanError(path, "expected [bucket, born, relied, given, wanted]")
+        numbers = [checked_integer(each, path, 1, MAX_COPIES) for each in count[2:]]
+        born = checked_integer(count[1], path, 0, MAX_INTEGER)
+        found.append(BucketCopies(_matching(_BUCKET, count[0], path), born, *numbers))
+    if any(one.bucket >= other.bucket for one, other in pairwise(found)):
+        raise PlanError("counts", "expected the buckets in order, each once")
+    return tuple(found)
+
+
+def _parse_base(value: Any) -> tuple[Share, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_NODES:
+        raise PlanError("base", f"expected null or a list of at most {MAX_NODES} shares")
+    found = []
+    for number, share in enumerate(value):
+        path = f"base[{number}]"
+        if not isinstance(share, list) or len(share) != 3:
+            raise PlanError(path, "expected [id, zone, weight]")
+        found.append(
+            Share(
+                _matching(_NODE_ID, share[0], path),
+                _matching(_PLACE, share[1], path),
+                checked_integer(share[2], path, 1, MAX_WEIGHT),
+            )
+        )
+    if any(one.node_id >= other.node_id for one, other in pairwise(found)):
+        raise PlanError("base", "expected the shares in order of their ids, each once")
+    return tuple(found)
+
+
+def _parse_node(value: Any, path: str) -> Node:
+    known = ("id", "endpoint", "zone", "rack", "weight", "roles", "state", *_VERSIONS, "leaving")
+    document = checked_object(value, path, known)
+    roles = document.get("roles", list(ROLES))
+    if not isinstance(roles, list) or not roles:
+        raise PlanError(f"{path}.roles", f"expected a list of {', '.join(ROLES)}")
+    found = {cast("Role", checked_choice(role, f"{path}.roles", ROLES)) for role in roles}
+    versions = {
+        name: checked_integer(document.get(name, 0), f"{path}.{name}", 0, MAX_INTEGER) for name in _VERSIONS
+    }
+    return Node(
+        _matching(_NODE_ID, required_field(document, "id", path), f"{path}.id"),
+        _matching(_ENDPOINT, required_field(document, "endpoint", path), f"{path}.endpoint"),
+        _matching(_PLACE, document.get("zone", ""), f"{path}.zone"),
+        _matching(_PLACE, document.get("rack", ""), f"{path}.rack"),
+        checked_integer(document.get("weight", 1), f"{path}.weight", 0, MAX_WEIGHT),
+        tuple(role for role in ROLES if role in found),
+        cast("State", checked_choice(document.get("state", "up"), f"{path}.state", STATES)),
+        since=versions["since"],
+        turned=versions["turned"],
+        complete=versions["complete"],
+        leaving=checked_boolean(document.get("leaving", False), f"{path}.leaving"),
+    )
+
+
+def _matching(pattern: re.Pattern[str], value: Any, path: str) -> str:
+    text = checked_text(value, path, at_most=300)
+    if pattern.fullmatch(text) is None:
+        raise PlanError(path, f"{shown_value(text)} does not have the form {pattern.pattern}")
+    return text
+
+
+def checked_nodes(nodes: list[Node]) -> tuple[Node, ...]:
+    """The nodes in order of their ids. Raises PlanError when one stands twice."""
+    ordered = tuple(sorted(nodes, key=lambda node: node.node_id))
+    for one, other in pairwise(ordered):
+        if one.node_id == other.node_id:
+            raise PlanError("nodes", f"the node {one.node_id!r} stands twice")
+    return ordered

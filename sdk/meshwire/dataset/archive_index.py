@@ -1,0 +1,284 @@
+"""Indexes of tar shards and archives: where each member's bytes are, and which members form a sample.
+
+Law: an index is built once per content; afterwards a member is read by offset, never by a scan. Offsets
+refer to the object itself or, if that is compressed, to its decompressed copy.
+Invariant: a sample has at most one member per extension (of duplicates the last, as when unpacking a
+tar).
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, get_args
+
+import numpy as np
+
+from meshwire.dataset.archive_keys import ArchiveKind
+from meshwire.dataset.fields import sample_key
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from meshwire.frame.columns import Integers
+    from meshwire.frame.tensor_frame import Buffer
+
+
+CONTENT_TYPE = "application/vnd.shardmesh.shardindex"
+_KIND, _VERSION = "shardmesh.shardindex", 1
+MAX_BYTES = 1 << 60  # of an object: sums of two stay within int64
+FILE_TYPES = ("0", "", "7")  # ustar's regular file, its old spelling, and a contiguous one
+
+
+class Member(Protocol):
+    """What is needed of a `meshwire.formats.tar.TarMember`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def data_offset(self) -> int: ...
+    @property
+    def type(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex:
+    """Files in tar order: `names`; `offsets` and `sizes` of their data (int64[M], bytes from the tar's
+    start); `extension` (int64[M], into `extensions`); `sample` (int64[M], 0…samples−1, −1 for a file of no
+    sample).
+    """
+
+    names: StringColumn
+    offsets: Integers
+    sizes: Integers
+    extensions: tuple[str, ...]
+    extension: Integers
+    sample: Integers
+    samples: int
+
+    def find(self, name: str) -> tuple[int, int] | None:
+        """(offset, size) of a file's data in bytes; None when the tar has no such file."""
+        index = self.names.find_last(name)
+        return None if index is None else (int(self.offsets[index]), int(self.sizes[index]))
+
+    def members_with(self, wanted: Sequence[str]) -> Integers:
+        """int64[samples]: the file of each sample with the first of the `wanted` extensions it has; −1 for
+        none.
+        """
+        result = np.full(self.samples, -1, dtype=np.int64)
+        for ext in reversed(wanted):
+            if ext in self.extensions:
+                hits = np.flatnonzero((self.extension == self.extensions.index(ext)) & (self.sample >= 0))
+                result[self.sample[hits]] = hits
+        return result
+
+    def stems(self) -> list[str]:
+        """The samples' names, as `a/b/0001`."""
+        owned = np.flatnonzero(self.sample >= 0)
+        _, firsts = np.unique(self.sample[owned], return_index=True)
+        return [sample_key(name)[0] for name in self.names.take(owned[firsts])]
+
+    def to_bytes(self) -> bytes:
+        """The document; equal indexes have equal bytes."""
+        writer = ColumnWriter(_KIND, _VERSION, self.facts())
+        self.write(writer)
+        return writer.to_bytes()
+
+    def facts(self) -> dict[str, str]:
+        """What a document that holds this says in its metadata."""
+        return {"samples": str(self.samples)}
+
+    def write(self, writer: ColumnWriter) -> None:
+        """Add the columns to a document whose metadata has `facts`."""
+        writer.strings("names", self.names)
+        writer.strings("extensions", StringColumn.of(self.extensions))
+        writer.integers("offsets", self.offsets)
+        writer.integers("sizes", self.sizes)
+        writer.integers("extension", self.extension)
+        writer.integers("sample", self.sample + 1)
+
+    @classmethod
+    def from_bytes(cls, document: Buffer) -> ShardIndex:
+        """The index of its document. Raises ColumnError for any other bytes."""
+        return cls.read(ColumnReader(document, _KIND, _VERSION))
+
+    @classmethod
+    def read(cls, reader: ColumnReader) -> ShardIndex:
+        """The columns of a document that holds one. Raises ColumnError."""
+        names = reader.strings("names")
+        extensions = tuple(reader.strings("extensions"))
+        count = len(names)
+        sample = reader.integers("sample", low=0, high=count, count=count) - 1
+        found = np.unique(sample[sample >= 0])
+        if reader.text("samples") != str(found.size) or (found.size and int(found[-1]) != found.size - 1):
+            raise ColumnError("the shard index does not number its samples from 0 on")
+        return cls(
+            names,
+            reader.integers("offsets", low=0, high=MAX_BYTES, count=count),
+            reader.integers("sizes", low=0, high=MAX_BYTES, count=count),
+            extensions,
+            reader.integers("extension", low=0, high=max(len(extensions) - 1, 0), count=count),
+            sample,
+            int(found.size),
+        )
+
+    def __repr__(self) -> str:
+        return f"ShardIndex(files={len(self.names)}, samples={self.samples})"
+
+
+def index_tar(members: Iterable[Member]) -> ShardIndex:
+    """The index of a tar's members, as `tars.scan` yields them. Directories, links and the like are passed
+    over.
+
+    Files are grouped by WebDataset's naming rule wherever in the tar they stand; names without an extension,
+    and WebDataset's own `__name__` files, belong to no sample. Raises what `members` raises.
+    """
+    grouping = _Grouping()
+    for member in members:
+        if member.type in FILE_TYPES:
+            grouping.add(member.name, member.data_offset, member.size)
+    return grouping.index()
+
+
+class _Grouping:
+    """Files so far, with the sample and extension of each."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.places: list[tuple[int, int]] = []
+        self.extensions: dict[str, int] = {}
+        self.extension: list[int] = []
+        self.sample: list[int] = []
+        self.samples: dict[str, int] = {}
+        self.latest: dict[tuple[int, int], int] = {}  # (sample, extension) → file
+
+    def add(self, name: str, offset: int, size: int) -> None:
+        stem, ext = sample_key(name)
+        number = self.extensions.setdefault(ext, len(self.extensions))
+        sample = self.samples.setdefault(stem, len(self.samples)) if _in_sample(stem, ext) else -1
+        if sample >= 0:
+            doubled = self.latest.get((sample, number))
+            if doubled is not None:
+                self.sample[doubled] = -1
+            self.latest[sample, number] = len(self.names)
+        self.names.append(name)
+        self.places.append((offset, size))
+        self.extension.append(number)
+        self.sample.append(sample)
+
+    def index(self) -> ShardIndex:
+        places = np.array(self.places, dtype=np.int64).reshape(-1, 2)
+        return ShardIndex(
+            StringColumn.of(self.names),
+            places[:, 0].copy(),
+            places[:, 1].copy(),
+            tuple(self.extensions),
+            np.array(self.extension, dtype=np.int64),
+            np.array(self.sample, dtype=np.int64),
+            len(self.samples),
+        )
+
+
+def _in_sample(stem: str, ext: str) -> bool:
+    base = stem[stem.rfind("/") + 1 :]
+    return bool(ext) and not (base.startswith("__") and base.endswith("__"))
+
+
+_ARCHIVE_KIND, _ARCHIVE_VERSION = "shardmesh.archive", 1
+_LINEAR_SEARCH_LIMIT = 2000  # so many names are searched through in microseconds
+_KINDS = {str(kind): kind for kind in get_args(ArchiveKind)}
+
+
+@dataclass(frozen=True, eq=False)
+class ArchiveIndex:
+    """`files` in stored order. `inflated`: their offsets are of a copy of `size` bytes, not of the object;
+    for a tar that copy is the tar, for a zip its files one after the other.
+    """
+
+    kind: ArchiveKind
+    files: ShardIndex
+    size: int
+    inflated: bool
+
+    def __post_init__(self) -> None:
+        if (self.files.offsets + self.files.sizes > self.size).any():
+            raise ColumnError(f"a file lies beyond the {self.size} bytes of the archive")
+
+    @property
+    def names(self) -> StringColumn:
+        return self.files.names
+
+    @property
+    def sizes(self) -> Integers:
+        """int64[n], bytes."""
+        return self.files.sizes
+
+    @property
+    def offsets(self) -> Integers:
+        """int64[n], bytes."""
+        return self.files.offsets
+
+    @cached_property
+    def ordered(self) -> tuple[list[str], list[int]]:
+        """The names in order, each once, and the number of the file of each: of doubled ones the last."""
+        last = {name: number for number, name in enumerate(self.names)}
+        names = sorted(last)
+        return names, [last[name] for name in names]
+
+    def __len__(self) -> int:
+        return len(self.files.names)
+
+    def find(self, name: str) -> tuple[int, int] | None:
+        """(offset, size) of a file's bytes, of doubled names the last; None when there is no such file."""
+        if len(self) < _LINEAR_SEARCH_LIMIT:
+            return self.files.find(name)
+        sums, numbers = self._hashed
+        wanted = zlib.crc32(name.encode(errors="replace"))
+        first, end = np.searchsorted(sums, wanted, "left"), np.searchsorted(sums, wanted, "right")
+        found = [number for number in numbers[first:end].tolist() if self.names[number] == name]
+        return (int(self.offsets[found[-1]]), int(self.sizes[found[-1]])) if found else None
+
+    def prepare(self) -> None:
+        """Do now what the first `find` would do: a second for a million files."""
+        if len(self) >= _LINEAR_SEARCH_LIMIT:
+            _ = self._hashed
+
+    @cached_property
+    def _hashed(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.intp]]:
+        """The checksums of all names in order, and whose each is."""
+        blob, ends = memoryview(self.names.blob), np.cumsum(self.names.lengths).tolist()
+        sums = np.fromiter(
+            (zlib.crc32(blob[start:end]) for start, end in itertools.pairwise([0, *ends])),
+            np.uint32,
+            len(self),
+        )
+        order = np.argsort(sums, kind="stable")
+        return sums[order], order
+
+    def to_bytes(self) -> bytes:
+        """The document; equal indexes have equal bytes."""
+        facts = {"kind": self.kind, "size": str(self.size), "inflated": str(int(self.inflated))}
+        writer = ColumnWriter(_ARCHIVE_KIND, _ARCHIVE_VERSION, facts | self.files.facts())
+        self.files.write(writer)
+        return writer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, document: Buffer) -> ArchiveIndex:
+        """The index of its document. Raises ColumnError for any other bytes."""
+        reader = ColumnReader(document, _ARCHIVE_KIND, _ARCHIVE_VERSION)
+        kind, size = _KINDS.get(reader.text("kind")), reader.text("size")
+        if kind is None or not (size.isascii() and size.isdigit() and len(size) < 20):
+            raise ColumnError("the archive's index names neither its kind nor its size")
+        if int(size) > MAX_BYTES:
+            raise ColumnError("the archive's index names no possible size")
+        return cls(kind, ShardIndex.read(reader), int(size), reader.text("inflated") == "1")
+
+    def __repr__(self) -> str:
+        return f"ArchiveIndex({self.kind}, files={len(self)}, size={self.size}, inflated={self.inflated})"

@@ -1,0 +1,131 @@
+"""Archive keys: which objects are archives or compressed, member paths in keys, pages of member names.
+
+Law: the extension of the key decides, without regard to case; the content must then agree.
+Law: member names are sorted and unique, and the cost of a page is proportional to what it returns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+ArchiveKind = Literal["tar", "tgz", "tar.zst", "zip"]
+ARCHIVE_EXTENSIONS: Final[dict[str, ArchiveKind]] = {
+    ".tar": "tar",
+    ".tar.gz": "tgz",
+    ".tgz": "tgz",
+    ".tar.zst": "tar.zst",
+    ".tzst": "tar.zst",
+    ".zip": "zip",
+}
+CompressionKind = Literal["zst", "gz"]
+"""Of single files that are read through an inflated copy, as members of archives are; none has members."""
+COMPRESSION_EXTENSIONS: Final[dict[str, CompressionKind]] = {".zstd": "zst", ".zst": "zst", ".gz": "gz"}
+CopyKind = ArchiveKind | CompressionKind | Literal["parquet"]
+MEMBER_SEPARATOR: Final = "/-/"
+"""Between an archive's key and the name of a member: `shard.tar/-/a/b.jpg`."""
+_ENDINGS: Final = tuple(ARCHIVE_EXTENSIONS)
+
+
+class ArchiveError(ValueError):
+    """An archive that is damaged, hostile, or of a make that is not read; the message says which."""
+
+
+class MemberPath(NamedTuple):
+    """A member, as a key names it."""
+
+    key: str
+    member: str
+
+
+def archive_kind(key: str) -> ArchiveKind | None:
+    """The kind of archive an object of this name is; None for anything else."""
+    lower = key[-8:].lower()
+    if not lower.endswith(_ENDINGS):
+        return None
+    return next(kind for ending, kind in ARCHIVE_EXTENSIONS.items() if lower.endswith(ending))
+
+
+def compression_kind(key: str) -> CompressionKind | None:
+    """The kind of packed file an object of this name is; None for anything else, archives among it."""
+    return None if archive_kind(key) is not None else COMPRESSION_EXTENSIONS.get(_packing(key))
+
+
+def copy_kind(key: str) -> CompressionKind | Literal["parquet"] | None:
+    """The kind of copy that a single file of this name is read through; None where it is read itself."""
+    return "parquet" if key[-8:].lower().endswith((".parquet", ".pq")) else compression_kind(key)
+
+
+def uncompressed_name(key: str) -> str:
+    """The key without the ending of a packed file."""
+    return key if compression_kind(key) is None else key[: len(key) - len(_packing(key))]
+
+
+def prefer_uncompressed(keys: Iterable[str]) -> dict[str, str]:
+    """Of files that lie there plain, packed or both, by their plain names: the key that is read."""
+    found: dict[str, str] = {}
+    for key in keys:
+        name = uncompressed_name(key)
+        if name == key or name not in found:
+            found[name] = key
+    return found
+
+
+def _packing(key: str) -> str:
+    lower = key[-5:].lower()
+    return next((ending for ending in COMPRESSION_EXTENSIONS if lower.endswith(ending)), "")
+
+
+def archive_stem(key: str) -> str:
+    """The key of an archive without its ending."""
+    ending = max((end for end in ARCHIVE_EXTENSIONS if key.lower().endswith(end)), key=len, default="")
+    return key[: len(key) - len(ending)]
+
+
+def member_paths(key: str) -> list[MemberPath]:
+    """The ways to read a key as `ARCHIVE/-/MEMBER`, the shortest archive first."""
+    found: list[MemberPath] = []
+    at = key.find(MEMBER_SEPARATOR)
+    while at >= 0:
+        archive, member = key[:at], key[at + len(MEMBER_SEPARATOR) :]
+        if archive_kind(archive) is not None:
+            found.append(MemberPath(archive, member))
+        at = key.find(MEMBER_SEPARATOR, at + 1)
+    return found
+
+
+_BEYOND = "\U0010ffff"
+
+
+class NamePage(NamedTuple):
+    """`places`: of the names; `next_after`: the last name or prefix given, None at the end."""
+
+    places: list[int]
+    prefixes: list[str]
+    next_after: str | None
+
+
+def name_page(names: Sequence[str], prefix: str, delimiter: str, after: str, limit: int) -> NamePage:
+    """At most `limit` names and common prefixes that begin with `prefix` and come after `after`."""
+    found = NamePage([], [], None)
+    at = max(bisect_left(names, prefix), bisect_right(names, after) if after else 0)
+    last = ""
+    while at < len(names) and names[at].startswith(prefix):
+        cut = names[at].find(delimiter, len(prefix)) if delimiter else -1
+        rolled = names[at][: cut + len(delimiter)] if cut >= 0 else ""
+        if rolled and rolled <= after:  # given on an earlier page
+            at = bisect_left(names, rolled + _BEYOND, at + 1)
+            continue
+        if len(found.places) + len(found.prefixes) == limit:
+            return found._replace(next_after=last)
+        if rolled:
+            found.prefixes.append(rolled)
+            last, at = rolled, bisect_left(names, rolled + _BEYOND, at + 1)
+        else:
+            found.places.append(at)
+            last, at = names[at], at + 1
+    return found

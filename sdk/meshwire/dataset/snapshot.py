@@ -1,0 +1,334 @@
+"""Snapshots: a dataset's pinned objects, where each sample's fields are, and the binary encoding.
+
+Law: a snapshot is immutable and named by the SHA-256 of its document; equal content gives equal bytes. A
+foreign document is validated completely: an index, range or name out of bounds raises ColumnError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source, sample_key
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
+from meshwire.strict_json import PlanError, canonical_json, checked_text, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from meshwire.dataset.fields import FieldSpec
+    from meshwire.frame.columns import Integers
+    from meshwire.frame.tensor_frame import Buffer
+
+    Int32 = np.ndarray[Any, np.dtype[np.int32]]
+
+SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined"]
+KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined")
+_UNINDEXED = (
+    "objects",
+    "tar",
+    "zarr",
+)  # files of lines and records have indexes; joined may be of them
+CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
+# Plain objects have no shards of their own: runs of this many samples in key order stand in for them.
+SAMPLES_PER_SHARD = 1024
+MAX_BYTES = 1 << 60  # of an object: sums of two stay within int64
+MAX_SAMPLES = (1 << 31) - 1
+_KIND, _VERSION = "shardmesh.snapshot", 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectTable:
+    """Objects, in order of key: `keys`, `etags` (without quotes), `sizes` int64[n] in bytes. Joined snapshots
+    have two runs of them, of one bucket or several: `which` int64[n] is 0 for `bucket`, then places in
+    `others`; None when all are of `bucket`.
+    """
+
+    bucket: str
+    keys: StringColumn
+    etags: StringColumn
+    sizes: Integers
+    others: tuple[str, ...] = ()
+    which: Integers | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __post_init__(self) -> None:
+        if not len(self.keys) == len(self.etags) == self.sizes.size:
+            raise ColumnError("the objects' keys, ETags and sizes differ in number")
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        return (self.bucket, *self.others)
+
+    def bucket_of(self, number: int) -> str:
+        """The bucket of an object."""
+        return self.bucket if self.which is None else self.buckets[int(self.which[number])]
+
+    def keys_by_bucket(self) -> Iterator[tuple[str, Iterable[str]]]:
+        """Every bucket with the keys of its objects."""
+        if self.which is None:
+            yield self.bucket, self.keys
+            return
+        for number, bucket in enumerate(self.buckets):
+            yield bucket, self.keys.take(np.flatnonzero(self.which == number))
+
+    def take(self, numbers: Integers) -> ObjectTable:
+        """Some of them, in their order; buckets that none is of any more are left out."""
+        which = np.zeros(len(self), np.int64) if self.which is None else self.which
+        return _of_buckets(
+            self.buckets,
+            which[numbers],
+            StringColumn.of(self.keys.take(numbers)),
+            StringColumn.of(self.etags.take(numbers)),
+            self.sizes[numbers],
+        )
+
+    def beside(self, other: ObjectTable) -> ObjectTable:
+        """These, and then the others."""
+        return ObjectTable.together((self, other))
+
+    @classmethod
+    def together(cls, runs: Sequence[ObjectTable]) -> ObjectTable:
+        """Several runs of objects, one after the other."""
+        buckets = list(dict.fromkeys(bucket for run in runs for bucket in run.buckets))
+        which = [
+            np.array([buckets.index(bucket) for bucket in run.buckets], np.int64)[
+                np.zeros(len(run), np.int64) if run.which is None else run.which
+            ]
+            for run in runs
+        ]
+        return _of_buckets(
+            tuple(buckets),
+            np.concatenate(which),
+            StringColumn.of([key for run in runs for key in run.keys]),
+            StringColumn.of([etag for run in runs for etag in run.etags]),
+            np.concatenate([run.sizes for run in runs]),
+        )
+
+
+def _of_buckets(
+    buckets: tuple[str, ...], which: Integers, keys: StringColumn, etags: StringColumn, sizes: Integers
+) -> ObjectTable:
+    used = np.unique(which).tolist()
+    first, *others = [buckets[number] for number in used]
+    if not others:
+        return ObjectTable(first, keys, etags, sizes)
+    return ObjectTable(
+        first, keys, etags, sizes, tuple(others), np.searchsorted(used, which).astype(np.int64)
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BytesColumn:
+    """Where each sample's bytes lie: `object` int32[N] into the snapshot's objects, `offset` and `length`
+    int64[N].
+    """
+
+    object: Int32
+    offset: Integers
+    length: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelColumn:
+    """`values` int64[N]: each sample's class, into `classes` (sorted by their UTF-8 bytes)."""
+
+    values: Integers
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """`samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: the samples' names in archives,
+    the numbers of lines or rows, or below the left source of a join; None for plain objects, whose names
+    are their keys' stems; `hash`: sha256 of the document, in hex.
+    """
+
+    source: str
+    kind: SnapshotKind
+    objects: ObjectTable
+    samples: int
+    shard_starts: Integers
+    fields: Mapping[str, BytesColumn | LabelColumn]
+    specs: Mapping[str, FieldSpec]
+    names: StringColumn | None
+    hash: str
+
+    @property
+    def shards(self) -> int:
+        return self.shard_starts.size - 1
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all samples' fields together."""
+        columns = (column for column in self.fields.values() if isinstance(column, BytesColumn))
+        return sum(int(column.length.sum()) for column in columns)
+
+    def sample_name(self, sample: int) -> str:
+        """The name errors and ledgers use: `a/b/0001`, in a tar `shard.tar/a/b/0001`. Raises IndexError."""
+        first = next(column for column in self.fields.values() if isinstance(column, BytesColumn))
+        if not 0 <= sample < self.samples:
+            raise IndexError(f"sample {sample} of {self.samples}")
+        if self.kind == "joined" and self.names is not None:
+            return self.names[sample]
+        key = self.objects.keys[int(first.object[sample])]
+        return sample_key(key)[0] if self.names is None else f"{key}/{self.names[sample]}"
+
+    def summary(self) -> dict[str, Any]:
+        """What `POST /-/snapshots` answers, as plain JSON values."""
+        return {
+            "snapshot": self.hash,
+            "kind": self.kind,
+            "samples": self.samples,
+            "shards": self.shards,
+            "objects": len(self.objects),
+            "bytes": self.total_bytes,
+            "fields": {name: _summary(column) for name, column in self.fields.items()},
+        }
+
+    def to_bytes(self) -> bytes:
+        """The document. `hash` is its sha256."""
+        return _document(
+            self.source, self.kind, self.objects, self.shard_starts, self.fields, self.specs, self.names
+        )
+
+    @classmethod
+    def sealed(
+        cls,
+        source: str,
+        kind: SnapshotKind,
+        objects: ObjectTable,
+        shard_starts: Integers,
+        fields: Mapping[str, BytesColumn | LabelColumn],
+        specs: Mapping[str, FieldSpec],
+        names: StringColumn | None,
+    ) -> Snapshot:
+        """The snapshot of columns made by this process, with its hash."""
+        document = _document(source, kind, objects, shard_starts, fields, specs, names)
+        digest = hashlib.sha256(document).hexdigest()
+        samples = int(shard_starts[-1])
+        return cls(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
+
+    @classmethod
+    def from_bytes(cls, document: Buffer) -> Snapshot:
+        """The snapshot of its document. Raises ColumnError for any other bytes."""
+        return _read(document)
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.hash[:12]}, {self.source!r}, samples={self.samples}, shards={self.shards})"
+
+
+def pinned_files(document: Buffer) -> Iterator[str]:
+    """ETags of the files whose samples an index told, of a snapshot's document; of any other kind, none.
+    Raises ColumnError."""
+    reader = ColumnReader(document, _KIND, _VERSION)
+    return iter(()) if reader.text("kind") in _UNINDEXED else iter(reader.strings("objects.etags"))
+
+
+def _summary(column: BytesColumn | LabelColumn) -> dict[str, Any]:
+    if isinstance(column, LabelColumn):
+        return {"kind": "label", "classes": list(column.classes)}
+    return {"kind": "bytes"}
+
+
+def _document(
+    source: str,
+    kind: str,
+    objects: ObjectTable,
+    shard_starts: Integers,
+    fields: Mapping[str, BytesColumn | LabelColumn],
+    specs: Mapping[str, FieldSpec],
+    names: StringColumn | None,
+) -> bytes:
+    described = canonical_json(fields_document(specs)).decode()
+    metadata = {"source": source, "bucket": objects.bucket, "kind": kind, "fields": described}
+    if objects.others:
+        metadata["others"] = canonical_json(list(objects.others)).decode()
+    writer = ColumnWriter(_KIND, _VERSION, metadata)
+    writer.strings("objects.keys", objects.keys)
+    writer.strings("objects.etags", objects.etags)
+    writer.integers("objects.sizes", objects.sizes)
+    if objects.which is not None:
+        writer.integers("objects.which", objects.which)
+    writer.integers("shards", np.diff(shard_starts))
+    if names is not None:
+        writer.strings("names", names)
+    for name, column in sorted(fields.items()):
+        if isinstance(column, LabelColumn):
+            writer.integers(f"fields.{name}.values", column.values)
+            writer.strings(f"fields.{name}.classes", StringColumn.of(column.classes))
+            continue
+        writer.integers(f"fields.{name}.object", column.object)
+        if kind != "objects":  # a plain object's bytes are the whole object
+            writer.integers(f"fields.{name}.offset", column.offset)
+            writer.integers(f"fields.{name}.length", column.length)
+    return writer.to_bytes()
+
+
+def _read(document: Buffer) -> Snapshot:
+    reader = ColumnReader(document, _KIND, _VERSION)
+    kind = reader.text("kind")
+    if kind not in KINDS:
+        raise ColumnError(f"a snapshot is of {', '.join(KINDS)}, not of {kind[:60]!r}")
+    source, specs = _read_description(reader)
+    objects = _read_objects(reader)
+    lengths = reader.integers("shards", low=0, high=MAX_SAMPLES)
+    shard_starts = np.zeros(lengths.size + 1, dtype=np.int64)
+    np.cumsum(lengths, out=shard_starts[1:])
+    samples = int(shard_starts[-1])
+    fields = {name: _read_field(reader, spec, objects, samples, kind) for name, spec in specs.items()}
+    names = reader.strings("names") if kind != "objects" else None
+    if names is not None and len(names) != samples:
+        raise ColumnError(f"{len(names)} names for {samples} samples")
+    digest = hashlib.sha256(document).hexdigest()
+    return Snapshot(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
+
+
+def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec]]:
+    try:
+        source = parse_source(reader.text("source"))
+        specs = parse_fields(reader.text("fields"))
+    except PlanError as error:
+        raise ColumnError(f"the snapshot's description is malformed: {error}") from error
+    moved = source.bucket != reader.text("bucket") and reader.text("kind") != "joined"
+    if moved or len(specs) > MAX_FIELDS:
+        raise ColumnError("the snapshot's bucket is not its source's")
+    return str(source), specs
+
+
+def _read_objects(reader: ColumnReader) -> ObjectTable:
+    keys, etags = reader.strings("objects.keys"), reader.strings("objects.etags")
+    sizes = reader.integers("objects.sizes", low=0, high=MAX_BYTES)
+    if "others" not in reader.metadata:
+        return ObjectTable(reader.text("bucket"), keys, etags, sizes)
+    try:
+        others = read_json(reader.text("others"))
+        buckets = tuple(checked_text(item, "others", at_most=63) for item in others)
+    except (PlanError, TypeError) as error:
+        raise ColumnError(f"the snapshot's further buckets are malformed: {error}") from error
+    which = reader.integers("objects.which", low=0, high=len(buckets), count=len(keys))
+    return ObjectTable(reader.text("bucket"), keys, etags, sizes, buckets, which)
+
+
+def _read_field(
+    reader: ColumnReader, spec: FieldSpec, objects: ObjectTable, samples: int, kind: str
+) -> BytesColumn | LabelColumn:
+    prefix = f"fields.{spec.name}"
+    if spec.kind == "label":
+        classes = tuple(reader.strings(f"{prefix}.classes"))
+        values = reader.integers(f"{prefix}.values", low=0, high=len(classes) - 1, count=samples)
+        return LabelColumn(values, classes)
+    which = reader.integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
+    sizes = objects.sizes[which]
+    if kind == "objects":
+        return BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes)
+    offset = reader.integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
+    length = reader.integers(f"{prefix}.length", low=0, high=MAX_BYTES, count=samples)
+    if (offset + length > sizes).any():
+        raise ColumnError(f"a sample's {spec.name!r} lies outside its object")
+    return BytesColumn(which.astype(np.int32), offset, length)

@@ -1,0 +1,109 @@
+"""Content sniffing: what bytes look like from their first bytes, and how a dataset would read them.
+
+Law: a hint for messages; nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ContentHint(NamedTuple):
+    """`what`, as "a JPEG file"; `fix` in the imperative, with {field} for the field's name."""
+
+    what: str
+    fix: str
+
+
+_DECODE: Final = "put ops.decode({field!r}) before any other op"
+_BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
+    (b"\xff\xd8\xff", ContentHint("a JPEG file", _DECODE)),
+    (b"\x89PNG\r\n", ContentHint("a PNG file", _DECODE)),
+    (b"GIF8", ContentHint("a GIF file", _DECODE)),
+    (b"II*\x00", ContentHint("a TIFF file", _DECODE)),
+    (b"MM\x00*", ContentHint("a TIFF file", _DECODE)),
+    (b"\x93NUMPY", ContentHint("a .npy file", "put ops.npy({field!r}) before any other op")),
+    (
+        b"\x89HDF\r\n",
+        ContentHint("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'"),
+    ),
+    (b"ARROW1", ContentHint("an Arrow file", "write it as Parquet, and open that with kind='parquet'")),
+    (b"PAR1", ContentHint("a Parquet file", "open the source with kind='parquet': every row is a sample")),
+    (
+        b"\x28\xb5\x2f\xfd",
+        ContentHint(
+            "compressed with zstd",
+            "store it uncompressed, or as a member of a .tar.zst; lines and TFRecords are read as they are: "
+            "kind='lines', kind='tfrecord'",
+        ),
+    ),
+    (
+        b"\x1f\x8b",
+        ContentHint(
+            "compressed with gzip",
+            "store it uncompressed, or as a member of a .tgz; lines and TFRecords are read as they are: "
+            "kind='lines', kind='tfrecord'",
+        ),
+    ),
+    (b"BZh", ContentHint("compressed with bzip2", "store it uncompressed, or with zstd or gzip")),
+    (b"\xfd7zXZ\0", ContentHint("compressed with xz", "store it uncompressed, or with zstd or gzip")),
+    (b"PK\x03\x04", ContentHint("a zip or .npz file", "use ops.npz({field!r}, NAME), or name it .zip")),
+    (
+        b"<html",
+        ContentHint("an HTML page", "fetch it again: a server's error was probably stored in its place"),
+    ),
+    (
+        b"<!DOCTYPE html",
+        ContentHint("an HTML page", "fetch it again: a server's error was probably stored instead"),
+    ),
+    (b"version https://git-lfs", ContentHint("a pointer of Git LFS", "store the file itself: git lfs pull")),
+)
+_TENSORS: Final = ContentHint(
+    "a .safetensors file", "put ops.safetensors({field!r}, NAME) before any other op"
+)
+_LINES: Final = ContentHint("lines of JSON", "open the source with kind='lines': every line is a sample")
+_JSON: Final = ContentHint("a JSON document", "take a value out of it: ops.json({field!r}, PATH)")
+_NUMBER: Final = ContentHint("a number as text", "put ops.int_label({field!r}) before any other op")
+
+
+_FEATURES: Final = {
+    0x12: ContentHint(
+        "a feature of floats", "put ops.feature({field!r}, 'number'), or 'numbers', before any other op"
+    ),
+    0x1A: ContentHint(
+        "a feature of int64", "put ops.feature({field!r}, 'integer'), or 'integers', before any other op"
+    ),
+}
+_COLUMN: Final = ContentHint(
+    "no text", "of a column of numbers, put ops.frombuffer({field!r}, DTYPE) before any other op"
+)
+
+
+def identify_numbers(kind: str, data: bytes) -> ContentHint | None:
+    """What looks like numbers, as a source of this kind gives them: a serialised `tf.train.Feature` (its
+    list's tag, then its length, a varint), or values as in memory, most of which have a zero byte."""
+    if kind == "tfrecord" and len(data) > 1 and (data[1] == len(data) - 2 or data[1] & 0x80):
+        return _FEATURES.get(data[0])
+    return _COLUMN if kind in ("parquet", "mds") and b"\0" in data else None
+
+
+def identify_content(data: bytes) -> ContentHint | None:
+    """What bytes look like; None for what begins like nothing known."""
+    if not data:
+        return ContentHint("empty", "remove such objects, or leave them out: ds.filter('{field}_size > 0')")
+    for beginning, found in _BEGINNINGS:
+        if data.startswith(beginning):
+            return found
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return ContentHint("a WebP file", _DECODE)
+    if data[8:10] == b'{"' and not any(data[5:8]):  # a header's length, below 2**40, and the header
+        return _TENSORS
+    if data.lstrip()[:1] in (b"{", b"["):
+        lines = data.strip().split(b"\n")
+        more = len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines[:2])
+        return _LINES if more and lines[0].strip().endswith(b"}") else _JSON
+    text = data[:32].strip()
+    return _NUMBER if len(data) <= 32 and text.lstrip(b"-").isdigit() else None

@@ -1,0 +1,168 @@
+"""Index of records: where each sample's parts are in their files, and the snapshot of a folder.
+
+Law: a part (a feature of a TFRecord, a column of MDS) has one type in all files of a dataset.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
+from meshwire.dataset.fields import class_name
+from meshwire.dataset.snapshot import MAX_BYTES, BytesColumn, LabelColumn, ObjectTable, Snapshot
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
+from meshwire.strict_json import PlanError, shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.dataset.snapshot import SnapshotKind
+    from meshwire.frame.columns import Integers
+    from meshwire.frame.tensor_frame import Buffer
+
+_KIND, _VERSION = "shardmesh.records", 1
+MAX_RECORD_BYTES: Final = 1 << 32
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordIndex:
+    """`numbers` int64[n]: the records that have every wanted part, from 0 on; `places` by part: offset and
+    length int64[n] in the file; `kinds` by part ("" where no record has it). `told`: the parts that there
+    are, with their kinds; `examples`: the first few records left out, and why; `size`: of the file in
+    bytes, as it is unpacked, 0 where nobody said."""
+
+    numbers: Integers
+    places: Mapping[str, tuple[Integers, Integers]]
+    kinds: Mapping[str, str]
+    skipped: int = 0
+    examples: tuple[str, ...] = ()
+    told: Mapping[str, str] = field(default_factory=dict)
+    size: int = 0
+
+    def to_bytes(self) -> bytes:
+        facts = {
+            "parts": list(self.places),
+            "kinds": dict(self.kinds),
+            "skipped": self.skipped,
+            "examples": list(self.examples),
+            "told": dict(self.told),
+            "size": self.size,
+        }
+        writer = ColumnWriter(_KIND, _VERSION, {"facts": json.dumps(facts)})
+        writer.integers("steps", np.diff(self.numbers, prepend=-1))
+        for number, (offsets, lengths) in enumerate(self.places.values()):
+            writer.integers(f"gaps.{number}", np.diff(offsets, prepend=0))
+            writer.integers(f"lengths.{number}", lengths)
+        return writer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, document: Buffer) -> RecordIndex:
+        """Raises ColumnError for what is no such document."""
+        reader = ColumnReader(document, _KIND, _VERSION)
+        try:
+            facts: dict[str, Any] = json.loads(reader.text("facts"))
+            names, skipped = [str(name) for name in facts["parts"]], int(facts["skipped"])
+            kinds, told, size = dict(facts["kinds"]), dict(facts["told"]), int(facts.get("size", 0))
+            if not 0 <= size <= MAX_BYTES:
+                raise ColumnError(f"a file of {shown_value(size)} bytes")
+            examples = tuple(map(str, facts["examples"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ColumnError(f"the facts of the index are malformed: {error}") from error
+        steps = reader.integers("steps", low=1, high=MAX_BYTES)
+        places = {}
+        for number, name in enumerate(names):
+            gaps = reader.integers(f"gaps.{number}", low=0, high=MAX_BYTES, count=steps.size)
+            lengths = reader.integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES, count=steps.size)
+            places[name] = np.cumsum(gaps), lengths
+        return cls(np.cumsum(steps) - 1, places, kinds, skipped, examples, told, size)
+
+
+IndexedFile = tuple[str, str, int, RecordIndex]
+"""Key, ETag, size in bytes, and where its records' parts lie."""
+
+
+def build_from_records(
+    files: Iterable[IndexedFile],
+    *,
+    kind: SnapshotKind,
+    source: Source,
+    fields: Mapping[str, FieldSpec],
+) -> SnapshotBuild:
+    """The snapshot of files of records: (key, ETag, size in bytes, index) each, in order of key. A class
+    label is the folder of the file below the source. Raises EmptySnapshotError, PlanError."""
+    gathering = _Gathering(kind, fields)
+    for key, etag, size, index in files:
+        gathering.add(key, etag, size, index, class_name(key, source.prefix))
+    return gathering.build(source)
+
+
+class _Gathering:
+    """Files so far that have samples."""
+
+    def __init__(self, kind: SnapshotKind, specs: Mapping[str, FieldSpec]) -> None:
+        self.kind, self.specs = kind, specs
+        self.wanted = {name: spec.part for name, spec in specs.items() if spec.kind == "bytes"}
+        self.labelled = len(self.wanted) < len(specs)
+        self.taken: list[tuple[str, str, int, RecordIndex, str]] = []
+        self.kinds: dict[str, tuple[str, str]] = {}
+        self.told: dict[str, str] = {}
+        self.skipped, self.examples = 0, list[str]()
+
+    def add(self, key: str, etag: str, size: int, index: RecordIndex, folder: str | None) -> None:
+        self.told = self.told or dict(index.told)
+        self.skipped += index.skipped
+        self.examples += [f"{key}: {example}" for example in index.examples]
+        if self.labelled and folder is None and index.numbers.size:
+            self.skipped += int(index.numbers.size)
+            self.examples.append(f"{shown_value(key)} lies in no folder below the source, so it has no class")
+            return
+        if not index.numbers.size:
+            return
+        for name, part in self.wanted.items():
+            offsets, lengths = index.places[part]
+            if int((offsets + lengths).max()) > size:
+                raise PlanError("source", f"the index of {shown_value(key)} reaches beyond its {size} bytes")
+            kind, first = self.kinds.setdefault(part, (index.kinds[part], key))
+            if kind != index.kinds[part]:
+                message = (
+                    f"{shown_value(part)} is {kind} in {shown_value(first)}, and {index.kinds[part]} in {key}"
+                )
+                raise PlanError(f"fields.{name}", f"{message}: files of one kind make a dataset")
+        self.taken.append((key, etag, size, index, folder or ""))
+
+    def build(self, source: Source) -> SnapshotBuild:
+        if not self.taken:
+            raise self._empty(source)
+        keys, etags, sizes, indexes, folders = zip(*self.taken, strict=True)
+        counts = [index.numbers.size for index in indexes]
+        which = np.repeat(np.arange(len(keys), dtype=np.int32), counts)
+        columns: dict[str, BytesColumn | LabelColumn] = {}
+        for name, spec in self.specs.items():
+            if spec.kind == "label":
+                classes = sorted(set(folders))
+                values = np.array([classes.index(folder) for folder in folders], np.int64)
+                columns[name] = LabelColumn(np.repeat(values, counts), tuple(classes))
+                continue
+            places = [index.places[spec.part] for index in indexes]
+            offsets, lengths = (np.concatenate([pair[side] for pair in places]) for side in (0, 1))
+            columns[name] = BytesColumn(which, offsets, lengths)
+        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        names = StringColumn.numbered(np.concatenate([index.numbers for index in indexes]))
+        objects = ObjectTable(
+            source.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, np.int64)
+        )
+        snapshot = Snapshot.sealed(str(source), self.kind, objects, starts, columns, self.specs, names)
+        return SnapshotBuild(snapshot, self.skipped, tuple(self.examples[:_EXAMPLES]))
+
+    def _empty(self, source: Source) -> EmptySnapshotError:
+        wanted = ", ".join(f"{name}: {shown_value(part)}" for name, part in self.wanted.items())
+        there = ", ".join(f"{name} ({kind or 'empty'})" for name, kind in self.told.items())
+        why = "".join(f"; {example}" for example in self.examples[:_EXAMPLES])
+        message = f"no record in {source} has all its fields ({wanted}). There are: "
+        return EmptySnapshotError("source", f"{message}{there or 'none'}{why}")

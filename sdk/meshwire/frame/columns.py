@@ -1,0 +1,231 @@
+"""Columns of many small values, stored as a tensor frame of narrow integer arrays.
+
+Law: a reader's memory is bounded by the bytes it is given; any bytes give columns or a ColumnError.
+Invariant: equal columns have equal bytes (integers use the narrowest type that holds them all).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwire.frame.tensor_frame import FrameError, frame_layout, parse_frame_header, tensor_views
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    import numpy.typing as npt
+
+    from meshwire.frame.tensor_frame import Buffer
+
+    Integers = npt.NDArray[np.int64]
+
+_NARROW = ((np.uint8, 1 << 8), (np.uint16, 1 << 16), (np.uint32, 1 << 32))
+_DIGITS, _BLOCK = 9, 1 << 16  # of a number at least; numbers written at a time
+
+
+class ColumnError(ValueError):
+    """The bytes are not the document that was asked for, or it was damaged."""
+
+
+class StringColumn:
+    """Strings in one UTF-8 blob, decoded on access: a million of them load in milliseconds. Immutable."""
+
+    __slots__ = ("_blob", "_bounds")
+
+    def __init__(self, blob: bytes, lengths: Integers) -> None:
+        """`lengths`: int64[n], bytes of each string. Raises ColumnError unless they cut `blob` into valid
+        UTF-8.
+        """
+        self._blob = blob
+        self._bounds = np.zeros(lengths.size + 1, dtype=np.int64)
+        if lengths.size and (int(lengths.min()) < 0 or int(lengths.max()) > len(blob)):
+            raise ColumnError("a string's length lies outside its blob")
+        np.cumsum(lengths, out=self._bounds[1:])
+        if int(self._bounds[-1]) != len(blob):
+            raise ColumnError("the strings' lengths do not add up to their blob")
+        self._check_utf8()
+
+    def _check_utf8(self) -> None:
+        if self._blob.isascii():
+            return
+        try:
+            self._blob.decode()
+        except UnicodeDecodeError as error:
+            raise ColumnError("a string is not UTF-8") from error
+        inner = self._bounds[self._bounds < len(self._blob)]
+        octets = np.frombuffer(self._blob, dtype=np.uint8)
+        if ((octets[inner] & 0xC0) == 0x80).any():  # a boundary within a character
+            raise ColumnError("a string is not UTF-8")
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> StringColumn:
+        """The column of these strings. Raises UnicodeEncodeError for half surrogate pairs."""
+        blob = "".join(strings).encode()
+        if blob.isascii():
+            lengths = np.fromiter(map(len, strings), dtype=np.int64, count=len(strings))
+        else:
+            sizes = (len(text.encode()) for text in strings)
+            lengths = np.fromiter(sizes, dtype=np.int64, count=len(strings))
+        return cls(blob, lengths)
+
+    @classmethod
+    def numbered(cls, numbers: Integers) -> StringColumn:
+        """The column of these numbers, from 0 on, written with nine digits or more. Takes little more memory
+        than the column itself, however many there are."""
+        sizes = np.full(numbers.size, _DIGITS, np.int64)
+        for digits in range(_DIGITS, 19):
+            sizes += numbers >= 10**digits
+        ends = np.cumsum(sizes)
+        blob = np.empty(int(ends[-1]) if ends.size else 0, np.uint8)
+        for start in range(0, numbers.size, _BLOCK):
+            some = slice(start, start + _BLOCK)
+            left, at, more = numbers[some].copy(), ends[some] - 1, sizes[some].copy()
+            while left.size:
+                blob[at] = left % 10 + 48
+                going = np.flatnonzero(more > 1)
+                left, at, more = left[going] // 10, at[going] - 1, more[going] - 1
+        return cls(blob.tobytes(), sizes)
+
+    @property
+    def blob(self) -> bytes:
+        return self._blob
+
+    @property
+    def lengths(self) -> Integers:
+        """int64[n], bytes of each string."""
+        return np.diff(self._bounds)
+
+    def __len__(self) -> int:
+        return self._bounds.size - 1
+
+    def __getitem__(self, index: int) -> str:
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"string {index} of {count}")
+        index = int(index) % count
+        start, end = self._bounds[index : index + 2].tolist()
+        return self._blob[start:end].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        bounds = self._bounds.tolist()
+        blob = self._blob
+        return (blob[start:end].decode() for start, end in itertools.pairwise(bounds))
+
+    def take(self, indices: Integers) -> list[str]:
+        """The strings at indices, in their order."""
+        starts, ends = self._bounds[indices].tolist(), self._bounds[indices + 1].tolist()
+        return [self._blob[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+
+    def find_last(self, text: str) -> int | None:
+        """The last index of `text`, or None: a search through the blob, a few microseconds for a shard's
+        names.
+        """
+        wanted = text.encode(errors="replace")
+        if not wanted:
+            empty = np.flatnonzero(self._bounds[1:] == self._bounds[:-1])
+            return int(empty[-1]) if empty.size else None
+        end = len(self._blob)
+        while (start := self._blob.rfind(wanted, 0, end)) >= 0:
+            index = int(np.searchsorted(self._bounds, start, side="right")) - 1
+            if self._bounds[index] == start and self._bounds[index + 1] == start + len(wanted):
+                return index
+            end = start + len(wanted) - 1
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StringColumn):
+            return NotImplemented
+        return self._blob == other._blob and np.array_equal(self._bounds, other._bounds)
+
+    __hash__ = None  # type: ignore[assignment]  # compared by content, which may be large: never a key
+
+    def __repr__(self) -> str:
+        return f"StringColumn(n={len(self)}, bytes={len(self._blob)})"
+
+
+def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Integers from 0 on in the narrowest of U8, U16, U32, I64 that holds them; negative ones as I64."""
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    if low >= 0:
+        for dtype, limit in _NARROW:
+            if high < limit:
+                return values.astype(dtype)
+    return values.astype(np.int64)
+
+
+class ColumnWriter:
+    """Gathers columns and writes the document: its kind, version and metadata, then the arrays in order of
+    adding.
+    """
+
+    def __init__(self, kind: str, version: int, metadata: Mapping[str, str]) -> None:
+        self._metadata = {**metadata, "format": kind, "version": str(version)}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def integers(self, name: str, values: npt.NDArray[Any]) -> None:
+        self._arrays[name] = narrow_integers(values)
+
+    def strings(self, name: str, column: StringColumn) -> None:
+        self._arrays[f"{name}.data"] = np.frombuffer(column.blob, dtype=np.uint8)
+        self.integers(f"{name}.lengths", column.lengths)
+
+    def to_bytes(self) -> bytes:
+        described = [(name, array.dtype, array.shape) for name, array in self._arrays.items()]
+        frame = frame_layout(described, dict(sorted(self._metadata.items())), checksums=False)
+        document = bytearray(frame.size)
+        document[: len(frame.header)] = frame.header
+        for name, slot in frame.tensors.items():
+            slot.view(document)[:] = self._arrays[name]
+        return bytes(document)
+
+
+class ColumnReader:
+    """Reads a document written by ColumnWriter. Every method raises ColumnError for what is missing or
+    malformed.
+    """
+
+    def __init__(self, document: Buffer, kind: str, version: int) -> None:
+        try:
+            header = parse_frame_header(document)
+            self._arrays = tensor_views(document, header)
+        except FrameError as error:
+            raise ColumnError(f"not a {kind} document: {error}") from error
+        if header.size != len(document):
+            raise ColumnError(f"the {kind} document has {len(document)} bytes instead of {header.size}")
+        self.metadata = header.metadata
+        if self.metadata.get("format") != kind:
+            raise ColumnError(f"not a {kind} document")
+        if self.metadata.get("version") != str(version):
+            raise ColumnError(f"the {kind} document is not of version {version}; another release wrote it")
+
+    def text(self, name: str) -> str:
+        if name not in self.metadata:
+            raise ColumnError(f"the document lacks {name!r}")
+        return self.metadata[name]
+
+    def integers(self, name: str, *, low: int, high: int, count: int | None = None) -> Integers:
+        """int64[n] (a copy) with all values in [low, high], and n = `count` if that is given."""
+        values = self._array(name)
+        if values.dtype.name not in ("uint8", "uint16", "uint32", "int64"):
+            raise ColumnError(f"the column {name!r} holds no integers")
+        if count is not None and values.size != count:
+            raise ColumnError(f"the column {name!r} has {values.size} values instead of {count}")
+        if values.size and (int(values.min()) < low or int(values.max()) > high):
+            raise ColumnError(f"a value of the column {name!r} is outside {low}…{high}")
+        return values.astype(np.int64)
+
+    def strings(self, name: str) -> StringColumn:
+        blob = self._array(f"{name}.data")
+        if blob.dtype != np.uint8:
+            raise ColumnError(f"the column {name!r} holds no bytes")
+        return StringColumn(blob.tobytes(), self.integers(f"{name}.lengths", low=0, high=blob.size))
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        array = self._arrays.get(name)
+        if array is None or array.ndim != 1:
+            raise ColumnError(f"the document lacks the column {name!r}")
+        return array

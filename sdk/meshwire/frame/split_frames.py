@@ -1,0 +1,174 @@
+"""Split frames: each node sends the rows whose bytes it stores, and the client puts them in place.
+
+Law: each part is a frame of its own: `__row`, the position of each row, then the tensors of the whole.
+Every row comes in exactly one part; otherwise a FrameError is raised and the client requests the whole
+frame.
+Invariant: joined parts equal, byte for byte, the frame that one node would send.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwire.checksums.crc import crc32c
+from meshwire.frame.tensor_frame import PAD_PREFIX, FrameError, frame_layout, header_size, parse_frame_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from meshwire.frame.tensor_frame import FrameHeader, FrameLayout, TensorSlot
+
+    Fill = Callable[[memoryview], None]
+
+ROW_TENSOR = "__row"
+_PART, _ROWS = "part", "rows"
+_SMALL = 16 << 10  # bytes of a row; smaller ones are received together, and copied
+
+
+def part_metadata(whole: Mapping[str, str], version: int, rows: int) -> dict[str, str]:
+    """What a part says of itself: what the whole would, the map it goes by, and the rows of the whole."""
+    return {**whole, _PART: str(version), _ROWS: str(rows)}
+
+
+def whole_layout(part: FrameHeader, rows: int) -> FrameLayout:
+    """The layout of a frame of so many rows that has the tensors of one of its parts. Raises FrameError."""
+    if part.metadata.get(_ROWS) != str(rows) or ROW_TENSOR not in part.tensors:
+        raise FrameError(f"no part of a frame of {rows} rows")
+    metadata = {name: value for name, value in part.metadata.items() if name not in (_PART, _ROWS)}
+    return frame_layout(
+        ((slot.name, slot.dtype, (rows, *slot.shape[1:])) for slot in _columns(part)), metadata
+    )
+
+
+def _columns(header: FrameHeader) -> list[TensorSlot]:
+    """The tensors of a part that the whole has, too. Raises FrameError."""
+    count = _count(header)
+    found = [
+        slot
+        for name, slot in header.tensors.items()
+        if name != ROW_TENSOR and not name.startswith(PAD_PREFIX)
+    ]
+    for slot in found:
+        if not slot.shape or slot.shape[0] != count:
+            raise FrameError(f"tensor {slot.name[:60]!r} of a part has not a row for each of its places")
+    return found
+
+
+def _count(header: FrameHeader) -> int:
+    slot = header.tensors.get(ROW_TENSOR)
+    if slot is None or slot.dtype != "I64" or len(slot.shape) != 1:
+        raise FrameError("the part does not say which rows it has")
+    return slot.shape[0]
+
+
+class SplitFrameReader:
+    """A frame of `rows` rows of a step while its parts come, in memory that `lease` gives once its size is
+    known. After a FrameError it is to be thrown away."""
+
+    def __init__(self, rows: int, step: int, lease: Callable[[int], memoryview]) -> None:
+        self._rows, self._step, self._lease = rows, str(step), lease
+        self._layout: FrameLayout | None = None
+        self._frame = memoryview(b"")
+        self._taken = np.zeros(rows, dtype=np.bool_)
+
+    def __repr__(self) -> str:
+        return f"Joining({int(self._taken.sum())} of {self._rows} rows)"
+
+    @property
+    def begun(self) -> bool:
+        """Whether memory was leased."""
+        return self._layout is not None
+
+    def take(self, size: int, fill: Fill, *, verify: bool) -> None:
+        """Receives a part of `size` bytes; `fill` puts the next of them into what it is given. Raises
+        FrameError and what `fill` does."""
+        header = _read_header(size, fill)
+        if header.metadata.get("step") != self._step:
+            raise FrameError("a part of another step than was asked for")
+        sums = header.checksums() if verify else {}
+        for name, slot in header.tensors.items():
+            if name == ROW_TENSOR:
+                places = self._places(header, slot, fill, sums)
+            elif name.startswith(PAD_PREFIX) or not slot.nbytes:
+                fill(memoryview(bytearray(slot.nbytes)))
+            else:
+                self._receive(slot, places, fill, sums.get(name))
+
+    def _places(
+        self, header: FrameHeader, slot: TensorSlot, fill: Fill, sums: Mapping[str, int]
+    ) -> npt.NDArray[np.int64]:
+        data = bytearray(slot.nbytes)
+        fill(memoryview(data))
+        _check(slot, crc32c(data), sums.get(ROW_TENSOR))
+        places = np.frombuffer(data, "<i8").astype(np.int64)
+        if len(places) and not (places[0] >= 0 and places[-1] < self._rows and (np.diff(places) > 0).all()):
+            raise FrameError("a part's rows are out of order, or beyond the frame's")
+        if self._taken[places].any():
+            raise FrameError("a row came in two parts")
+        self._taken[places] = True
+        found = whole_layout(header, self._rows)
+        if not len(places):
+            return places
+        if self._layout is None:
+            self._layout, self._frame = found, self._lease(found.size)
+        elif self._layout.header != found.header:
+            raise FrameError("two parts are not of one frame")
+        return places
+
+    def _receive(
+        self, slot: TensorSlot, places: npt.NDArray[np.int64], fill: Fill, expected: int | None
+    ) -> None:
+        """A tensor's rows: large ones into their places, small ones by way of a buffer."""
+        assert self._layout is not None
+        width, target = slot.nbytes // len(places), self._layout.tensors[slot.name].offset
+        crc = 0
+        if width < _SMALL:
+            data = bytearray(slot.nbytes)
+            fill(memoryview(data))
+            crc = crc32c(data)
+            rows = np.frombuffer(self._frame, np.uint8, width * self._rows, target).reshape(self._rows, width)
+            rows[places] = np.frombuffer(data, np.uint8).reshape(-1, width)
+        else:
+            for place in places.tolist():
+                row = self._frame[target + place * width : target + (place + 1) * width]
+                fill(row)
+                crc = crc32c(row, crc) if expected is not None else 0
+        _check(slot, crc, expected)
+
+    def views(self) -> tuple[dict[str, npt.NDArray[Any]], int]:
+        """The whole: its tensors by name, views of the memory, and its bytes. Raises FrameError where rows
+        are missing."""
+        if self._layout is None or not self._taken.all():
+            raise FrameError(f"{self!r}: no node sent the others")
+        return {
+            name: slot.view(self._frame) for name, slot in self._layout.tensors.items()
+        }, self._layout.size
+
+
+def _read_header(size: int, fill: Fill) -> FrameHeader:
+    first = bytearray(8)
+    if size < len(first):
+        raise FrameError("a part too short to be a frame")
+    fill(memoryview(first))
+    length = header_size(first)
+    if length > size:
+        raise FrameError("a part that ends in its header")
+    text = bytearray(length)
+    text[:8] = first
+    fill(memoryview(text)[8:])
+    header = parse_frame_header(text)
+    if header.size != size or next(iter(header.tensors), "") != ROW_TENSOR:
+        raise FrameError(
+            "a part of another size than it says, or one that does not begin with its rows' places"
+        )
+    _columns(header)
+    return header
+
+
+def _check(slot: TensorSlot, crc: int, expected: int | None) -> None:
+    if expected is not None and crc != expected:
+        raise FrameError(f"tensor {slot.name[:60]!r} of a part does not have its checksum")

@@ -1,0 +1,306 @@
+"""Tensor frames: batches as safetensors files with a body aligned to 4096 bytes and tensors aligned to 128.
+
+Law: stock `safetensors` reads every frame; `parse_frame_header` turns any bytes into a header or a
+FrameError.
+Invariant: tensors tile the body; gaps are explicit `__pad.k` tensors, because the format forbids holes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwire.checksums.crc import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    Buffer = bytes | bytearray | memoryview
+
+CONTENT_TYPE = "application/vnd.shardmesh.tensors"
+FRAME_VERSION = "1"
+BODY_ALIGNMENT = 4096
+TENSOR_ALIGNMENT = 128
+MAX_HEADER_BYTES = 16 << 20
+MAX_TENSORS = 1 << 16
+MAX_BODY_BYTES = 1 << 48
+PAD_PREFIX = "__pad."
+CHECKSUMS = "crc32c"
+
+# BF16 has no numpy type: it is carried as the 16 raw bits.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
+_CODES = {dtype.name: code for code, dtype in DTYPES.items() if code != "BF16"} | {"bfloat16": "BF16"}
+
+
+class Status(IntEnum):
+    """What a row or blob is: the values of `__status`."""
+
+    OK = 0
+    SUBSTITUTED = 1
+    MASKED = 2
+    PAD = 3
+    FAILED = 4  # a gathered item that could not be read; its bytes are zeros
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame, or a frame that was damaged on its way."""
+
+
+def dtype_code(dtype: str | np.dtype[Any] | type) -> str:
+    """safetensors' code of a dtype given as its code ("U8"), its numpy name ("uint8", "bfloat16") or a numpy
+    dtype.
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    name = "bfloat16" if dtype == "bfloat16" else str(np.dtype(dtype).name)
+    if name not in _CODES:
+        raise FrameError(f"frames carry no {name}; cast it to one of {', '.join(sorted(_CODES))}")
+    return _CODES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """A tensor's place: `offset` in bytes from the frame's beginning."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    def view(self, frame: Buffer) -> npt.NDArray[Any]:
+        """The tensor within `frame`: no copy, and writable if the buffer is."""
+        count = math.prod(self.shape)
+        return np.frombuffer(frame, dtype=DTYPES[self.dtype], count=count, offset=self.offset).reshape(
+            self.shape
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLayout:
+    """`header`: the first bytes of the frame, to the body; `size`: of the whole frame, in bytes; `tensors`:
+    by name, in order of offset, without the pads. With `checksums` the header has room for them, filled by
+    `seal`.
+    """
+
+    header: bytes
+    tensors: Mapping[str, TensorSlot]
+    size: int
+    entries: Mapping[str, Any]
+    metadata: Mapping[str, str]
+    checksums: bool
+
+    def seal(self, frame: bytearray | memoryview) -> None:
+        """Writes the header, with the checksums of the tensors as they stand in `frame` (length `size`)."""
+        view = memoryview(frame)
+        sums = {
+            name: crc32c(view[slot.offset : slot.offset + slot.nbytes]) for name, slot in self.tensors.items()
+        }
+        view[: len(self.header)] = self.header_with(sums)
+
+    def header_with(self, checksums: Mapping[str, int]) -> bytes:
+        """The header with the crc32c of each tensor filled in; as long as `header`."""
+        if not self.checksums:
+            return self.header
+        metadata = {
+            **self.metadata,
+            CHECKSUMS: _render_checksums({name: checksums[name] for name in self.tensors}),
+        }
+        return _render_header(self.entries, metadata)
+
+
+def _render_checksums(sums: Mapping[str, int]) -> str:
+    return json.dumps({name: f"{value:08x}" for name, value in sums.items()}, separators=(",", ":"))
+
+
+def _render_header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    length = -(-(8 + len(text)) // BODY_ALIGNMENT) * BODY_ALIGNMENT
+    return (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
+
+
+def frame_layout(
+    fields: Iterable[tuple[str, str | np.dtype[Any] | type, Sequence[int]]],
+    metadata: Mapping[str, str],
+    *,
+    checksums: bool = True,
+) -> FrameLayout:
+    """A frame of tensors (name, dtype, shape), placed in the order given.
+
+    Raises FrameError for reserved or doubled names and for dtypes that frames do not carry.
+    """
+    entries: dict[str, Any] = {}
+    places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    cursor = 0
+    for name, dtype, shape in fields:
+        if name in places or name.startswith(PAD_PREFIX) or name == "__metadata__":
+            raise FrameError(f"the tensor name {name!r} is doubled or reserved")
+        code, extents = dtype_code(dtype), tuple(int(extent) for extent in shape)
+        if not _possible(extents):
+            raise FrameError(f"tensor {name!r} has the impossible shape {extents}")
+        start = -(-cursor // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+        if start > cursor:
+            entries[f"{PAD_PREFIX}{len(entries)}"] = _entry("U8", (start - cursor,), cursor, start)
+        cursor = start + math.prod(extents) * DTYPES[code].itemsize
+        entries[name] = _entry(code, extents, start, cursor)
+        places[name] = (code, extents, start, cursor - start)
+    if cursor > MAX_BODY_BYTES:
+        raise FrameError(f"a body of {cursor} bytes; frames carry at most {MAX_BODY_BYTES}")
+    if checksums:
+        metadata = {**metadata, CHECKSUMS: _render_checksums(dict.fromkeys(places, 0))}
+    header = _render_header(entries, metadata)
+    tensors = {
+        name: TensorSlot(name, code, shape, len(header) + start, nbytes)
+        for name, (code, shape, start, nbytes) in places.items()
+    }
+    return FrameLayout(header, tensors, len(header) + cursor, entries, metadata, checksums)
+
+
+def _possible(shape: tuple[int, ...]) -> bool:
+    # numpy refuses a shape whose other extents are too large even when one is 0.
+    return (
+        len(shape) <= 32 and min(shape, default=0) >= 0 and math.prod(filter(None, shape)) <= MAX_BODY_BYTES
+    )
+
+
+def _entry(code: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a header says: `body`: offset of the body, and `size` of the whole frame, in bytes; `tensors` by
+    name, in order of offset, pads included.
+    """
+
+    body: int
+    size: int
+    tensors: Mapping[str, TensorSlot]
+    metadata: Mapping[str, str]
+
+    def checksums(self) -> dict[str, int]:
+        """crc32c by tensor; empty when the frame carries none. Raises FrameError when they are malformed."""
+        text = self.metadata.get(CHECKSUMS)
+        if text is None:
+            return {}
+        value = _json_object(text.encode(errors="replace"), "the checksums")
+        try:
+            return {str(name): int(digits, 16) for name, digits in value.items()}
+        except (TypeError, ValueError) as error:
+            raise FrameError("the frame's checksums are malformed") from error
+
+
+def header_size(first: Buffer) -> int:
+    """Bytes from a frame's beginning to its body, from its first 8 bytes or more. Raises FrameError."""
+    if len(first) < 8:
+        raise FrameError("a frame begins with 8 bytes of header length; got fewer")
+    length = int.from_bytes(bytes(first[:8]), "little")
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise FrameError(f"a header of {length} bytes; frames have 2…{MAX_HEADER_BYTES}")
+    return 8 + length
+
+
+def _json_object(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text, object_pairs_hook=_no_doubles)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"{what} are not JSON") from error
+    if not isinstance(value, dict):
+        raise FrameError(f"{what} are not a JSON object")
+    return value
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise FrameError("a name stands twice in the frame's header")
+    return result
+
+
+def parse_frame_header(frame: Buffer) -> FrameHeader:
+    """The header of a frame, from its first `header_size` bytes or more. Raises FrameError for whatever is
+    wrong.
+    """
+    body = header_size(frame)
+    if len(frame) < body:
+        raise FrameError(f"the header has {body} bytes, {len(frame)} are there")
+    document = _json_object(bytes(frame[8:body]), "the header's entries")
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FrameError("__metadata__ maps names to text")
+    if len(document) > MAX_TENSORS:
+        raise FrameError(f"{len(document)} tensors; a frame holds at most {MAX_TENSORS}")
+    slots = sorted(
+        (_parse_slot(name, entry, body) for name, entry in document.items()),
+        key=lambda slot: (slot.offset, slot.nbytes),
+    )
+    end = body
+    for slot in slots:
+        if slot.offset != end:
+            raise FrameError(f"tensor {slot.name[:60]!r} leaves a hole or overlaps another")
+        end += slot.nbytes
+    return FrameHeader(body, end, {slot.name: slot for slot in slots}, metadata)
+
+
+def _parse_slot(name: str, entry: Any, body: int) -> TensorSlot:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FrameError(f"tensor {name[:60]!r} needs dtype, shape and data_offsets, and nothing else")
+    code = entry["dtype"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise FrameError(f"tensor {name[:60]!r} has an unknown dtype")
+    shape, offsets = _extents(name, entry["shape"]), _extents(name, entry["data_offsets"])
+    if not _possible(shape) or len(offsets) != 2 or offsets[1] < offsets[0]:
+        raise FrameError(f"tensor {name[:60]!r} has a bad shape or bad offsets")
+    nbytes = offsets[1] - offsets[0]
+    if math.prod(shape) * DTYPES[code].itemsize != nbytes:
+        raise FrameError(f"tensor {name[:60]!r}: its shape does not need {nbytes} bytes")
+    return TensorSlot(name, code, shape, body + offsets[0], nbytes)
+
+
+def _extents(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, list) and all(type(item) is int and 0 <= item <= MAX_BODY_BYTES for item in value):
+        return tuple(value)
+    raise FrameError(f"tensor {name[:60]!r}: shape and data_offsets are lists of integers from 0 on")
+
+
+def tensor_views(frame: Buffer, header: FrameHeader | None = None) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a whole frame, by name, without its pads: views, no copy. Raises FrameError."""
+    parsed = header or parse_frame_header(frame)
+    if len(frame) < parsed.size:
+        raise FrameError(f"the frame has {parsed.size} bytes, {len(frame)} are there; it was cut short")
+    return {
+        name: slot.view(frame) for name, slot in parsed.tensors.items() if not name.startswith(PAD_PREFIX)
+    }
+
+
+def verify_frame(frame: Buffer, header: FrameHeader | None = None) -> None:
+    """Raises FrameError naming the first tensor whose bytes do not have the header's crc32c."""
+    parsed = header or parse_frame_header(frame)
+    if len(frame) < parsed.size:
+        raise FrameError(f"the frame has {parsed.size} bytes, {len(frame)} are there; it was cut short")
+    body = memoryview(frame)
+    for name, expected in parsed.checksums().items():
+        slot = parsed.tensors.get(name)
+        if slot is None or crc32c(body[slot.offset : slot.offset + slot.nbytes]) != expected:
+            raise FrameError(f"tensor {name[:60]!r} does not have its checksum; fetch the frame again")

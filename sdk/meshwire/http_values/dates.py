@@ -1,0 +1,119 @@
+"""Dates in the formats of HTTP, S3's XML and SigV4.
+
+Law: pure conversions between text and integers; the current time is always an argument. All times are
+UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+# RFC 9110 §5.6.7: IMF-fixdate, then the two obsolete forms (RFC 850 and asctime) that must still be
+# understood.
+_IMF = re.compile(
+    r"(?:\w{3}, )?(\d{1,2}) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d\d)(?: (?:GMT|UTC|[+-]0000))?\Z", re.A
+)
+_RFC850 = re.compile(r"\w{6,9}, (\d\d)-(\w{3})-(\d\d) (\d\d):(\d\d):(\d\d) GMT\Z", re.A)
+_ASCTIME = re.compile(r"\w{3} (\w{3}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{4})\Z", re.A)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?Z\Z", re.A)
+_AMZ = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z\Z", re.A)
+
+
+def _at(seconds: int) -> datetime:
+    return _EPOCH + timedelta(seconds=seconds)
+
+
+def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
+    try:
+        return timegm(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timetuple())
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def format_http(seconds: int) -> str:
+    """IMF-fixdate, e.g. `Fri, 24 May 2013 00:00:00 GMT`."""
+    t = _at(seconds)
+    return (
+        f"{_DAYS[t.weekday()]}, {t.day:02} {_MONTHS[t.month - 1]} {t.year:04} "
+        f"{t.hour:02}:{t.minute:02}:{t.second:02} GMT"
+    )
+
+
+def parse_http(text: str) -> int | None:
+    """Seconds since the epoch, or None when the text is no HTTP date (RFC 9110 has such a condition
+    ignored)."""
+    text = text.strip()
+    if match := _IMF.match(text):
+        day, month, year, *clock = match.groups()
+    elif match := _RFC850.match(text):
+        day, month, short_year, *clock = match.groups()
+        year = ("19" if short_year >= "70" else "20") + short_year
+    elif match := _ASCTIME.match(text):
+        month, day, *clock, year = match.groups()
+    else:
+        parsed = parse_iso(text)
+        return None if parsed is None else parsed // 1000
+    if month not in _MONTHS:
+        return None
+    return _seconds(int(year), _MONTHS.index(month) + 1, int(day), *map(int, clock))
+
+
+def format_iso(milliseconds: int) -> str:
+    """The form of S3's XML, e.g. `2011-02-26T01:56:20.000Z`."""
+    seconds, rest = divmod(milliseconds, 1000)
+    return f"{_iso_seconds(seconds)}.{rest:03}Z"
+
+
+_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
+
+
+def format_iso_many(times: Iterable[int]) -> list[str]:
+    """`format_iso` of each; neighbours within a second share most of the work."""
+    found = []
+    latest, written = None, ""
+    for milliseconds in times:
+        seconds = milliseconds // 1000
+        if seconds != latest:
+            latest, written = seconds, _iso_seconds(seconds)
+        found.append(written + _MILLISECONDS[milliseconds % 1000])
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _iso_seconds(seconds: int) -> str:
+    return _at(seconds).isoformat()[:19]
+
+
+def parse_iso(text: str) -> int | None:
+    """Milliseconds since the epoch of an ISO 8601 time in UTC (finer digits are cut), or None."""
+    match = _ISO.match(text)
+    if match is None:
+        return None
+    *fields, fraction = match.groups()
+    seconds = _seconds(*map(int, fields))
+    return None if seconds is None else seconds * 1000 + int(((fraction or "") + "000")[:3])
+
+
+@lru_cache(maxsize=1024)
+def format_amz(seconds: int) -> str:
+    """SigV4's form, e.g. `20130524T000000Z`."""
+    return f"{_at(seconds):%Y%m%dT%H%M%SZ}"
+
+
+@lru_cache(maxsize=1024)
+def parse_amz(text: str) -> int | None:
+    """Seconds since the epoch of a time in SigV4's form, or None."""
+    match = _AMZ.match(text)
+    return None if match is None else _seconds(*map(int, match.groups()))

@@ -1,0 +1,174 @@
+"""Shardmesh's own headers: release, Server-Timing, loader reports, and local handover of batches.
+
+Law: an unreadable report or timing is ignored, never an error. Reports are increments, so nodes only
+add.
+Law: a node names its handover directory and the id stored there; a client that reads the same id is on
+the same host and sends it back. The response then names a socket and a single-use ticket instead of a
+body; the memory behind the ticket belongs to the node until that connection closes.
+Invariant: `RELEASE` is the version of the distribution in `pyproject.toml`; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote_from_bytes
+
+from meshwire.http_values.percent_encoding import PercentError, decode, to_bytes
+
+RELEASE: Final = "0.1.0"
+RELEASE_HEADER: Final = "x-mesh-release"
+
+
+SERVER_TIMING_HEADER: Final = "server-timing"
+_ENTRY = re.compile(r"(fetch|prepare|total);dur=([0-9]{1,10}(?:\.[0-9]{1,6})?)")
+_LONGEST: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTiming:
+    """Seconds in which a frame was made: `fetch`, until its sources were at hand; `prepare`, in ops. Of one
+    that was ready both are 0."""
+
+    fetch: float = 0.0
+    prepare: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTiming:
+    """Seconds of one answer: `total` from the question's arrival on; what others had begun counts only while
+    this one waited for it."""
+
+    took: FrameTiming
+    total: float
+
+    @property
+    def fetch(self) -> float:
+        """Of `total`, waiting for sources."""
+        made = self.took.fetch + self.took.prepare
+        return self.took.fetch if made <= self.total else self.total * self.took.fetch / made
+
+    @property
+    def preprocessing(self) -> float:
+        """Of `total`, the rest: ops, and waiting for one's turn."""
+        return max(self.total - self.fetch, 0.0)
+
+    def to_header(self) -> str:
+        """As it is sent."""
+        took = self.took
+        return (
+            f"fetch;dur={1000 * took.fetch:.3f}, prepare;dur={1000 * took.prepare:.3f}, "
+            f"total;dur={1000 * self.total:.3f}"
+        )
+
+
+def parse_timing(header: str) -> ServerTiming:
+    """The timing of a header; zeros where it says nothing."""
+    entries = (_ENTRY.fullmatch(entry.strip()) for entry in header[:_LONGEST].split(","))
+    found = {entry[1]: float(entry[2]) / 1000 for entry in entries if entry is not None}
+    took = FrameTiming(found.get("fetch", 0.0), found.get("prepare", 0.0))
+    return ServerTiming(took, found.get("total", 0.0))
+
+
+LOADER_REPORT_HEADER: Final = "x-mesh-loader"
+LOADER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_FORM = re.compile(
+    r"name=([^;]{1,63});samples=([0-9]{1,12});waited=([0-9]{1,7}\.[0-9]{3});seconds=([0-9]{1,7}\.[0-9]{3})"
+    r"(?:;preprocessing=([0-9]{1,7}\.[0-9]{3});fetch=([0-9]{1,7}\.[0-9]{3}))?"
+)
+_ROUNDED: Final = 0.0011  # seconds: each figure is rounded by itself
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderReport:
+    """Since the report before: rows handed on, seconds of the training loop, of these seconds waited, and of
+    those because of nodes' `preprocessing` or `fetch`."""
+
+    name: str
+    samples: int
+    waited: float
+    seconds: float
+    preprocessing: float = 0.0
+    fetch: float = 0.0
+
+    @property
+    def stalls(self) -> dict[str, float]:
+        """`waited` by what it was for."""
+        network = max(self.waited - self.preprocessing - self.fetch, 0.0)
+        return {"network": network, "preprocessing": self.preprocessing, "fetch": self.fetch}
+
+    def to_header(self) -> str:
+        """As it is sent."""
+        return (
+            f"name={self.name};samples={self.samples};waited={self.waited:.3f};seconds={self.seconds:.3f};"
+            f"preprocessing={self.preprocessing:.3f};fetch={self.fetch:.3f}"
+        )
+
+
+def parse_report(header: str | None) -> LoaderReport | None:
+    """The report of a header, None where there is none or it makes no sense."""
+    found = None if header is None else _FORM.fullmatch(header)
+    if found is None or LOADER_NAME.fullmatch(found[1]) is None:
+        return None
+    seconds = (float(text or 0) for text in found.groups()[2:])
+    report = LoaderReport(found[1], int(found[2]), *seconds)
+    known = report.preprocessing + report.fetch
+    return report if report.waited <= report.seconds and known <= report.waited + _ROUNDED else None
+
+
+LOCAL_HANDOVER_HEADER: Final = "x-mesh-local"
+"""In answers `<id> <directory, percent-encoded>`, in questions `<id>`."""
+HANDOVER_TICKET_HEADER: Final = "x-mesh-handed"
+"""In answers `<socket> <ticket> <bytes>`."""
+HANDOVER_ID_FILE: Final = "id"
+TICKET_BYTES: Final = 32
+_ID = re.compile(r"[0-9a-f]{32}")
+_PLACE = re.compile(r"([0-9a-f]{32}) (/[!-~]{1,3000})")
+_HANDED = re.compile(r"([A-Za-z0-9_.\-]{1,100}\.sock) ([0-9a-f]{32}) ([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverDirectory:
+    """A node's directory, and what tells it from another of the same name."""
+
+    id: str
+    directory: str
+
+    def to_header(self) -> str:
+        return f"{self.id} {quote_from_bytes(to_bytes(self.directory), safe='/')}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverTicket:
+    """What an answer gives in place of a body of `size` bytes."""
+
+    socket: str
+    ticket: str
+    size: int
+
+    def to_header(self) -> str:
+        return f"{self.socket} {self.ticket} {self.size}"
+
+
+def parse_handover_directory(text: str) -> HandoverDirectory | None:
+    """None for what is none."""
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        directory = decode(found[2])
+    except PercentError:
+        return None
+    return HandoverDirectory(found[1], directory) if directory.isprintable() else None
+
+
+def parse_handover_ticket(text: str) -> HandoverTicket | None:
+    """None for what is none."""
+    found = _HANDED.fullmatch(text)
+    return None if found is None else HandoverTicket(found[1], found[2], int(found[3]))
+
+
+def is_handover_id(text: str) -> bool:
+    """Whether this can be what an id file holds."""
+    return _ID.fullmatch(text) is not None

@@ -1,0 +1,165 @@
+"""Condition operators of policies: how a value of the request is compared with an operand.
+
+Law: operands are parsed with the policy, so a comparison never fails; a value that is not of the
+operator's type (a word compared as a number) does not match.
+Invariant: None means that a policy variable in the operand has no value.
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from meshwire.errors import PolicyError
+from meshwire.iam.wildcards import Glob
+
+if TYPE_CHECKING:
+    from meshwire.iam.wildcards import Resolve
+
+Match = Callable[[str, "Resolve"], "bool | None"]
+Compile = Callable[[str, str, bool], Match]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Order = Callable[[float, float], bool]
+_FIRST_SECOND = 100_000_000  # in 1973; 20261231 would be a date that somebody wrote without hyphens
+_NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """`negated`: holds when no operand matches, and when the request lacks the key. `compile` reads an
+    operand: (text, its place, whether variables count)."""
+
+    name: str
+    compile: Compile
+    negated: bool = False
+
+
+def _text(*, wild: bool = False, fold: bool = False) -> Compile:
+    def read(text: str, path: str, variables: bool) -> Match:
+        return Glob(text, path, wild=wild, variables=variables, fold=fold).matches
+
+    return read
+
+
+def _arn(text: str, path: str, variables: bool) -> Match:
+    """Part by part: a `*` does not reach over a colon, but in the last part."""
+    parts = [Glob(part, path, variables=variables) for part in text.split(":", 5)]
+    if len(parts) != 6:
+        raise PolicyError(path, "an ARN has six parts, as arn:aws:iam:::user/ann")
+
+    def match(value: str, resolve: Resolve) -> bool | None:
+        given = value.split(":", 5)
+        if len(given) != 6:
+            return False
+        verdicts = [part.matches(text, resolve) for part, text in zip(parts, given, strict=True)]
+        return None if None in verdicts else all(verdicts)
+
+    return match
+
+
+def _bool(text: str, path: str, variables: bool) -> Match:
+    wanted = text.lower()
+    if wanted not in {"true", "false"}:
+        raise PolicyError(path, "expected true or false")
+    return lambda value, _: value.lower() == wanted
+
+
+def parse_number(text: str) -> float | None:
+    """A decimal number, or None."""
+    value = float(text) if _NUMBER.match(text) else math.inf
+    return value if math.isfinite(value) else None
+
+
+def parse_date(text: str) -> float | None:
+    """Seconds since 1970 of an ISO 8601 date or time (UTC unless it says else), or of such a number; or
+    None, as for a number that is rather a year or a day."""
+    seconds = parse_number(text)
+    if seconds is not None:
+        return seconds if seconds >= _FIRST_SECOND else None
+    try:
+        parsed = datetime.fromisoformat(text)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _ordered(read: Callable[[str], float | None], order: _Order, expected: str) -> Compile:
+    def compile_operand(text: str, path: str, variables: bool) -> Match:
+        bound = read(text)
+        if bound is None:
+            raise PolicyError(path, f"expected {expected}")
+
+        def match(value: str, _: Resolve) -> bool:
+            given = read(value)
+            return given is not None and order(given, bound)
+
+        return match
+
+    return compile_operand
+
+
+def parse_network(text: str) -> Network | None:
+    """The addresses of `10.1.0.0/16`, `10.1.2.3`, `2001:db8::/32`; None if it is no address."""
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _address(text: str, path: str, variables: bool) -> Match:
+    within = parse_network(text)
+    if within is None:
+        raise PolicyError(path, "expected an IP address or a range of them, as 10.0.0.0/8 or 2001:db8::/32")
+
+    def match(value: str, _: Resolve) -> bool:
+        try:
+            given = ipaddress.ip_address(value)
+        except ValueError:
+            return False
+        mapped = given.ipv4_mapped if isinstance(given, ipaddress.IPv6Address) else None
+        return (mapped or given) in within
+
+    return match
+
+
+def _family(name: str, read: Callable[[str], float | None], expected: str) -> tuple[Operator, ...]:
+    return (
+        Operator(f"{name}Equals", _ordered(read, operator.eq, expected)),
+        Operator(f"{name}NotEquals", _ordered(read, operator.eq, expected), negated=True),
+        Operator(f"{name}LessThan", _ordered(read, operator.lt, expected)),
+        Operator(f"{name}LessThanEquals", _ordered(read, operator.le, expected)),
+        Operator(f"{name}GreaterThan", _ordered(read, operator.gt, expected)),
+        Operator(f"{name}GreaterThanEquals", _ordered(read, operator.ge, expected)),
+    )
+
+
+NULL = Operator("Null", _bool)
+OPERATORS = {
+    found.name: found
+    for found in (
+        Operator("StringEquals", _text()),
+        Operator("StringNotEquals", _text(), negated=True),
+        Operator("StringEqualsIgnoreCase", _text(fold=True)),
+        Operator("StringNotEqualsIgnoreCase", _text(fold=True), negated=True),
+        Operator("StringLike", _text(wild=True)),
+        Operator("StringNotLike", _text(wild=True), negated=True),
+        *_family("Numeric", parse_number, "a number"),
+        *_family("Date", parse_date, "a date, as 2026-12-31T00:00:00Z"),
+        Operator("Bool", _bool),
+        Operator("IpAddress", _address),
+        Operator("NotIpAddress", _address, negated=True),
+        # ArnEquals and ArnLike are the same.
+        Operator("ArnEquals", _arn),
+        Operator("ArnLike", _arn),
+        Operator("ArnNotEquals", _arn, negated=True),
+        Operator("ArnNotLike", _arn, negated=True),
+        NULL,
+    )
+}

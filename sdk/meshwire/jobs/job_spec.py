@@ -1,0 +1,201 @@
+"""Job documents: the kind of a job, its source and target, and its options.
+
+Law: a job's canonical document states everything its output depends on besides the source; the same
+document of the same user is the same job. Every fault raises PlanError with the path of the field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from meshwire import names
+from meshwire.dataset.archive_keys import archive_kind
+from meshwire.plan.loader_state import checked_hash
+from meshwire.strict_json import (
+    PlanError,
+    canonical_json,
+    checked_choice,
+    checked_integer,
+    checked_object,
+    checked_text,
+    read_json,
+    required_field,
+    shown_value,
+)
+from meshwire.views.shard_view import ShardsView, parse_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshwire.dataset.archive_keys import ArchiveKind
+
+Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch"]
+Names = Literal["keep", "archive"]
+OnBad = Literal["fail", "skip"]
+KINDS: Final = ("shard", "reshard", "extract", "materialize", "prefetch")
+FORMATS: Final[Mapping[ArchiveKind, str]] = {
+    "tar": "application/x-tar",
+    "tgz": "application/gzip",
+    "tar.zst": "application/zstd",
+    "zip": "application/zip",
+}
+"""What shards are written as, and the content type of each."""
+_COMMON = ("kind", "source", "target")
+_ARCHIVED = ("names", "on_bad")
+_LAYOUT = (
+    *("match", "count", "size", "shuffle", "split", "name"),
+    *("where", "group", "sort", "split_by"),
+)
+_KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "shard": (*_COMMON, *_LAYOUT, "format"),
+    "reshard": (*_COMMON, *_LAYOUT, "format", *_ARCHIVED),
+    "extract": (*_COMMON, "match", *_ARCHIVED),
+    "materialize": _COMMON,
+    "prefetch": ("kind", "source", "keys", "manifest", "plan", "epoch", "rate"),
+}
+_MOST_KEYS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A bucket and what keys begin with: nothing, a folder ending in `/`, or (a source) one archive's key."""
+
+    bucket: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """`shard`: objects of the source into archives; `reshard`: the members of archives into other archives;
+    `extract`: into objects; `materialize`: the objects of a view (the source's bucket) into ordinary ones.
+
+    `layout` says which files are taken, in which order and how many go into a shard, as a view of kind
+    `shards` does. `names`: files of archives keep their names (samples of one name in several archives go
+    below folders called as these), or `archive`: all go below such folders. `on_bad`: an archive that cannot
+    be read fails the job, or is skipped and named.
+
+    `prefetch`: objects of a bucket with an origin into its cache: those under the source, or of these `keys`,
+    or those named in the object `manifest` (`s3://BUCKET/KEY`), one a line, or those under the source that
+    `plan` (its hash) reads, in the order of `epoch`. `rate`: bytes a second at most, all nodes together, 0
+    for any; the same job at another rate is the same job.
+    """
+
+    kind: Kind
+    source: Folder
+    target: Folder
+    layout: ShardsView = field(default_factory=lambda: ShardsView(""))
+    format: ArchiveKind = "tar"
+    names: Names = "keep"
+    on_bad: OnBad = "fail"
+    keys: tuple[str, ...] = ()
+    manifest: str = ""
+    plan: str = ""
+    epoch: int = 0
+    rate: int = 0
+
+    def to_json(self) -> bytes:
+        """The canonical document: only what the kind knows."""
+        document = (
+            json.loads(self.layout.to_json())
+            | {
+                "kind": self.kind,
+                "source": str(self.source),
+                "target": str(self.target),
+                "format": self.format,
+                "names": self.names,
+                "on_bad": self.on_bad,
+                "keys": list(self.keys),
+                "manifest": self.manifest,
+                "plan": self.plan,
+                "epoch": self.epoch,
+            }
+            | ({"rate": self.rate} if self.rate else {})
+        )
+        return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
+
+    def job_id(self, owner: str) -> str:
+        """16 hexadecimal digits: the name of this job of a user."""
+        document = replace(self, rate=0).to_json()
+        return hashlib.sha256(owner.encode() + b"\0" + document).hexdigest()[:16]
+
+
+def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
+    """Raises PlanError with the path of the bad field."""
+    value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
+    if not isinstance(value, dict):
+        raise PlanError("", 'expected an object, as {"kind": "shard", "source": …, "target": …}')
+    kind = cast("Kind", checked_choice(required_field(value, "kind", ""), "kind", KINDS))
+    document = checked_object(value, "", _KNOWN[kind])
+    if kind == "prefetch":
+        return _parse_prefetch(document)
+    place = _parse_folder(required_field(document, "source", ""), "source", literal=kind == "materialize")
+    target = _parse_folder(required_field(document, "target", ""), "target")
+    if is_archive(target.prefix):
+        raise PlanError("target", "a folder is meant, not one archive: leave out the last part")
+    if place.bucket == target.bucket and target.prefix.startswith(place.prefix):
+        raise PlanError("target", f"{target} lies within the source; choose another bucket or folder")
+    layout = {name: document[name] for name in _LAYOUT if name in document}
+    return JobSpec(
+        kind,
+        place,
+        target,
+        parse_shards({"kind": "shards", "prefix": place.prefix, **layout}, place.bucket),
+        cast("ArchiveKind", checked_choice(document.get("format", "tar"), "format", FORMATS)),
+        cast("Names", checked_choice(document.get("names", "keep"), "names", ("keep", "archive"))),
+        cast("OnBad", checked_choice(document.get("on_bad", "fail"), "on_bad", ("fail", "skip"))),
+    )
+
+
+def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
+    place = _parse_folder(required_field(document, "source", ""), "source", literal=True)
+    keys, manifest = document.get("keys", []), document.get("manifest", "")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise PlanError("keys", "expected a list of keys")
+    if len(keys) > _MOST_KEYS:
+        raise PlanError("keys", f"at most {_MOST_KEYS} keys; put more into an object: manifest")
+    if manifest:
+        checked_text(manifest, "manifest", at_most=2048)
+        named = _parse_folder(manifest, "manifest", literal=True)
+        if not named.prefix or keys:
+            raise PlanError("manifest", "an object is meant, s3://BUCKET/KEY, instead of keys")
+    plan = document.get("plan", "")
+    if plan:
+        checked_hash(plan, "plan")
+    if plan and (keys or manifest):
+        raise PlanError("plan", "a plan is meant instead of keys or a manifest")
+    epoch = checked_integer(document.get("epoch", 0), "epoch", 0, 1 << 40)
+    if epoch and not plan:
+        raise PlanError("epoch", "an epoch is of a plan: name it, too")
+    rate = checked_integer(document.get("rate", 0), "rate", 0, 1 << 50)
+    return JobSpec(
+        "prefetch", place, place, keys=tuple(keys), manifest=manifest, plan=plan, epoch=epoch, rate=rate
+    )
+
+
+def is_archive(key: str) -> bool:
+    """Whether a key is an archive's by its ending."""
+    return archive_kind(key) is not None
+
+
+def _parse_folder(value: Any, path: str, *, literal: bool = False) -> Folder:
+    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive; a `literal`
+    one is what keys begin with."""
+    address = checked_text(value, path, at_most=2048)
+    bucket, _, prefix = address.removeprefix("s3://").partition("/")
+    if not address.startswith("s3://") or not bucket:
+        raise PlanError(path, f"expected s3://BUCKET/PREFIX, got {shown_value(address)}")
+    try:
+        names.check_bucket_name(bucket)
+        if prefix:
+            names.check_key(prefix)
+    except names.NameProblemError as error:
+        raise PlanError(path, str(error)) from None
+    if prefix and not literal and not prefix.endswith("/") and not is_archive(prefix):
+        prefix += "/"
+    return Folder(bucket, prefix)

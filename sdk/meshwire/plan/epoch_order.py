@@ -1,0 +1,242 @@
+"""Order of an epoch: its shuffle, mix and length buckets, and which part and sample each position holds.
+
+Law: a pure function of (plan, snapshot, epoch), any position directly, memory O(shards + block). A part
+drawn K times gives each of its n samples floor(K/n) or ceil(K/n) times; if K < n, the next epoch
+continues with the samples left over.
+Invariant: a keyed permutation spreads the parts over the positions of a block (in stored order: evenly).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from meshwire.dataset.snapshot import BytesColumn
+from meshwire.plan.keyed_random import derive_key
+from meshwire.plan.mix import draw_counts, draw_counts_before, segments, shares
+from meshwire.plan.shuffle import BlocksOrder, BucketOrder, Feistel, checked_positions, shuffle_order
+from meshwire.strict_json import PlanError, suggestion
+
+if TYPE_CHECKING:
+    from meshwire.dataset.snapshot import Snapshot
+    from meshwire.plan.mix import Mix, Segment
+    from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec
+    from meshwire.plan.shuffle import Indices, SampleOrder
+
+
+# What a key is used for, as in `permutations`.
+_BLOCK, _PART, _TAKEN, _SHARDS, _RUN = 0x626C6F636B, 0x70617274, 0x74616B656E, 0x6D7368617264, 0x72756E
+_RUN_SAMPLES = 65_536  # of small parts that are drawn often so many are shuffled together, over all parts
+_KEPT = 2
+
+
+class _Draws(Protocol):
+    """What a part gives in an epoch."""
+
+    def many(self, draws: Indices) -> Indices:
+        """The samples, counted in the part, of draws 0…K−1."""
+
+
+class _Stored:
+    """One after the other, round and round, going on where the epoch before ended."""
+
+    def __init__(self, n: int, before: int) -> None:
+        self._n, self._begin = n, before % n
+
+    def many(self, draws: Indices) -> Indices:
+        return (self._begin + draws) % self._n
+
+
+class _Anywhere:
+    """A window of a fixed permutation of the part, shuffled anew in each epoch."""
+
+    def __init__(self, n: int, count: int, before: int, keys: tuple[int, int]) -> None:
+        self._n, self._begin = n, before % n
+        self._samples, self._taken = Feistel(n, keys[0]), Feistel(count, keys[1])
+
+    def many(self, draws: Indices) -> Indices:
+        return self._samples.many((self._begin + self._taken.many(draws)) % self._n)
+
+
+class _Sequential:
+    """A window of the part's shards in a fixed permuted order, in runs, each a `BlocksOrder` of its own."""
+
+    def __init__(
+        self,
+        starts: Indices,
+        window: tuple[int, int],
+        width: int,
+        run: int,
+        key: int,
+        shuffled: tuple[int, int],
+    ) -> None:
+        n, shards = int(starts[-1]), starts.size - 1
+        permuted = Feistel(shards, key).many(np.arange(shards))
+        self._starts, self._shuffled, self._width = starts[:-1][permuted], shuffled, width
+        self._bounds = np.zeros(shards + 1, np.int64)
+        np.cumsum(np.diff(starts)[permuted], out=self._bounds[1:])
+        count, before = window
+        self._n, self._begin, self._end = n, before % n, before % n + count
+        self._passes = -(-run // n)
+        self._runs: OrderedDict[int, BlocksOrder] = OrderedDict()
+
+    def many(self, draws: Indices) -> Indices:
+        places = draws + self._begin
+        length = self._passes * self._n
+        numbers = places // length
+        for number in np.unique(numbers).tolist():
+            rows, first = numbers == number, max(number * length, self._begin)
+            places[rows] = first + self._run(number).many(places[rows] - first)
+        places %= self._n
+        shards = np.searchsorted(self._bounds, places, side="right") - 1
+        return self._starts[shards] + (places - self._bounds[shards])
+
+    def _run(self, number: int) -> BlocksOrder:
+        found = self._runs.get(number)
+        if found is None:
+            passes = np.arange(number * self._passes, (number + 1) * self._passes) * self._n
+            edges = np.append((passes[:, None] + self._bounds[:-1]).reshape(-1), passes[-1] + self._n)
+            edges = np.unique(np.clip(edges, self._begin, self._end))
+            key, epoch = self._shuffled
+            found = BlocksOrder(edges - edges[0], self._width, derive_key(_RUN, key, number), epoch)
+            self._runs[number] = found
+            if len(self._runs) > _KEPT:
+                self._runs.popitem(last=False)
+        return found
+
+
+class MixOrder:
+    """The epoch of a mix whose parts begin at `bounds` int64[D+1] of the stored order, each at a shard."""
+
+    __slots__ = (
+        "_block", "_bounds", "_drawn", "_evenly", "_key", "_laid", "_parts", "_segments", "_starts", "n",
+    )  # fmt: skip
+
+    def __init__(
+        self, mix: Mix, bounds: Indices, shard_starts: Indices, shuffle: ShuffleSpec, seed: int, epoch: int
+    ) -> None:
+        self.n = mix.positions or int(bounds[-1])
+        self._bounds, self._block, self._evenly = bounds, mix.block, shuffle.kind == "none"
+        self._key = derive_key(_BLOCK, seed, epoch)
+        self._segments = segments(mix, self.n, epoch)
+        self._starts = np.array([part.start for part in self._segments], np.int64)
+        self._drawn = [np.zeros(len(mix.parts), np.int64)]  # before each segment
+        for part in self._segments:
+            self._drawn.append(self._drawn[-1] + shares(part.weights, part.end - part.start))
+        counts, before = draw_counts(mix, self.n, epoch), draw_counts_before(mix, self.n, epoch)
+        run = max(1, _RUN_SAMPLES // len(counts))
+        self._parts = [
+            _draws(shuffle, _starts_of(shard_starts, bounds, part), window, run, (seed, epoch, part))
+            for part, window in enumerate(zip(counts, before, strict=True))
+        ]
+        self._laid: tuple[tuple[Segment, int], tuple[Indices, Indices]] | None = None
+
+    def one(self, position: int) -> int:
+        """The sample at a position. Raises IndexError outside 0…n−1."""
+        return int(self.many(np.array([position], dtype=np.int64))[0])
+
+    def many(self, positions: Indices) -> Indices:
+        """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
+        positions = checked_positions(positions, self.n)
+        parts, draws = np.empty_like(positions), np.empty_like(positions)
+        segment = np.searchsorted(self._starts, positions, side="right") - 1
+        block = (positions - self._starts[segment]) // self._block
+        for number, place in np.unique(np.stack((segment, block)), axis=1).T.tolist():
+            rows = np.flatnonzero((segment == number) & (block == place))
+            first = int(self._starts[number]) + place * self._block
+            parts[rows], draws[rows] = self._in_block(number, first, positions[rows] - first)
+        samples = np.empty_like(positions)
+        for part in np.unique(parts).tolist():
+            rows = np.flatnonzero(parts == part)
+            samples[rows] = self._bounds[part] + self._parts[part].many(draws[rows])
+        return samples
+
+    def _in_block(self, number: int, first: int, places: Indices) -> tuple[Indices, Indices]:
+        """Part and draw of some places of the block that begins at position `first`."""
+        segment = self._segments[number]
+        end = min(first + self._block, segment.end)
+        before = np.array(shares(segment.weights, first - segment.start), np.int64)
+        quotas = shares(segment.weights, end - segment.start) - before
+        if self._evenly:
+            parts, nth = self._evenly_laid(segment, first, quotas)
+            parts, nth = parts[places], nth[places]
+        else:
+            slots = Feistel(end - first, derive_key(self._key, first)).many(places)
+            edges = np.cumsum(quotas)
+            parts = np.searchsorted(edges, slots, side="right").astype(np.int64)
+            nth = slots - (edges - quotas)[parts]
+        return parts, (self._drawn[number] + before)[parts] + nth
+
+    def _evenly_laid(self, segment: Segment, first: int, quotas: Indices) -> tuple[Indices, Indices]:
+        """The i-th of a part's q places in a block is (2i+1)/2q through it; of equals the first part."""
+        if self._laid is None or self._laid[0] != (segment, first):
+            parts = np.repeat(np.arange(quotas.size), quotas)
+            nth = np.arange(parts.size) - np.repeat(np.cumsum(quotas) - quotas, quotas)
+            turn = np.argsort((2 * nth + 1) / (2 * quotas[parts]), kind="stable")
+            self._laid = (segment, first), (parts[turn], nth[turn])
+        return self._laid[1]
+
+    def __repr__(self) -> str:
+        return f"MixOrder(n={self.n}, parts={len(self._parts)}, segments={len(self._segments)})"
+
+
+def _starts_of(shard_starts: Indices, bounds: Indices, part: int) -> Indices:
+    """Where the shards of a part begin, counted in the part."""
+    first, end = np.searchsorted(shard_starts, bounds[part : part + 2])
+    starts: Indices = shard_starts[first : end + 1] - bounds[part]
+    return starts
+
+
+def _draws(
+    shuffle: ShuffleSpec, starts: Indices, window: tuple[int, int], run: int, where: tuple[int, int, int]
+) -> _Draws:
+    (seed, epoch, part), n, (count, before) = where, int(starts[-1]), window
+    if shuffle.kind == "none":
+        return _Stored(n, before)
+    shuffled = derive_key(_TAKEN, seed, part)
+    if shuffle.kind == "global":
+        return _Anywhere(n, count, before, (derive_key(_PART, seed, part), derive_key(shuffled, epoch)))
+    key = derive_key(_SHARDS, seed, part)
+    return _Sequential(starts, window, shuffle.shards, run, key, (shuffled, epoch))
+
+
+def mix_bounds(mix: Mix) -> Indices:
+    """Where the parts begin in stored order, and where the last ends: int64[D+1]."""
+    return np.concatenate(([0], np.cumsum(mix.parts))).astype(np.int64)
+
+
+def epoch_order(
+    spec: PlanSpec, shard_starts: Indices, epoch: int, bounds: Indices | None = None
+) -> SampleOrder:
+    """The order of an epoch but for its buckets. `bounds`: of a mix whose rows are not samples, where its
+    parts begin."""
+    if spec.mix is None:
+        return shuffle_order(spec.shuffle, shard_starts, spec.seed, epoch)
+    bounds = mix_bounds(spec.mix) if bounds is None else bounds
+    return MixOrder(spec.mix, bounds, shard_starts, spec.shuffle, spec.seed, epoch)
+
+
+def snapshot_order(spec: PlanSpec, snapshot: Snapshot, epoch: int) -> SampleOrder:
+    """The order of an epoch whose rows are samples. Raises PlanError as `bucket_lengths` does."""
+    found = epoch_order(spec, snapshot.shard_starts, epoch)
+    if spec.buckets is None:
+        return found
+    return BucketOrder(found, bucket_lengths(spec, snapshot), spec.buckets, spec.seed, epoch)
+
+
+def bucket_lengths(spec: PlanSpec, snapshot: Snapshot) -> Indices:
+    """The stored bytes of the field that buckets go by. Raises PlanError when it has none, or rows are
+    packed."""
+    assert spec.buckets is not None
+    if spec.pack is not None:
+        raise PlanError("buckets", "packed rows are of one length: leave out `buckets`, or `pack`")
+    name = spec.buckets.field
+    column = snapshot.fields.get(name)
+    if not isinstance(column, BytesColumn):
+        if column is not None:
+            raise PlanError("buckets.field", f"{name!r} is a class label: its rows are of one length")
+        hint = suggestion(name, snapshot.fields)
+        raise PlanError("buckets.field", f"the snapshot has no bytes field {name!r}{hint}")
+    return column.length

@@ -1,0 +1,159 @@
+"""Mixes: how many positions of an epoch each part gets, and where its weights change.
+
+Law: pure integers, exact at any epoch and position. In each block a part gets its share where that is a
+whole number; otherwise the following blocks compensate, at most half a position off per halving of the
+parts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from meshwire.strict_json import MAX_INTEGER, PlanError, checked_integer, checked_object, required_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK = 65_536
+MAX_BLOCK = 1 << 18
+MAX_PARTS = 256
+MAX_STAGES = 1000
+MAX_WEIGHTS = 1 << 14  # of all stages together
+MAX_WEIGHT = 1 << 32
+MAX_POSITIONS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """From `position` of `epoch` on the parts have these weights: whole numbers, of which only the ratio
+    counts.
+    """
+
+    weights: tuple[int, ...]
+    epoch: int = 0
+    position: int = 0
+
+    @property
+    def start(self) -> tuple[int, int]:
+        return self.epoch, self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """`parts`: samples of each, as they follow each other in stored order; `stages` rise, and the first is of
+    epoch 0, position 0; `positions` of an epoch, 0 for as many as there are samples, or packed rows; `block`:
+    positions in which quotas are kept.
+    """
+
+    parts: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    positions: int = 0
+    block: int = BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Positions `start` to `end` of an epoch, of one stage; blocks are counted from `start` on."""
+
+    start: int
+    end: int
+    weights: tuple[int, ...]
+
+
+def parse_mix(value: Any, path: str = "mix") -> Mix:
+    """Raises PlanError with the path of the bad field."""
+    document = checked_object(value, path, ("parts", "stages", "positions", "block"))
+    parts = _integers(required_field(document, "parts", path), f"{path}.parts", 1, MAX_POSITIONS)
+    stages = required_field(document, "stages", path)
+    if not isinstance(stages, list) or not 1 <= len(stages) <= MAX_STAGES:
+        raise PlanError(f"{path}.stages", f"expected a list of 1…{MAX_STAGES} stages")
+    if len(stages) * len(parts) > MAX_WEIGHTS:
+        raise PlanError(
+            f"{path}.stages", f"{len(stages)} stages of {len(parts)} weights; at most {MAX_WEIGHTS} together"
+        )
+    found = tuple(_parse_stage(item, f"{path}.stages[{at}]", len(parts)) for at, item in enumerate(stages))
+    if found[0].start != (0, 0):
+        raise PlanError(f"{path}.stages[0]", "the first stage begins at epoch 0, position 0")
+    for at, (earlier, later) in enumerate(itertools.pairwise(found), 1):
+        if later.start <= earlier.start:
+            raise PlanError(f"{path}.stages[{at}]", "stages stand in order, each later than the one before")
+    return Mix(
+        parts,
+        found,
+        checked_integer(document.get("positions", 0), f"{path}.positions", 0, MAX_POSITIONS),
+        checked_integer(document.get("block", BLOCK), f"{path}.block", 2, MAX_BLOCK),
+    )
+
+
+def _parse_stage(value: Any, path: str, parts: int) -> Stage:
+    document = checked_object(value, path, ("weights", "epoch", "position"))
+    weights = _integers(required_field(document, "weights", path), f"{path}.weights", 0, MAX_WEIGHT)
+    if len(weights) != parts:
+        raise PlanError(f"{path}.weights", f"{len(weights)} weights for {parts} parts; give each one")
+    if not any(weights):
+        raise PlanError(f"{path}.weights", "all are 0: nothing would be drawn")
+    return Stage(
+        weights,
+        checked_integer(document.get("epoch", 0), f"{path}.epoch", 0, MAX_INTEGER),
+        checked_integer(document.get("position", 0), f"{path}.position", 0, MAX_POSITIONS),
+    )
+
+
+def _integers(value: Any, path: str, low: int, high: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_PARTS:
+        raise PlanError(path, f"expected a list of 1…{MAX_PARTS} whole numbers")
+    return tuple(checked_integer(item, f"{path}[{at}]", low, high) for at, item in enumerate(value))
+
+
+def mix_document(mix: Mix) -> dict[str, Any]:
+    """As plain JSON values; `parse_mix` gives it back."""
+    stages = [
+        {"epoch": stage.epoch, "position": stage.position, "weights": list(stage.weights)}
+        for stage in mix.stages
+    ]
+    return {"parts": list(mix.parts), "stages": stages, "positions": mix.positions, "block": mix.block}
+
+
+def shares(weights: Sequence[int], count: int) -> tuple[int, ...]:
+    """How many of the first `count` positions each part has: they add up, and none falls as `count` grows.
+
+    The weights are halved again and again; each half gets its share of what there is, rounded to the nearest.
+    """
+    if len(weights) == 1:
+        return (count,)
+    middle = len(weights) // 2
+    left, whole = sum(weights[:middle]), sum(weights)
+    first = (2 * count * left + whole) // (2 * whole) if whole else 0
+    return (*shares(weights[:middle], first), *shares(weights[middle:], count - first))
+
+
+def segments(mix: Mix, positions: int, epoch: int) -> tuple[Segment, ...]:
+    """An epoch of so many positions, cut where its weights change."""
+    starts = [stage.start for stage in mix.stages]
+    first = bisect.bisect_right(starts, (epoch, 0)) - 1
+    inside = [s for s in mix.stages[first + 1 :] if s.epoch == epoch and s.position < positions]
+    edges = itertools.pairwise([0, *(stage.position for stage in inside), positions])
+    weights = [mix.stages[first].weights, *(stage.weights for stage in inside)]
+    return tuple(Segment(begin, end, each) for (begin, end), each in zip(edges, weights, strict=True))
+
+
+def draw_counts(mix: Mix, positions: int, epoch: int) -> tuple[int, ...]:
+    """How many positions of an epoch each part has."""
+    counts = [shares(part.weights, part.end - part.start) for part in segments(mix, positions, epoch)]
+    return tuple(map(sum, zip(*counts, strict=True)))
+
+
+@lru_cache(64)
+def draw_counts_before(mix: Mix, positions: int, epoch: int) -> tuple[int, ...]:
+    """How many positions each part had in all epochs before; epochs without a change are counted at once."""
+    changes = {number for stage in mix.stages for number in (stage.epoch, stage.epoch + 1)}
+    marks = sorted({0, epoch, *(number for number in changes if number < epoch)})
+    total = [0] * len(mix.parts)
+    for begin, end in itertools.pairwise(marks):
+        for part, count in enumerate(draw_counts(mix, positions, begin)):
+            total[part] += (end - begin) * count
+    return tuple(total)

@@ -1,0 +1,295 @@
+"""Shuffle order: stateless keyed permutations from positions to samples, and length buckets over them.
+
+Law: any position directly, many at once, memory O(shards), without a shuffle buffer; a bijection of
+0…n-1 for every n and key. Changing a constant changes every epoch: golden vectors pin them.
+Law: length buckets move samples only within a pool of positions, so an epoch keeps its content.
+Invariant: no row of a run is longer than any row of the next longer run of its pool; runs, and the rows
+in each, are in random order.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from meshwire.plan.keyed_random import MASK64, derive_key, mix64, mix64_many
+from meshwire.strict_json import PlanError, checked_integer, checked_object, checked_text, required_field
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshwire.plan.plan_spec import ShuffleSpec
+
+    Indices = npt.NDArray[np.int64]
+
+ROUNDS = 8
+MAX_SAMPLES = 1 << 62
+# What a key is used for; part of the key, so that no two uses share a permutation.
+_GLOBAL, _SHARDS, _WINDOW = 0x676C6F62616C, 0x736861726473, 0x77696E646F77
+
+
+class SampleOrder(Protocol):
+    """Where the positions of an epoch lie in stored order."""
+
+    @property
+    def n(self) -> int:
+        """Positions in the epoch."""
+
+    def one(self, position: int) -> int:
+        """The sample at a position. Raises IndexError outside 0…n−1."""
+
+    def many(self, positions: Indices) -> Indices:
+        """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
+
+
+def checked_positions(positions: Indices, n: int) -> Indices:
+    """As int64; raises IndexError if any lies outside 0…n−1."""
+    positions = np.ascontiguousarray(positions, dtype=np.int64)
+    if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= n):
+        raise IndexError(f"positions outside 0…{n - 1}")
+    return positions
+
+
+class Feistel:
+    """A keyed permutation of 0…n−1: a balanced Feistel network over the smallest domain of 2^(2k) ≥ n values.
+
+    Results that fall outside n are put through again until they are inside ("cycle walking"), which keeps it
+    a bijection; at most four passes on average. `key` counts modulo 2**64; 0 ≤ n ≤ 2**62.
+    """
+
+    __slots__ = ("_half", "_keys", "_mask", "n")
+
+    def __init__(self, n: int, key: int) -> None:
+        if not 0 <= n <= MAX_SAMPLES:
+            raise ValueError(f"a permutation of {n} values; 0…2**62 are supported")
+        self.n = n
+        self._half = max(1, ((max(n, 2) - 1).bit_length() + 1) // 2)
+        self._mask = (1 << self._half) - 1
+        self._keys = tuple(derive_key(key, round_number) for round_number in range(ROUNDS))
+
+    def __call__(self, position: int) -> int:
+        """The value at `position`. Raises IndexError outside 0…n−1."""
+        if not 0 <= position < self.n:
+            raise IndexError(f"position {position} outside 0…{self.n - 1}")
+        value = self._pass(position)
+        while value >= self.n:
+            value = self._pass(value)
+        return value
+
+    one = __call__
+
+    def _pass(self, value: int) -> int:
+        mask = self._mask
+        left, right = value >> self._half, value & mask
+        for key in self._keys:
+            left, right = right, left ^ (mix64((right + key) & MASK64) & mask)
+        return left << self._half | right
+
+    def many(self, positions: Indices) -> Indices:
+        """The values at positions, int64[k]. Raises IndexError if any lies outside 0…n−1."""
+        values = self._pass_many(checked_positions(positions, self.n).astype(np.uint64))
+        outside = np.flatnonzero(values >= self.n)
+        while outside.size:
+            again = self._pass_many(values[outside])
+            values[outside] = again
+            outside = outside[again >= self.n]
+        return values.astype(np.int64)
+
+    def _pass_many(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        half, mask = np.uint64(self._half), np.uint64(self._mask)
+        left, right = values >> half, values & mask
+        for key in self._keys:
+            left, right = right, left ^ (mix64_many(right + np.uint64(key)) & mask)
+        return left << half | right
+
+    def __repr__(self) -> str:
+        return f"Feistel(n={self.n}, bits={2 * self._half})"
+
+
+class StoredOrder:
+    """Position i is sample i."""
+
+    __slots__ = ("n",)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def one(self, position: int) -> int:
+        if not 0 <= position < self.n:
+            raise IndexError(f"position {position} outside 0…{self.n - 1}")
+        return position
+
+    def many(self, positions: Indices) -> Indices:
+        return checked_positions(positions, self.n).copy()
+
+    def __repr__(self) -> str:
+        return f"StoredOrder(n={self.n})"
+
+
+class GlobalOrder(Feistel):
+    """One permutation over all samples."""
+
+    __slots__ = ()
+
+    def __init__(self, n: int, seed: int, epoch: int) -> None:
+        super().__init__(n, derive_key(_GLOBAL, seed, epoch))
+
+
+class BlocksOrder:
+    """Shards permuted, cut into windows of `shards`, and samples permuted inside each window.
+
+    A position p of window w comes from one of w's shards, so a reader that goes through the epoch holds no
+    more than one window of shards open and meets each shard in one window only.
+    """
+
+    __slots__ = ("_bounds", "_key", "_shards", "_starts", "_width", "_windows", "n")
+
+    def __init__(self, shard_starts: Indices, shards: int, seed: int, epoch: int) -> None:
+        starts = np.asarray(shard_starts, dtype=np.int64)
+        if shards < 1 or starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
+            raise ValueError("shard_starts must rise from 0 to n, and a window needs at least one shard")
+        count = starts.size - 1
+        self.n = int(starts[-1])
+        self._width = shards
+        self._key = derive_key(_WINDOW, seed, epoch)
+        self._shards = Feistel(count, derive_key(_SHARDS, seed, epoch)).many(np.arange(count))
+        self._starts = starts[:-1][self._shards]
+        self._bounds = np.zeros(count + 1, dtype=np.int64)  # positions where each permuted shard begins
+        np.cumsum(np.diff(starts)[self._shards], out=self._bounds[1:])
+        edges = np.append(np.arange(0, count, shards), count)
+        self._windows = self._bounds[edges]
+
+    def one(self, position: int) -> int:
+        return int(self.many(np.array([position], dtype=np.int64))[0])
+
+    def many(self, positions: Indices) -> Indices:
+        positions = checked_positions(positions, self.n)
+        if not positions.size:
+            return positions
+        inside = self._inside_windows(positions)
+        slots = np.searchsorted(self._bounds, inside, side="right") - 1
+        return self._starts[slots] + (inside - self._bounds[slots])
+
+    def _inside_windows(self, positions: Indices) -> Indices:
+        """Each position moved to its permuted place within its window."""
+        windows = np.searchsorted(self._windows, positions, side="right") - 1
+        result = np.empty_like(positions)
+        order = np.argsort(windows, kind="stable")
+        numbers, firsts = np.unique(windows[order], return_index=True)
+        for number, rows in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
+            start, end = int(self._windows[number]), int(self._windows[number + 1])
+            window = Feistel(end - start, derive_key(self._key, number))
+            result[rows] = window.many(positions[rows] - start) + start
+        return result
+
+    def shards_at(self, position: int) -> Indices:
+        """The numbers of the shards that the window around `position` reads, in permuted order: what to read
+        ahead.
+        """
+        window = int(np.searchsorted(self._windows, position, side="right")) - 1
+        return self._shards[window * self._width : (window + 1) * self._width]
+
+    def __repr__(self) -> str:
+        return f"BlocksOrder(n={self.n}, shards={self._shards.size}, windows={self._windows.size - 1})"
+
+
+def shuffle_order(shuffle: ShuffleSpec, shard_starts: Indices, seed: int, epoch: int) -> SampleOrder:
+    """The order of one epoch. `shard_starts` is int64[S+1], rising from 0 to n, as a snapshot holds it."""
+    n = int(shard_starts[-1])
+    if shuffle.kind == "none":
+        return StoredOrder(n)
+    if shuffle.kind == "blocks":
+        return BlocksOrder(shard_starts, shuffle.shards, seed, epoch)
+    return GlobalOrder(n, seed, epoch)
+
+
+MAX_POOL = 1 << 18
+_RUNS, _ROWS = 0x72756E73, 0x726F7773  # what a key is used for, as in `permutations`
+_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """Runs of `rows` positions, the rows of a global batch; a pool has `window` of them. `field`: whose
+    stored bytes are the length.
+    """
+
+    field: str
+    rows: int
+    window: int
+
+    @property
+    def pool(self) -> int:
+        return self.rows * self.window
+
+
+def parse_buckets(value: Any, path: str = "buckets") -> BucketSpec:
+    """Raises PlanError with the path of the bad field."""
+    document = checked_object(value, path, ("field", "rows", "window"))
+    found = BucketSpec(
+        checked_text(required_field(document, "field", path), f"{path}.field", at_most=100),
+        checked_integer(required_field(document, "rows", path), f"{path}.rows", 1, MAX_POOL),
+        checked_integer(required_field(document, "window", path), f"{path}.window", 2, MAX_POOL),
+    )
+    if found.pool > MAX_POOL:
+        raise PlanError(f"{path}.window", f"{found.pool} positions a pool; at most {MAX_POOL} are sorted")
+    return found
+
+
+def buckets_document(buckets: BucketSpec) -> dict[str, Any]:
+    """As plain JSON values; `parse_buckets` gives it back."""
+    return {"field": buckets.field, "rows": buckets.rows, "window": buckets.window}
+
+
+class BucketOrder:
+    """The epoch of `order`, its pools sorted. `lengths`: of every sample, int64."""
+
+    __slots__ = ("_buckets", "_key", "_lengths", "_order", "_pools", "n")
+
+    def __init__(
+        self, order: SampleOrder, lengths: Indices, buckets: BucketSpec, seed: int, epoch: int
+    ) -> None:
+        self.n = order.n
+        self._order, self._lengths, self._buckets = order, lengths, buckets
+        self._key = derive_key(_RUNS, seed, epoch)
+        self._pools: OrderedDict[int, Indices] = OrderedDict()
+
+    def one(self, position: int) -> int:
+        """The sample at a position. Raises IndexError outside 0…n−1."""
+        return int(self.many(np.array([position], dtype=np.int64))[0])
+
+    def many(self, positions: Indices) -> Indices:
+        """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
+        positions = checked_positions(positions, self.n)
+        pools, places = np.divmod(positions, self._buckets.pool)
+        samples = np.empty_like(positions)
+        for number in np.unique(pools).tolist():
+            rows = pools == number
+            samples[rows] = self._pool(number)[places[rows]]
+        return samples
+
+    def _pool(self, number: int) -> Indices:
+        found = self._pools.get(number)
+        if found is None:
+            found = self._pools[number] = self._sorted(number)
+            if len(self._pools) > _KEPT:
+                self._pools.popitem(last=False)
+        return found
+
+    def _sorted(self, number: int) -> Indices:
+        """A pool's samples: by length, cut into runs; whole runs in random order, what is over stays last."""
+        first, width = number * self._buckets.pool, self._buckets.rows
+        samples = self._order.many(np.arange(first, min(first + self._buckets.pool, self.n)))
+        samples = samples[np.argsort(self._lengths[samples], kind="stable")]
+        places = np.arange(samples.size)
+        key, whole = derive_key(self._key, number), samples.size // width
+        turns = np.append(Feistel(whole, key).many(np.arange(whole)), whole)
+        drawn = mix64_many(places.astype(np.uint64) + np.uint64(derive_key(_ROWS, key)))
+        laid: Indices = samples[np.lexsort((drawn, turns[places // width]))]
+        return laid
+
+    def __repr__(self) -> str:
+        return f"BucketOrder({self._order!r}, {self._buckets!r})"

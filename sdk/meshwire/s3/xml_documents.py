@@ -1,0 +1,400 @@
+"""Parsers of S3's XML bodies, for daemon and SDK; ListObjectVersions both ways.
+
+Law: a request's document is checked strictly against what the operation needs. Unknown elements are
+rejected where they could ask for something, and ignored in lists of keys and parts.
+Invariant: any bytes give a value or an S3Error, and `parse_list_versions` reads what
+`list_versions_document` writes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote_plus
+
+from meshwire.checksums.body_checksums import ALGORITHMS, decode_checksum
+from meshwire.errors import CODES, S3Error
+from meshwire.http_values import conditional_requests, dates
+from meshwire.s3 import listings, operations, request_headers, results, settings_xml
+from meshwire.s3.request_head import MAX_VERSION, check_version, invalid_argument
+from meshwire.s3.xml_io import parse_xml, xml_element
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshwire.s3.request_head import Query
+    from meshwire.s3.xml_io import Element
+
+
+MAX_REQUEST_BYTES = 4 << 20
+MAX_RESPONSE_BYTES = 64 << 20
+MAX_DELETE_KEYS = 1000
+
+_CHECKSUM_TAGS = {f"Checksum{name.upper()}": name for name in ALGORITHMS}
+
+
+class DeleteKey(NamedTuple):
+    """`version` and `etag` (a condition, without quotes) are None when absent."""
+
+    key: str
+    version: str | None = None
+    etag: str | None = None
+
+
+class DeleteRequest(NamedTuple):
+    keys: tuple[DeleteKey, ...]
+    quiet: bool = False
+
+
+class CompletedPart(NamedTuple):
+    number: int
+    etag: str
+    checksums: Mapping[str, str] = {}
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+
+def parse_delete(body: bytes) -> DeleteRequest:
+    """The body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError,
+    InvalidArgument."""
+    root = parse_xml(body, root="Delete", max_bytes=MAX_REQUEST_BYTES)
+    objects = root.all("Object")
+    if not 1 <= len(objects) <= MAX_DELETE_KEYS:
+        raise S3Error("MalformedXML", f"A DeleteObjects request names 1 to {MAX_DELETE_KEYS} keys.")
+    quiet = root.get("Quiet", "false").strip().lower()
+    if quiet not in {"true", "false", "1", "0", ""}:
+        raise S3Error("MalformedXML")
+    return DeleteRequest(tuple(map(_delete_key, objects)), quiet in {"true", "1"})
+
+
+def _delete_key(element: Element) -> DeleteKey:
+    key, version, etag = element.get("Key"), element.get("VersionId").strip(), element.get("ETag")
+    if not key:
+        raise S3Error("MalformedXML", "Every Object of a DeleteObjects request has a Key.")
+    request_headers.check_key(key)
+    if len(version) > MAX_VERSION:
+        raise S3Error("MalformedXML", f"A VersionId has at most {MAX_VERSION} characters.")
+    if element.first("LastModifiedTime") or element.first("Size"):
+        raise S3Error(
+            "NotImplemented", "Deleting on condition of LastModifiedTime or Size is not implemented."
+        )
+    return DeleteKey(key, version or None, conditional_requests.unquote_etag(etag) if etag else None)
+
+
+def parse_complete(body: bytes) -> tuple[CompletedPart, ...]:
+    """The body of CompleteMultipartUpload. Raises S3Error: MalformedXML, InvalidPartOrder, InvalidRequest."""
+    root = parse_xml(body, root="CompleteMultipartUpload", max_bytes=MAX_REQUEST_BYTES)
+    parts = tuple(map(_completed_part, root.all("Part")))
+    if not parts:
+        raise S3Error("MalformedXML", "A CompleteMultipartUpload request names at least one part.")
+    for earlier, later in pairwise(parts):
+        if earlier.number >= later.number:
+            raise S3Error("InvalidPartOrder")
+    return parts
+
+
+def _completed_part(element: Element) -> CompletedPart:
+    number, etag = element.get("PartNumber").strip(), conditional_requests.unquote_etag(element.get("ETag"))
+    if not (number.isascii() and number.isdigit() and 1 <= len(number) <= 9) or not etag:
+        raise S3Error("MalformedXML", "Every Part has a PartNumber and an ETag.")
+    if not 1 <= int(number) <= request_headers.MAX_PART_NUMBER:
+        raise S3Error("InvalidArgument", "PartNumber must be between 1 and 10000")
+    checksums = _checksums(element)
+    for algorithm, value in checksums.items():
+        if decode_checksum(algorithm, value) is None:
+            raise S3Error("InvalidRequest", f"The {algorithm} of part {int(number)} is no base64 digest.")
+    return CompletedPart(int(number), etag, checksums)
+
+
+class CreateBucketConfiguration(NamedTuple):
+    """What the body of CreateBucket says."""
+
+    location: str = ""
+    tags: Mapping[str, str] = {}
+
+
+def parse_create_bucket(body: bytes) -> CreateBucketConfiguration:
+    """Raises S3Error: MalformedXML, InvalidLocationConstraint, InvalidTag, NotImplemented (directory
+    buckets)."""
+    if not body.strip():
+        return CreateBucketConfiguration()
+    root = parse_xml(body, root="CreateBucketConfiguration", max_bytes=MAX_REQUEST_BYTES)
+    root.require_known(("LocationConstraint", "Location", "Bucket", "Tags"))
+    location = root.get("LocationConstraint").strip()
+    if len(location) > 64 or not all(c.isalnum() or c in "-_" for c in location) or not location.isascii():
+        raise S3Error("InvalidLocationConstraint", extra={"LocationConstraint": location[:64]})
+    if root.first("Location") is not None or root.first("Bucket") is not None:
+        raise S3Error("NotImplemented", "Directory buckets are not implemented.")
+    listed = root.first("Tags")
+    tags = () if listed is None else [(e.get("Key"), e.get("Value")) for e in listed.all("Tag")]
+    return CreateBucketConfiguration(location, settings_xml.checked_tags(tags, settings_xml.BUCKET_TAGS))
+
+
+# --- answers, read by the SDK ------------------------------------------------------------------------
+
+
+def parse_error(body: bytes) -> S3Error:
+    """The error of an error document; a code we do not know becomes InternalError, its name kept in the
+    message.
+
+    Raises S3Error MalformedXML when the body is no error document.
+    """
+    root = parse_xml(body, root="Error", max_bytes=MAX_RESPONSE_BYTES)
+    code, message = root.get("Code"), root.get("Message")
+    extra = {e.name: e.text for e in root.children if e.name not in {"Code", "Message", "Resource"}}
+    if code not in CODES:
+        return S3Error("InternalError", f"{code[:64]}: {message}", resource=root.get("Resource"), extra=extra)
+    return S3Error(code, message, resource=root.get("Resource"), extra=extra)
+
+
+def parse_list_result(body: bytes) -> results.ObjectListing:
+    """A page of ListObjects, either version. `next_after` is the token or marker to send for the next
+    page."""
+    root = parse_xml(body, root="ListBucketResult", max_bytes=MAX_RESPONSE_BYTES)
+    text = key_decoder(root)
+    entries = tuple(_object_entry(element, text) for element in root.all("Contents"))
+    prefixes = tuple(text(element.get("Prefix")) for element in root.all("CommonPrefixes"))
+    truncated = root.get("IsTruncated") == "true"
+    following = root.get("NextContinuationToken") or text(root.get("NextMarker"))
+    if truncated and not following:
+        following = max((*(entry.key for entry in entries), *prefixes), key=str.encode, default="")
+    return results.ObjectListing(entries, prefixes, truncated, following)
+
+
+def key_decoder(root: Element) -> Callable[[str], str]:
+    return unquote_plus if root.get("EncodingType") == "url" else str
+
+
+def _object_entry(element: Element, text: Callable[[str], str]) -> results.ObjectEntry:
+    owner = element.first("Owner")
+    return results.ObjectEntry(
+        key=text(element.get("Key")),
+        size=parse_integer(element.get("Size")),
+        etag=conditional_requests.unquote_etag(element.get("ETag")),
+        modified_ms=parse_milliseconds(element.get("LastModified")),
+        owner=None if owner is None else parse_owner(owner),
+        storage_class=element.get("StorageClass", "STANDARD"),
+        checksum_algorithm=element.get("ChecksumAlgorithm").lower(),
+        checksum_type=element.get("ChecksumType"),
+    )
+
+
+def parse_list_buckets(body: bytes) -> results.BucketListing:
+    """`next_after` is the token to send for the next page."""
+    root = parse_xml(body, root="ListAllMyBucketsResult", max_bytes=MAX_RESPONSE_BYTES)
+    owner, listed = root.first("Owner"), root.first("Buckets")
+    buckets = tuple(
+        results.BucketEntry(e.get("Name"), parse_milliseconds(e.get("CreationDate")), e.get("BucketRegion"))
+        for e in (listed.all("Bucket") if listed is not None else ())
+    )
+    return results.BucketListing(
+        results.Owner("") if owner is None else parse_owner(owner),
+        buckets,
+        root.get("ContinuationToken") or None,
+    )
+
+
+def parse_location(body: bytes) -> results.BucketLocation:
+    root = parse_xml(body, root="LocationConstraint", max_bytes=MAX_RESPONSE_BYTES)
+    return results.BucketLocation(root.text.strip() or "us-east-1")
+
+
+def parse_create_upload_result(body: bytes) -> results.UploadCreated:
+    root = parse_xml(body, root="InitiateMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
+    return results.UploadCreated(root.get("Bucket"), root.get("Key"), root.get("UploadId"))
+
+
+def parse_complete_result(body: bytes) -> results.CompleteResult:
+    """Raises the S3Error in the body: S3 may answer 200 and fail afterwards."""
+    if b"<Error>" in body[:512]:
+        raise parse_error(body)
+    root = parse_xml(body, root="CompleteMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
+    return results.CompleteResult(
+        root.get("Bucket"),
+        root.get("Key"),
+        conditional_requests.unquote_etag(root.get("ETag")),
+        root.get("Location"),
+        _checksums(root),
+        root.get("ChecksumType"),
+    )
+
+
+def parse_copy_result(body: bytes) -> results.CopyResult:
+    """Of CopyObject and of UploadPartCopy. Raises the S3Error in the body, as `parse_complete_result`
+    does."""
+    if b"<Error>" in body[:512]:
+        raise parse_error(body)
+    name = "CopyPartResult" if b"<CopyPartResult" in body[:512] else "CopyObjectResult"
+    root = parse_xml(body, root=name, max_bytes=MAX_RESPONSE_BYTES)
+    etag, modified = (
+        conditional_requests.unquote_etag(root.get("ETag")),
+        parse_milliseconds(root.get("LastModified")),
+    )
+    return results.CopyResult(etag, modified, _checksums(root), root.get("ChecksumType"))
+
+
+def parse_delete_result(body: bytes) -> results.DeleteResult:
+    root = parse_xml(body, root="DeleteResult", max_bytes=MAX_RESPONSE_BYTES)
+    return results.DeleteResult(
+        tuple(
+            results.DeletedKey(e.get("Key"), e.get("VersionId"), e.get("DeleteMarkerVersionId"))
+            for e in root.all("Deleted")
+        ),
+        tuple(
+            results.DeleteFailure(e.get("Key"), e.get("Code"), e.get("Message"), e.get("VersionId"))
+            for e in root.all("Error")
+        ),
+    )
+
+
+def parse_parts(body: bytes) -> results.PartList:
+    root = parse_xml(body, root="ListPartsResult", max_bytes=MAX_RESPONSE_BYTES)
+    owner = root.first("Owner")
+    return results.PartList(
+        tuple(map(_part_entry, root.all("Part"))),
+        root.get("IsTruncated") == "true",
+        results.Owner("") if owner is None else parse_owner(owner),
+        root.get("ChecksumAlgorithm").lower(),
+        root.get("ChecksumType"),
+    )
+
+
+def _part_entry(e: Element) -> results.PartEntry:
+    return results.PartEntry(
+        parse_integer(e.get("PartNumber")),
+        parse_integer(e.get("Size")),
+        conditional_requests.unquote_etag(e.get("ETag")),
+        parse_milliseconds(e.get("LastModified")),
+        _checksums(e),
+    )
+
+
+def _checksums(element: Element) -> dict[str, str]:
+    return {
+        _CHECKSUM_TAGS[child.name]: child.text.strip()
+        for child in element.children
+        if child.name in _CHECKSUM_TAGS
+    }
+
+
+def parse_owner(element: Element) -> results.Owner:
+    return results.Owner(element.get("ID"), element.get("DisplayName"))
+
+
+def parse_integer(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise S3Error("MalformedXML", "The answer has no number where one belongs.")
+    return int(text)
+
+
+def parse_milliseconds(text: str) -> int:
+    found = dates.parse_iso(text.strip())
+    if found is None:
+        raise S3Error("MalformedXML", "The answer has no time where one belongs.")
+    return found
+
+
+MAX_VERSIONS_PAGE = 1000
+
+
+def read_list_versions(bucket: str, query: Query) -> operations.ListObjectVersions:
+    """Raises S3Error InvalidArgument, KeyTooLongError."""
+    key_marker, version_marker = query.text("key-marker"), query.values.get("version-id-marker", "")
+    if version_marker and not key_marker:
+        raise invalid_argument(
+            "version-id-marker",
+            version_marker,
+            "A version-id marker cannot be specified without a key marker.",
+        )
+    if version_marker:
+        check_version(version_marker, "version-id-marker")
+    return operations.ListObjectVersions(
+        bucket,
+        prefix=query.text("prefix"),
+        delimiter=query.text("delimiter"),
+        key_marker=key_marker,
+        version_marker=version_marker,
+        max_keys=min(query.integer("max-keys", MAX_VERSIONS_PAGE, label="maxKeys"), MAX_VERSIONS_PAGE),
+        encode_url=query.encode_url(),
+    )
+
+
+def list_versions_document(op: operations.ListObjectVersions, result: results.VersionListing) -> str:
+    names = (
+        op.prefix,
+        op.delimiter,
+        op.key_marker,
+        result.next_key,
+        *(e.key for e in result.entries),
+        *result.common_prefixes,
+    )
+    key = listings.key_writer(names, encoded=op.encode_url)
+    following = f"<NextKeyMarker>{key(result.next_key)}</NextKeyMarker>"
+    if result.next_version:
+        following += xml_element("NextVersionIdMarker", result.next_version)
+    return listings.root_element(
+        "ListVersionsResult",
+        xml_element("Name", op.bucket),
+        f"<Prefix>{key(op.prefix)}</Prefix>",
+        f"<KeyMarker>{key(op.key_marker)}</KeyMarker>",
+        xml_element("VersionIdMarker", op.version_marker),
+        following if result.truncated else "",
+        xml_element("MaxKeys", str(op.max_keys)),
+        f"<Delimiter>{key(op.delimiter)}</Delimiter>" if op.delimiter else "",
+        xml_element("EncodingType", "url") if op.encode_url else "",
+        listings.boolean_element("IsTruncated", result.truncated),
+        *[_entry(e, key) for e in result.entries],
+        listings.common_prefix_elements(result.common_prefixes, key),
+    )
+
+
+def _entry(e: results.VersionEntry, key: Callable[[str], str]) -> str:
+    common = (
+        f"<Key>{key(e.key)}</Key>{xml_element('VersionId', e.version)}"
+        f"{listings.boolean_element('IsLatest', e.latest)}"
+        f"{xml_element('LastModified', dates.format_iso(e.modified_ms))}"
+    )
+    owner = listings.owner_element("Owner", e.owner)
+    if e.marker:
+        return f"<DeleteMarker>{common}{owner}</DeleteMarker>"
+    checksum = (
+        listings.checksum_kind_elements(e.checksum_algorithm, e.checksum_type) if e.checksum_algorithm else ""
+    )
+    return (
+        f"<Version>{common}{listings.etag_element(e.etag)}{checksum}<Size>{e.size}</Size>{owner}"
+        "<StorageClass>STANDARD</StorageClass></Version>"
+    )
+
+
+def parse_list_versions(body: bytes) -> results.VersionListing:
+    """A page. Raises S3Error MalformedXML."""
+    root = parse_xml(body, root="ListVersionsResult", max_bytes=MAX_RESPONSE_BYTES)
+    text = key_decoder(root)
+    return results.VersionListing(
+        tuple(
+            _read_entry(element, text)
+            for element in root.children
+            if element.name in {"Version", "DeleteMarker"}
+        ),
+        tuple(text(element.get("Prefix")) for element in root.all("CommonPrefixes")),
+        root.get("IsTruncated") == "true",
+        text(root.get("NextKeyMarker")),
+        root.get("NextVersionIdMarker"),
+    )
+
+
+def _read_entry(element: Element, text: Callable[[str], str]) -> results.VersionEntry:
+    owner, marker = element.first("Owner"), element.name == "DeleteMarker"
+    return results.VersionEntry(
+        text(element.get("Key")),
+        element.get("VersionId"),
+        element.get("IsLatest") == "true",
+        parse_milliseconds(element.get("LastModified")),
+        results.Owner("") if owner is None else parse_owner(owner),
+        marker,
+        0 if marker else parse_integer(element.get("Size")),
+        conditional_requests.unquote_etag(element.get("ETag")),
+        element.get("ChecksumAlgorithm").lower(),
+        element.get("ChecksumType"),
+    )

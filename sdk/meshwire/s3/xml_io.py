@@ -1,0 +1,147 @@
+"""XML input and output: a bounded parser of untrusted documents, and escaping of text.
+
+Law: no DOCTYPE, entities or processing instructions; size, depth and number of elements are bounded.
+Invariant: output is well-formed XML 1.0, except for keys with control characters (`escape_key`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from xml.parsers import expat
+
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import NoReturn
+
+MAX_DEPTH = 16
+MAX_ELEMENTS = 1 << 16  # 10,000 parts with five fields each
+
+# Not characters of XML 1.0, not even by reference (section 2.2).
+_ILLEGAL = "[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
+_SPECIAL = re.compile(f"[&<>\"'\r]|{_ILLEGAL}")
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "\r": "&#13;"}
+
+
+@dataclass(slots=True)
+class Element:
+    """A node while and after reading; `text` is the character data directly inside it."""
+
+    name: str
+    text: str = ""
+    children: list[Element] = field(default_factory=list)
+
+    def all(self, name: str) -> list[Element]:
+        return [child for child in self.children if child.name == name]
+
+    def first(self, name: str) -> Element | None:
+        for child in self.children:
+            if child.name == name:
+                return child
+        return None
+
+    def require_known(self, once: Iterable[str], several: Iterable[str] = ()) -> None:
+        """Raise MalformedXML for a child that is neither one of `once`, and there once, nor of `several`."""
+        names = [child.name for child in self.children if child.name not in several]
+        odd = next(
+            (name for number, name in enumerate(names) if name not in once or name in names[:number]), ""
+        )
+        if odd:
+            why = "twice in" if odd in once else "not known in"
+            raise S3Error("MalformedXML", f"The element {odd[:64]} is {why} {self.name}; leave it out.")
+
+    def get(self, name: str, default: str = "") -> str:
+        """Text of the first child of that name."""
+        child = self.first(name)
+        return default if child is None else child.text
+
+
+def parse_xml(body: bytes, *, root: str, max_bytes: int) -> Element:
+    """The root element, namespaces dropped. Raises S3Error: MalformedXML, MaxMessageLengthExceeded."""
+    if len(body) > max_bytes:
+        raise S3Error("MaxMessageLengthExceeded", extra={"MaxMessageLengthBytes": str(max_bytes)})
+    builder = _Builder()
+    # Without namespace support expat keeps prefixes, which are cut: their URIs say nothing S3 would check.
+    parser = expat.ParserCreate("utf-8")
+    parser.buffer_text = True
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.text
+    parser.StartDoctypeDeclHandler = _refuse
+    parser.EntityDeclHandler = _refuse
+    parser.ProcessingInstructionHandler = _refuse
+    try:
+        parser.Parse(body, True)
+    except (expat.ExpatError, ValueError):
+        raise S3Error("MalformedXML") from None
+    document = builder.document
+    if document is None or document.name != root:
+        raise S3Error("MalformedXML", f"The XML you provided should be a {root} document.")
+    return document
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise S3Error(
+        "MalformedXML", "DOCTYPE, entities and processing instructions are not allowed in a request."
+    )
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.document: Element | None = None
+        self._open: list[Element] = []
+        self._pieces: list[list[str]] = []
+        self._count = 0
+
+    def start(self, name: str, _attributes: dict[str, str]) -> None:
+        self._count += 1
+        if len(self._open) >= MAX_DEPTH or self._count > MAX_ELEMENTS:
+            raise S3Error("MalformedXML", "The XML you provided has too many or too deeply nested elements.")
+        element = Element(name.rpartition(":")[2])
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.document = element
+        self._open.append(element)
+        self._pieces.append([])
+
+    def end(self, _name: str) -> None:
+        self._open.pop().text = "".join(self._pieces.pop())
+
+    def text(self, data: str) -> None:
+        self._pieces[-1].append(data)
+
+
+def needs_escape(text: str) -> bool:
+    """Whether `escape` would change `text`."""
+    return _SPECIAL.search(text) is not None
+
+
+def escape_xml(text: str) -> str:
+    """`text` as character data; what XML 1.0 cannot carry becomes U+FFFD."""
+    if _SPECIAL.search(text) is None:
+        return text
+    return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0], "\ufffd"), text)
+
+
+def escape_key(text: str) -> str:
+    """`text` as character data, with a character reference for what XML 1.0 cannot carry, as S3 writes keys:
+    most parsers refuse it, and none reads another name."""
+    return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0]) or f"&#x{ord(match[0]):x};", text)
+
+
+def escape_message(text: str) -> str:
+    """As `escape`, but for quotes, which S3 leaves as they are in messages: clients search these."""
+    return escape_xml(text).replace("&quot;", '"').replace("&#39;", "'")
+
+
+def xml_element(name: str, text: str) -> str:
+    return f"<{name}>{escape_xml(text)}</{name}>"
+
+
+def optional_element(name: str, text: str) -> str:
+    """The element, or nothing when it would be empty."""
+    return xml_element(name, text) if text else ""

@@ -1,0 +1,198 @@
+"""Views of kind `transform`: every object passed through a chain of ops, and how keys are mapped.
+
+Law: the canonical document states everything the results depend on besides the source. Keys are mapped
+by pure functions, and a view is iterated in order of its own keys without sorting them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import re
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from meshwire.plan.plan_spec import PlanSpec, parse_spec, spec_document
+from meshwire.strict_json import PlanError, canonical_json, checked_object, checked_text, required_field
+from meshwire.views.view_fields import checked_ending, checked_match, checked_prefix, checked_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from meshwire.plan.plan_spec import OpSpec
+
+T = TypeVar("T")
+OBJECT_FIELD = "object"
+"""The one field of a transform view's ops: the source object's bytes."""
+_TYPE = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
+
+
+@dataclass(frozen=True)
+class TransformView:
+    """Every object whose key ends in one of `match` (empty: every object) under `prefix`, through `ops`.
+
+    `suffix` replaces what matched (empty: the key stays); `content_type` is that of the results.
+    """
+
+    source: str
+    ops: tuple[OpSpec, ...]
+    prefix: str = ""
+    match: tuple[str, ...] = ()
+    suffix: str = ""
+    content_type: str = "application/octet-stream"
+    kind: Literal["transform"] = "transform"
+
+    def to_json(self) -> bytes:
+        """The canonical document."""
+        document = dataclasses.asdict(self) | {"ops": _ops_document(self.ops)}
+        return canonical_json({name: list(v) if isinstance(v, tuple) else v for name, v in document.items()})
+
+    @property
+    def digest(self) -> str:
+        """Names what the view does to a source's bytes: 32 hexadecimal digits. Keys are no part of it."""
+        return hashlib.sha256(canonical_json(_ops_document(self.ops))).hexdigest()[:32]
+
+    @property
+    def plan(self) -> PlanSpec:
+        """The ops as a plan over the field `object`."""
+        return PlanSpec(ops=self.ops)
+
+    def mapped(self, key: str) -> str | None:
+        """The view's key for a source key; None when the view leaves the object out."""
+        if not key.startswith(self.prefix):
+            return None
+        if not self.match:
+            return key
+        ending = max((end for end in self.match if key.endswith(end)), key=len, default=None)
+        if ending is None or len(key) == len(ending):
+            return None
+        return key[: len(key) - len(ending)] + self.suffix if self.suffix else key
+
+    def origins(self, key: str) -> Iterator[str]:
+        """The source keys that `key` may be made of, the one that counts first."""
+        if not self.match or not self.suffix:
+            if self.mapped(key) == key:
+                yield key
+            return
+        if key.endswith(self.suffix):
+            stem = key[: len(key) - len(self.suffix)]
+            for candidate in sorted((stem + ending for ending in self.match), key=str.encode):
+                if self.mapped(candidate) == key:
+                    yield candidate
+
+
+def parse_transform(value: Mapping[str, Any], bucket: str) -> TransformView:
+    """Raises PlanError with the path of the bad field."""
+    known = ("kind", "source", "ops", "prefix", "match", "suffix", "content_type")
+    document = checked_object(dict(value), "", known)
+    match = checked_match(document)
+    suffix = checked_text(document.get("suffix", ""), "suffix", at_most=33)
+    if suffix:
+        checked_ending(suffix, "suffix")
+        if not match:
+            raise PlanError("suffix", "say in `match` which endings it replaces")
+    content_type = checked_text(
+        document.get("content_type", "application/octet-stream"), "content_type", at_most=130
+    )
+    if _TYPE.fullmatch(content_type) is None:
+        raise PlanError("content_type", f"expected a media type such as image/webp, not {content_type!r}")
+    ops = _parse_ops(required_field(document, "ops", ""))
+    source = checked_source(document, bucket)
+    return TransformView(source, ops, checked_prefix(document), match, suffix, content_type)
+
+
+def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
+    """Ops without a field: a view has only one."""
+    if not isinstance(value, list) or not value:
+        raise PlanError("ops", "a transform view has at least one op")
+    for number, item in enumerate(value):
+        if isinstance(item, dict) and "fields" in item:
+            raise PlanError(
+                f"ops[{number}].fields",
+                "a view of objects has one field: put this into a plan",
+            )
+        if isinstance(item, dict) and item.get("field", OBJECT_FIELD) != OBJECT_FIELD:
+            raise PlanError(f"ops[{number}].field", "a view's ops work on the object; leave the field out")
+    filled = [{"field": OBJECT_FIELD, **item} if isinstance(item, dict) else item for item in value]
+    return parse_spec({"ops": filled}).ops
+
+
+def _ops_document(ops: tuple[OpSpec, ...]) -> list[Any]:
+    found = spec_document(PlanSpec(ops=ops))["ops"]
+    assert isinstance(found, list)
+    return found
+
+
+# --- walking a view in order of its keys ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEntry(Generic[T]):
+    """A key of the view, the source key it is made of, and what is known of that."""
+
+    key: str
+    origin: str
+    value: T
+
+
+def iter_view(
+    view: TransformView,
+    source: Iterable[tuple[str, T]],
+    look: Callable[[str], T | None],
+    *,
+    prefix: str = "",
+    after: str = "",
+) -> Iterator[ViewEntry[T]]:
+    """The view's keys under `prefix` and above `after`, sorted by UTF-8 bytes, of several origins the first.
+
+    `source` walks the source's keys under `prefix` above `after` in order; `look` finds one by name. Changing
+    an ending moves a key past others only if those begin with its stem and a dot; so looking up the stems of
+    a key that end before a dot finds all that is out of place. Memory: one pair a dot.
+    """
+    held: list[tuple[bytes, bytes, int, ViewEntry[T]]] = []
+    numbers = count()  # what is found twice may have changed in between: the pairs are not compared
+    last = after.encode() if after else b""
+
+    def hold(origin: str, value: T) -> None:
+        key = view.mapped(origin)
+        if key is not None and key.startswith(prefix) and (raw := key.encode()) > last:
+            heapq.heappush(held, (raw, origin.encode(), next(numbers), ViewEntry(key, origin, value)))
+
+    def hold_displaced(near: str, known: str = "") -> None:
+        for origin in _displaced(view, near):
+            value = look(origin) if origin != known else None
+            if value is not None:
+                hold(origin, value)
+
+    for place in {after, prefix}:
+        hold_displaced(place)
+    for origin, value in source:
+        hold_displaced(origin, origin)
+        raw = origin.encode()
+        while held and held[0][0] <= raw:
+            key, *_, pair = heapq.heappop(held)
+            if key > last:
+                last = key
+                yield pair
+        hold(origin, value)
+    while held:
+        key, *_, pair = heapq.heappop(held)
+        if key > last:
+            last = key
+            yield pair
+
+
+def _displaced(view: TransformView, near: str) -> Iterator[str]:
+    """Source keys on the other side of `near` than what they map to."""
+    if not view.suffix:
+        return
+    dot = near.find(".")
+    while dot >= 0:
+        stem, rest = near[:dot], near[dot:]
+        for ending in view.match:
+            low, high = sorted((ending, view.suffix))
+            if low <= rest <= high or view.suffix.startswith(rest):
+                yield stem + ending
+        dot = near.find(".", dot + 1)

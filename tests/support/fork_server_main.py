@@ -1,0 +1,208 @@
+"""Main of a fork server: a process that has loaded what `meshd serve` loads, and forks test nodes from it.
+
+Law: one thread, no event loop, no store. A forked node behaves like an executed one: it has its own
+environment, output and folder, shares memory only with its own processes, and modules that read the
+environment at import time read it again.
+
+    python -m tests.support.fork_server_main FD DIR   # FD: request socket; DIR: scratch folder
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import mmap
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+MAX_REQUEST: Final = 128 << 10
+"""Bytes of a request, at most."""
+_MAP_FIXED: Final = 0x10
+_CLONE_NEWNET: Final = 0x40000000
+_SHARED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .* /dev/zero \(deleted\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A node to be: its arguments, its whole environment, the folder it is started in, the network namespace
+    it runs in (its file; "" for this one), where it prints."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str
+    namespace: str
+    stdout: int
+    stderr: int
+
+
+@dataclass(slots=True)
+class _Node:
+    """`owner`: who is told how it ended, and says by closing that its process id may be another's; None when
+    nobody asks any more."""
+
+    pid: int
+    ending: int
+    owner: socket.socket | None
+
+
+class NodeForker:
+    """Forks a node for each request, tells its process id and later how it ended (as `Popen.returncode`)."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests, self._selector = requests, selectors.DefaultSelector()
+        self._nodes = list[_Node]()
+        self._selector.register(requests, selectors.EVENT_READ)
+
+    def __repr__(self) -> str:
+        return f"<Nursery of {[node.pid for node in self._nodes]}>"
+
+    def run(self) -> Request | None:
+        """Returns in each node that is forked, with what it is to be; here with None, when nobody can ask."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    key.data()
+                    continue
+                text, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST, 3)
+                if not text:
+                    return None
+                request = self._fork(json.loads(text), *files)
+                if request is not None:
+                    return request
+
+    def _fork(self, asked: dict[str, Any], stdout: int, stderr: int, owner: int) -> Request | None:
+        pid = os.fork()
+        if pid == 0:
+            self._leave(owner)
+            return Request(**asked, stdout=stdout, stderr=stderr)
+        os.close(stdout)
+        os.close(stderr)
+        told = socket.socket(fileno=owner)
+        node = _Node(pid, os.pidfd_open(pid), told)
+        self._nodes.append(node)
+        self._watch(node.ending, lambda: self._tell(node))
+        self._watch(told, lambda: self._let_go(node))
+        told.send(b"%d\n" % pid)
+        return None
+
+    def _watch(self, what: int | socket.socket, seen: Callable[[], None]) -> None:
+        self._selector.register(what, selectors.EVENT_READ, seen)
+
+    def _leave(self, owner: int) -> None:
+        """In a node: close what is the nursery's."""
+        self._selector.close()
+        self._requests.close()
+        os.close(owner)
+        for node in self._nodes:
+            if node.ending >= 0:
+                os.close(node.ending)
+            if node.owner is not None:
+                node.owner.close()
+
+    def _tell(self, node: _Node) -> None:
+        """It has ended, and stays a zombie for as long as somebody may send it a signal."""
+        self._selector.unregister(node.ending)
+        os.close(node.ending)
+        node.ending = -1
+        found = os.waitid(os.P_PID, node.pid, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        if node.owner is not None:
+            with suppress(OSError):  # it is about to let go
+                node.owner.send(b"%d\n" % code)
+        self._bury(node)
+
+    def _let_go(self, node: _Node) -> None:
+        owner, node.owner = node.owner, None
+        assert owner is not None
+        self._selector.unregister(owner)
+        self._bury(node)
+        owner.close()  # tells that it is buried
+
+    def _bury(self, node: _Node) -> None:
+        if node.owner is None and node.ending < 0:
+            os.waitpid(node.pid, 0)
+            self._nodes.remove(node)
+
+
+def load_modules(place: Path) -> dict[str, str]:
+    """Load what a node loads, as it does. Returns what that leaves in the environment."""
+    from meshd.config import load_settings
+    from meshd.process.bootstrap import set_environment, without_system_authorities
+
+    before = dict(os.environ)
+    settings = load_settings({"data_dir": str(place)})
+    settings.metrics_dir.mkdir(parents=True)
+    set_environment(settings, os.environ)
+    with without_system_authorities(os.environ):
+        import meshd.cli.serve
+        import meshd.process.serve  # noqa: F401
+    gc.collect()
+    gc.freeze()  # the collector of a node that looked through it would copy it
+    return {name: value for name, value in os.environ.items() if name not in before}
+
+
+def apply_request(request: Request, loaded: Mapping[str, str]) -> None:
+    """Have this process be as one that was executed for the request."""
+    from meshd.util import failpoints
+
+    for number, file in ((1, request.stdout), (2, request.stderr)):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request.folder)
+    if request.namespace:
+        enter_network(request.namespace)
+    os.environ.clear()
+    os.environ.update({**loaded, **request.environment})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    renew_shared_memory()
+    failpoints.configure(os.environ.get("MESHD_FAILPOINTS", ""))
+
+
+def enter_network(namespace: str) -> None:
+    """Have this process, and those that it starts, use the network namespace of a file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(namespace).open("rb") as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns", namespace)
+
+
+def renew_shared_memory() -> None:
+    """Put empty memory at the place of all that modules have made for the processes of a node to share: it
+    would be shared by all nodes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    for first, last in _SHARED.findall(Path("/proc/self/maps").read_text()):
+        start, end = int(first, 16), int(last, 16)
+        if libc.mmap(start, end - start, protection, flags, -1, 0) != start:
+            raise OSError(ctypes.get_errno(), "mmap")
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asks decides
+    requests, place = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    loaded = load_modules(place)
+    request = NodeForker(requests).run()
+    if request is not None:
+        apply_request(request, loaded)
+        from meshd.cli import main as meshd
+
+        meshd(request.arguments)
+
+
+if __name__ == "__main__":
+    main()
