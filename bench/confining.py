@@ -53,7 +53,7 @@ def _ways(stack: ExitStack, pixels: npt.NDArray[np.uint8]) -> dict[str, Way]:
     def confined(sealed: bool) -> Way:
         process = SandboxProcess("same", _SOURCE, 256 << 20, SandboxPolicy(sealed=sealed))
         stack.callback(process.close)
-        return lambda: process.apply("same", {}, pixels, key=0, random=False, seconds=60)
+        return lambda: process.run_op("same", {}, pixels, key=0, random=False, seconds=60)
 
     return {
         HERE: pixels.copy,

@@ -103,7 +103,7 @@ def bare_rate(arena: Arena, size: int, count: int) -> tuple[float, float]:
     began, cpu = time.perf_counter(), cpu_seconds()
     for _ in range(count):
         for peer in peers:
-            view, filled = arena.lease(size).view, 0
+            view, filled = arena.acquire_slot(size).view, 0
             while filled < size:
                 filled += peer.recv_into(view[filled:], 0, socket.MSG_WAITALL)
             held = np.frombuffer(view, np.uint8)  # as the loader's consumer holds a batch until the next

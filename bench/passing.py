@@ -101,7 +101,7 @@ def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator
 def _filled(mesh: DaemonCluster, s3: Any, size: Size, seconds: int) -> Load:
     """Puts objects of the size where only the holder has them; what asks for them."""
     keys = [
-        mesh.key_decided_by("n2", _BUCKET, f"{size.size}-{number}", copies=1) for number in range(size.keys)
+        mesh.key_with_primary("n2", _BUCKET, f"{size.size}-{number}", copies=1) for number in range(size.keys)
     ]
     body = shelving.pattern(size.size)
     for key in keys:

@@ -146,14 +146,14 @@ def _lose(mesh: DaemonCluster, contender: str, number: int) -> Figure:
         quiet, before = reading.taken(), _carried(mesh)
         began = time.perf_counter()
         _change(mesh, "lost")
-        mesh.await_map(lambda found: not found.moving, patience=600)
+        mesh.await_map(lambda found: not found.is_rebalancing, patience=600)
         taken = time.perf_counter() - began
         busy = reading.taken()
         carried = (_carried(mesh) - before) / 1e9
     left = _status(mesh)["movement"]["takers"]
     metrics = {"gigabytes": carried / taken, "carried": carried} | _slower(quiet, busy)
     spare = {name: mesh.metric(name, _DROPPED) for name in _LEFT}
-    mesh.empty("n3")
+    mesh.remove_data("n3")
     mesh.up("n3")
     mesh.await_map(_whole, patience=600)
     for name, before in spare.items():  # what is not dropped yet need not be fetched in the next round
@@ -164,8 +164,8 @@ def _lose(mesh: DaemonCluster, contender: str, number: int) -> Figure:
 
 def _whole(cluster: ClusterMap) -> bool:
     """Whether every node is there and has its share: one that comes back is up before it is given any."""
-    owners = {share.node_id for share in cluster.present}
-    return not cluster.moving and all(n.state == "up" and n.node_id in owners for n in cluster.nodes)
+    owners = {share.node_id for share in cluster.current_shares}
+    return not cluster.is_rebalancing and all(n.state == "up" and n.node_id in owners for n in cluster.nodes)
 
 
 def _carried(mesh: DaemonCluster) -> float:

@@ -46,12 +46,12 @@ class AclService:
 
     # --- what may be set ------------------------------------------------------------------------------
 
-    def admitted(self, operation: ops.Operation) -> ops.Operation:
+    def resolve_operation(self, operation: ops.Operation) -> ops.Operation:
         """The operation with user ids in its ACL, if it carries one. Raises S3Error as `resolved` and
         `check_acl`."""
         if not isinstance(operation, AclOperation) or operation.acl is None:
             return operation
-        acl = self.resolved(operation.acl)
+        acl = self.resolve_grantees(operation.acl)
         if isinstance(operation, ops.CreateBucket):
             if operation.ownership == BUCKET_OWNER_ENFORCED and stored_bucket_acl(acl) is not None:
                 raise S3Error("InvalidBucketAclWithObjectOwnership")
@@ -63,7 +63,7 @@ class AclService:
             return replace(operation, acl=acl)
         return replace(operation, acl=stored_acl(acl))
 
-    def resolved(self, acl: Acl) -> Acl:
+    def resolve_grantees(self, acl: Acl) -> Acl:
         """With user ids in place of e-mail addresses. Raises S3Error: InvalidArgument,
         UnresolvableGrantByEmailAddress."""
         if not acl.grants:
@@ -73,7 +73,7 @@ class AclService:
         addresses = {user.email.lower(): user.user_id for user in users if user.email}
         return replace(acl, grants=tuple(_resolved(grant, ids, addresses) for grant in acl.grants))
 
-    def requested(self, acl: Acl | None, body: bytes, owner: str) -> Acl:
+    def parse_request(self, acl: Acl | None, body: bytes, owner: str) -> Acl:
         """What a PUT of ?acl asks for: from headers, or the document, which must name the present owner.
 
         Raises S3Error: UnexpectedContent (both), MissingSecurityHeader (neither), MalformedACLError,
@@ -88,22 +88,22 @@ class AclService:
         document = acl_xml.parse_acl(body)
         if document.owner != owner:
             raise S3Error("AccessDenied", "An ACL cannot change who owns its bucket or object.")
-        return self.resolved(document.acl)
+        return self.resolve_grantees(document.acl)
 
     # --- what is read back ----------------------------------------------------------------------------
 
-    def owner(self, user_id: str) -> Owner:
+    def owner_of(self, user_id: str) -> Owner:
         """With the display name; without one for a user who is gone."""
-        user = self._identities.by_id(user_id)
+        user = self._identities.find_user(user_id)
         return Owner(user_id, "" if user is None else user.display_name)
 
-    def names(self) -> dict[str, str]:
+    def display_names(self) -> dict[str, str]:
         """Display names by user id."""
         return {user.user_id: user.display_name for user in self._identities.list_all()}
 
     def bucket_document(self, bucket: Bucket) -> str:
         """The ACL of a bucket; its owner's alone where ACLs are switched off."""
-        names = self.names()
+        names = self.display_names()
         acl = None if bucket.ownership == BUCKET_OWNER_ENFORCED else bucket.acl
         owner = Owner(bucket.owner, names.get(bucket.owner, ""))
         return acl_xml.acl_document(owner, acl_xml.effective_grants(acl, bucket.owner), names)

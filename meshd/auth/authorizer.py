@@ -103,13 +103,13 @@ class Identity:
         return self.access_key if self.session is None else self.session.parent
 
     @classmethod
-    def of(cls, signer: Signer) -> Identity:
+    def from_signer(cls, signer: Signer) -> Identity:
         """The identity of a permanent key."""
         user, key = signer.user, signer.key
         full = cls(user.user_id, user.display_name, key.access_key, user.root, signer.policies)
-        return full.bound(signer.bounds)
+        return full.with_bounds(signer.bounds)
 
-    def bound(self, bounds: tuple[Policy, ...]) -> Identity:
+    def with_bounds(self, bounds: tuple[Policy, ...]) -> Identity:
         """This identity within more bounds. Root within bounds is no longer root, but may do whatever these
         allow."""
         if not bounds:
@@ -117,9 +117,9 @@ class Identity:
         policies = (*self.policies, ALLOW_ALL_POLICY) if self.root else self.policies
         return replace(self, root=False, policies=policies, bounds=self.bounds + bounds)
 
-    def during(self, session: Session, access_key: str, bounds: tuple[Policy, ...]) -> Identity:
+    def with_session(self, session: Session, access_key: str, bounds: tuple[Policy, ...]) -> Identity:
         """The identity of temporary credentials made with this one's key."""
-        return replace(self.bound(bounds), access_key=access_key, session=session)
+        return replace(self.with_bounds(bounds), access_key=access_key, session=session)
 
 
 ANONYMOUS_IDENTITY: Final = Identity("", "anonymous", "")
@@ -186,7 +186,7 @@ class Authorizer:
 
     # --- whole operations -----------------------------------------------------------------------------
 
-    def admit(
+    def authorize(
         self,
         identity: Identity,
         operation: Operation,
@@ -206,9 +206,9 @@ class Authorizer:
                 return
             if is_owner(identity, bucket) and not bucket.policy and not identity.policies:
                 return
-        self._admit(identity, operation, context, tags)
+        self._authorize(identity, operation, context, tags)
 
-    def _admit(
+    def _authorize(
         self,
         identity: Identity,
         operation: Operation,
@@ -219,15 +219,15 @@ class Authorizer:
             self._existing(operation.bucket)
         wanted = required_actions(operation)
         if isinstance(operation, ops.PutObjectTagging):
-            if tags is None and self.asks_tags(identity, operation.bucket):
+            if tags is None and self.policies_use_request_tags(identity, operation.bucket):
                 return
             wanted = tuple(need._replace(facts=tag_facts(tags)) for need in wanted)
         elif isinstance(operation, ops.CopyObject) and self._copies_tags(operation):
             wanted += copied_tag_actions(operation)
         elif isinstance(operation, ops.DeleteObjects):
-            self._admit_deletions(identity, operation)
+            self._authorize_deletions(identity, operation)
         for need in wanted:
-            self.require(identity, need, context, creating=isinstance(operation, ops.CreateBucket))
+            self.require_action(identity, need, context, creating=isinstance(operation, ops.CreateBucket))
 
     def _copies_tags(self, operation: ops.CopyObject) -> bool:
         """Whether tags go with the copy that the request does not name itself."""
@@ -237,7 +237,7 @@ class Authorizer:
         record = self._find(source.bucket, source.key, source.version)
         return record is not None and bool(record.tags)
 
-    def _admit_deletions(self, identity: Identity, operation: ops.DeleteObjects) -> None:
+    def _authorize_deletions(self, identity: Identity, operation: ops.DeleteObjects) -> None:
         """Each key is decided for itself once they are read; who has no right at all is refused before."""
         bucket = self._existing(operation.bucket)
         hopeful = identity.root or identity.bounds or identity.policies or bucket.policy
@@ -246,26 +246,26 @@ class Authorizer:
         if not acls.bucket_grants(bucket, identity.user_id, "s3:DeleteObject"):
             raise access_denied(identity, RequiredAction("s3:DeleteObject", bucket.name), NOTHING_ALLOWS)
 
-    async def sift(
+    async def filter_deletions(
         self, identity: Identity, bucket: str, keys: Sequence[DeleteKey], context: RequestContext
     ) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
         """(what of a DeleteObjects `identity` may delete, the refusals of the rest)."""
-        if self.rights(identity, "s3:DeleteObject", bucket, context).everything:
+        if self.bulk_access(identity, "s3:DeleteObject", bucket, context).allows_all:
             return tuple(keys), ()
         allowed, failures, turn = list[DeleteKey](), list[DeleteFailure](), CooperativeYield()
         for entry in keys:
             try:
                 for need in delete_actions(bucket, entry.key, entry.version, compared=entry.etag is not None):
-                    self.require(identity, need, context)
+                    self.require_action(identity, need, context)
                 allowed.append(entry)
             except S3Error as error:
                 if error.code != "AccessDenied":
                     raise
                 failures.append(DeleteFailure(entry.key, error.code, error.message, entry.version or ""))
-            await turn.give()
+            await turn.yield_if_due()
         return tuple(allowed), tuple(failures)
 
-    def require(
+    def require_action(
         self,
         identity: Identity,
         need: RequiredAction,
@@ -276,7 +276,7 @@ class Authorizer:
         """Return if `identity` has what is needed. Raises S3Error AccessDenied, NoSuchBucket (not while
         `creating` it)."""
         bucket = self._existing(need.bucket) if need.bucket and not creating else None
-        reason = self._judge.reason(identity, need, bucket, context)
+        reason = self._judge.denial_reason(identity, need, bucket, context)
         if reason:
             raise access_denied(identity, need, reason)
 
@@ -304,13 +304,15 @@ class Authorizer:
         if found is None:
             return False
         need = RequiredAction(action, bucket, key, version, extra or {})
-        return not self._judge.reason(identity, need, found, context)
+        return not self._judge.denial_reason(identity, need, found, context)
 
-    def require_all(self, caller: Caller, action: str, bucket: str, prefix: str = "") -> None:
+    def require_prefix(self, caller: Caller, action: str, bucket: str, prefix: str = "") -> None:
         """Return if `caller` may do `action` to every key of the bucket that begins with `prefix`. Raises
         S3Error AccessDenied, NoSuchBucket."""
         need = RequiredAction(action, bucket, prefix)
-        reason = self._judge.reason_against_all(caller.identity, need, self._existing(bucket), caller.context)
+        reason = self._judge.denial_reason_for_prefix(
+            caller.identity, need, self._existing(bucket), caller.context
+        )
         if reason:
             raise access_denied(caller.identity, RequiredAction(action, bucket, f"{prefix}*"), reason)
 
@@ -326,18 +328,18 @@ class Authorizer:
         bucket, key = operation.bucket, operation.key
         return self.allows(identity, action, bucket, key, context, version=operation.version)
 
-    def may_know(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
+    def may_list_key(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
         """Whether `identity` may learn that there is no such key: whoever may list it."""
         found = self._buckets.get(bucket)
-        return found is not None and self._judge.may_know(identity, found, key, context)
+        return found is not None and self._judge.may_list_key(identity, found, key, context)
 
-    def rights(
+    def bulk_access(
         self, identity: Identity, action: str, name: str, context: RequestContext = NO_CONTEXT
     ) -> BulkAccess:
         """What `identity` may do `action` to, for many keys of one bucket. Raises S3Error NoSuchBucket."""
-        return self._judge.rights(identity, action, self._existing(name), context)
+        return self._judge.bulk_access(identity, action, self._existing(name), context)
 
-    def veiled(
+    def mask_missing_key(
         self, identity: Identity, operation: Operation, error: S3Error, context: RequestContext
     ) -> S3Error:
         """`error` as `identity` may see it: who may not list learns nothing of what is missing."""
@@ -345,11 +347,11 @@ class Authorizer:
             return error
         place = operation.source if isinstance(operation, ops.CopyObject | ops.UploadPartCopy) else operation
         key = getattr(place, "key", "")
-        if not key or self.may_know(identity, place.bucket, key, context):
+        if not key or self.may_list_key(identity, place.bucket, key, context):
             return error
         return access_denied(identity, RequiredAction("s3:ListBucket", place.bucket), NOTHING_ALLOWS)
 
-    def asks_tags(self, identity: Identity, bucket: str) -> bool:
+    def policies_use_request_tags(self, identity: Identity, bucket: str) -> bool:
         """Whether any policy that counts asks for the tags in a request."""
-        policies = self._judge.policies(identity, self._buckets.get(bucket))
-        return any(policy.asks("s3:requestobjecttag") for policy in policies)
+        policies = self._judge.applicable_policies(identity, self._buckets.get(bucket))
+        return any(policy.uses_key_prefix("s3:requestobjecttag") for policy in policies)

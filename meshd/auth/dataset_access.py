@@ -35,25 +35,25 @@ class DatasetAccess:
     def __repr__(self) -> str:
         return f"<Readers, {len(self._known)} snapshots weighed>"
 
-    def rights(self, caller: Caller, bucket: str) -> BulkAccess:
+    def bulk_access(self, caller: Caller, bucket: str) -> BulkAccess:
         """What `caller` may read of `bucket`. Raises BatchError NoSuchBucket."""
         try:
-            return self._access.rights(caller.identity, "s3:GetObject", bucket, caller.context)
+            return self._access.bulk_access(caller.identity, "s3:GetObject", bucket, caller.context)
         except S3Error as error:
             raise BatchError("NoSuchBucket", f"there is no bucket {bucket[:80]!r}") from error
 
-    def reads_all(self, caller: Caller, bucket: str) -> bool:
+    def reads_whole_bucket(self, caller: Caller, bucket: str) -> bool:
         """Whether no object of the bucket needs to be looked at. Raises BatchError NoSuchBucket."""
-        return self.rights(caller, bucket).everything
+        return self.bulk_access(caller, bucket).allows_all
 
-    def missing(self, caller: Caller, bucket: str, key: str) -> Code:
+    def missing_key_code(self, caller: Caller, bucket: str, key: str) -> Code:
         """What `caller` may be told of a key that is not there."""
-        known = self._access.may_know(caller.identity, bucket, key, caller.context)
+        known = self._access.may_list_key(caller.identity, bucket, key, caller.context)
         return "NoSuchKey" if known else "AccessDenied"
 
     def require_listing(self, caller: Caller, source: Source) -> None:
         """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may list the source."""
-        if self.rights(caller, source.bucket).everything:
+        if self.bulk_access(caller, source.bucket).allows_all:
             return
         facts = {"s3:prefix": source.prefix, "s3:delimiter": "", "s3:max-keys": str(_PAGE)}
         if not self._access.allows(
@@ -63,24 +63,24 @@ class DatasetAccess:
 
     async def require_keys(self, caller: Caller, bucket: str, keys: Iterable[str]) -> None:
         """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may read every one."""
-        rights = self.rights(caller, bucket)
-        if not rights.everything and not await _allows_all(rights, keys):
+        rights = self.bulk_access(caller, bucket)
+        if not rights.allows_all and not await _allows_all(rights, keys):
             raise _refusal(bucket)
 
-    async def require(self, caller: Caller, snapshot: Snapshot) -> None:
+    async def require_snapshot(self, caller: Caller, snapshot: Snapshot) -> None:
         """The same for the objects of a snapshot."""
         for bucket, keys in snapshot.objects.keys_by_bucket():
             await self._require_of(caller, snapshot.hash, bucket, keys)
 
     async def _require_of(self, caller: Caller, digest: str, bucket: str, keys: Iterable[str]) -> None:
-        rights = self.rights(caller, bucket)
-        if rights.everything:
+        rights = self.bulk_access(caller, bucket)
+        if rights.allows_all:
             return
-        name = None if rights.stamp is None else (rights.stamp, digest, bucket)
+        name = None if rights.cache_key is None else (rights.cache_key, digest, bucket)
         allowed = None if name is None else self._known.get(name)
         if allowed is None:
             allowed = await _allows_all(rights, keys)
-            if name is not None and rights.settled:
+            if name is not None and rights.policies_only:
                 self._remember(name, allowed=allowed)
         if not allowed:
             raise _refusal(bucket)
@@ -94,9 +94,9 @@ class DatasetAccess:
 async def _allows_all(rights: BulkAccess, keys: Iterable[str]) -> bool:
     turn = CooperativeYield()
     for key in keys:
-        if not rights.allows(key):
+        if not rights.allows_key(key):
             return False
-        await turn.give()
+        await turn.yield_if_due()
     return True
 
 

@@ -58,7 +58,7 @@ class PolicyCache:
     def __repr__(self) -> str:
         return f"<CompiledPolicies of {len(self._known)} buckets>"
 
-    def of(self, bucket: Bucket) -> Policy:
+    def compiled_policy(self, bucket: Bucket) -> Policy:
         """The policy of a bucket that has one."""
         known = self._known.get(bucket.name)
         if known is not None and known[0] is bucket:
@@ -95,22 +95,22 @@ class BulkAccess:
         fast: NarrowedPolicies | None = None,
     ) -> None:
         self._slow, self._fast = slow, fast
-        self.everything = everything
-        self.settled = fast is not None
+        self.allows_all = everything
+        self.policies_only = fast is not None
 
     def __repr__(self) -> str:
-        return f"<Rights everything={self.everything} settled={self.settled}>"
+        return f"<Rights everything={self.allows_all} settled={self.policies_only}>"
 
     @property
-    def stamp(self) -> Hashable | None:
-        return None if self._fast is None or not self.settled else self._fast.stamp
+    def cache_key(self) -> Hashable | None:
+        return None if self._fast is None or not self.policies_only else self._fast.cache_key
 
-    def allows(self, key: str) -> bool:
-        if self.everything:
+    def allows_key(self, key: str) -> bool:
+        if self.allows_all:
             return True
-        verdict = None if self._fast is None else self._fast.allows(key)
+        verdict = None if self._fast is None else self._fast.allows_key(key)
         if verdict is None:
-            self.settled = False
+            self.policies_only = False
             return self._slow(key)
         return verdict
 
@@ -137,7 +137,7 @@ class NarrowedPolicies:
         self._owner, self._root, self._restricted = owner, root, restricted
 
     @property
-    def stamp(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         """Equal for equal answers; None if a resource has a variable that may change."""
         statements = [*self._own, *self._policy, *(each for bound in self._bounds for each in bound)]
         if any(glob.variables - _STEADY for each in statements for glob in each.resources.globs):
@@ -149,7 +149,7 @@ class NarrowedPolicies:
             self._policy,
         )
 
-    def allows(self, key: str) -> bool | None:
+    def allows_key(self, key: str) -> bool | None:
         """None: no policy says anything, and an ACL might."""
         asked = self._question
         question = AccessRequest(asked.action, self._prefix + key, asked.principal, asked.context)
@@ -166,7 +166,7 @@ class NarrowedPolicies:
 
 def depends_on_keys(policies: tuple[Policy, ...]) -> bool:
     """Whether a policy asks for what differs from key to key beside its name."""
-    return any(policy.asks(_PER_KEY) for policy in policies)
+    return any(policy.uses_key_prefix(_PER_KEY) for policy in policies)
 
 
 _RESCUE: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
@@ -184,13 +184,13 @@ class PolicyEvaluator:
     def __repr__(self) -> str:
         return f"<Judge {self._policies!r}>"
 
-    def policies(self, identity: Identity, bucket: Bucket | None) -> tuple[Policy, ...]:
+    def applicable_policies(self, identity: Identity, bucket: Bucket | None) -> tuple[Policy, ...]:
         """Every policy that counts."""
         own = () if identity.root else identity.policies
         policy = None if bucket is None else self._policy(bucket)
         return (*identity.bounds, *own, *(() if policy is None else (policy,)))
 
-    def reason(
+    def denial_reason(
         self, identity: Identity, need: RequiredAction, bucket: Bucket | None, context: RequestContext
     ) -> str:
         """Why not; empty if `identity` may. `bucket` is None for what is about none, or not there yet."""
@@ -217,17 +217,19 @@ class PolicyEvaluator:
             return ""
         return "" if self._granted(identity, need, bucket, context) else NOTHING_ALLOWS
 
-    def rights(self, identity: Identity, action: str, bucket: Bucket, context: RequestContext) -> BulkAccess:
+    def bulk_access(
+        self, identity: Identity, action: str, bucket: Bucket, context: RequestContext
+    ) -> BulkAccess:
         """What `identity` may do `action` to, for many keys of one bucket."""
         policy, owner = self._policy(bucket), is_owner(identity, bucket)
         own = () if identity.root else identity.policies
 
         def slow(key: str) -> bool:
-            return not self.reason(identity, RequiredAction(action, bucket.name, key), bucket, context)
+            return not self.denial_reason(identity, RequiredAction(action, bucket.name, key), bucket, context)
 
         if not identity.bounds and (identity.root or (owner and policy is None and not own)):
             return BulkAccess(slow, everything=True)
-        if depends_on_keys(self.policies(identity, bucket)):
+        if depends_on_keys(self.applicable_policies(identity, bucket)):
             return BulkAccess(slow)
         fast = NarrowedPolicies(
             self._question(identity, RequiredAction(action, bucket.name), bucket, context),
@@ -244,7 +246,7 @@ class PolicyEvaluator:
         """Whether each bound of the key allows what is about no bucket."""
         return _is_within_bounds(identity, self._question(identity, need, None, context))
 
-    def reason_against_all(
+    def denial_reason_for_prefix(
         self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
     ) -> str:
         """Why `identity` may not do it to every key of the bucket that begins with the need's; empty if it
@@ -273,10 +275,10 @@ class PolicyEvaluator:
             return ""
         return "nothing allows it on every key"
 
-    def may_know(self, identity: Identity, bucket: Bucket, key: str, context: RequestContext) -> bool:
+    def may_list_key(self, identity: Identity, bucket: Bucket, key: str, context: RequestContext) -> bool:
         """Whether `identity` may learn that there is no such key: whoever may list it."""
         need = RequiredAction("s3:ListBucket", bucket.name, facts={"s3:prefix": key})
-        return not self.reason(identity, need, bucket, context)
+        return not self.denial_reason(identity, need, bucket, context)
 
     def _question(
         self, identity: Identity, need: RequiredAction, bucket: Bucket | None, context: RequestContext
@@ -285,7 +287,7 @@ class PolicyEvaluator:
         return AccessRequest(need.action, need.resource, identity.user_id, facts)
 
     def _policy(self, bucket: Bucket) -> Policy | None:
-        return self._policies.of(bucket) if bucket.policy else None
+        return self._policies.compiled_policy(bucket) if bucket.policy else None
 
     def _granted(
         self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
@@ -299,7 +301,7 @@ class PolicyEvaluator:
         record = self._find(need.bucket, need.key, need.version)
         if record is not None:
             return acls.object_grants(bucket, record, identity.user_id, need.action)
-        return need.action in acls.READ_ACTIONS and self.may_know(identity, bucket, need.key, context)
+        return need.action in acls.READ_ACTIONS and self.may_list_key(identity, bucket, need.key, context)
 
 
 def _is_within_bounds(identity: Identity, question: AccessRequest) -> bool:

@@ -49,14 +49,14 @@ class AssetService:
     def __repr__(self) -> str:
         return "<AssetService>"
 
-    async def pinned(self, caller: Caller, spec: PlanSpec) -> PlanSpec:
+    async def pin_assets(self, caller: Caller, spec: PlanSpec) -> PlanSpec:
         """The spec with `sha256:HEX` in the place of every address of an asset, the content kept, and with
         the versions of users' ops.
 
         Raises PlanError (with the path), UnknownOpError, UnknownBuildError, MissingAssetError; BatchError
         NoSuchBucket, NoSuchKey, AccessDenied, TooLarge.
         """
-        spec = self._user_ops.pinned(spec)
+        spec = self._user_ops.pin_versions(spec)
         await self._have_modules(spec)
         ops = [await self._pinned(caller, op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
         return replace(spec, ops=tuple(ops))
@@ -71,12 +71,12 @@ class AssetService:
 
     async def _pin(self, caller: Caller, value: Any, path: str) -> Any:
         if isinstance(value, str) and value.startswith("s3://"):
-            data = await self._objects.read(*await self._located(caller, value, path))
-            return f"{PREFIX}{await self.keep(data)}"
+            data = await self._objects.read_range(*await self._located(caller, value, path))
+            return f"{PREFIX}{await self.store_asset(data)}"
         if isinstance(value, str) and value.startswith(PREFIX):
             digest = value.removeprefix(PREFIX)
-            await self._catalog.ensure([asset_key(digest)])
-            if not self._catalog.has(asset_key(digest)):
+            await self._catalog.ensure_local_copies([asset_key(digest)])
+            if not self._catalog.has_document(asset_key(digest)):
                 raise MissingAssetError(path, missing_asset_message(digest))
         return value  # what is no reference at all is refused where arguments are parsed
 
@@ -85,16 +85,16 @@ class AssetService:
         if not bucket or not key:
             raise PlanError(path, f"expected s3://BUCKET/KEY, got {shown_value(url)}")
         try:
-            rights = self._readers.rights(caller, bucket)
+            rights = self._readers.bulk_access(caller, bucket)
         except BatchError as error:
             raise BatchError(error.code, f"{path}: {error.message}", help=error.help) from error
-        if not rights.allows(key):
+        if not rights.allows_key(key):
             raise BatchError(
                 "AccessDenied", f"{path}: this key may not read {url[:300]}", help="it takes s3:GetObject"
             )
         record = await self._objects.find(bucket, key)
         if record is None:
-            code = self._readers.missing(caller, bucket, key)
+            code = self._readers.missing_key_code(caller, bucket, key)
             raise BatchError(code, f"{path}: there is no object {url[:300]}", help="look with: mesh ls")
         if record.size > MAX_ASSET_BYTES:
             raise BatchError(
@@ -107,32 +107,34 @@ class AssetService:
         """Raises UnknownBuildError if a user's op of a pinned spec was removed."""
         for index, op in enumerate(spec.ops):
             if is_user_op(op.op):
-                self._user_ops.require(op.op, op.version, f"ops[{index}]")
+                self._user_ops.require_build(op.op, op.version, f"ops[{index}]")
 
-    async def have(self, spec: PlanSpec) -> None:
+    async def fetch_missing(self, spec: PlanSpec) -> None:
         """Fetch from other nodes what a pinned spec needs and this one lacks. Raises BatchError Busy; what
         nobody has is refused where the spec is compiled."""
         await self._have_modules(spec)
         with suppress(PlanError):
-            await self._catalog.ensure(map(asset_key, asset_digests(spec)))
+            await self._catalog.ensure_local_copies(map(asset_key, asset_digests(spec)))
 
     async def _have_modules(self, spec: PlanSpec) -> None:
         versions = [op.version for op in spec.ops if is_user_op(op.op)]
-        await self._catalog.ensure(asset_key(version.removeprefix(PREFIX)) for version in versions)
+        await self._catalog.ensure_local_copies(
+            asset_key(version.removeprefix(PREFIX)) for version in versions
+        )
 
-    async def keep(self, data: bytes) -> str:
+    async def store_asset(self, data: bytes) -> str:
         """Keep content durably; its sha256 in hex. Idempotent."""
         digest = hashlib.sha256(data).hexdigest()
         metrics.asset_bytes.inc(len(data))
-        await self._catalog.share(asset_key(digest), data)
+        await self._catalog.put_shared(asset_key(digest), data)
         return digest
 
-    def load(self, digest: str) -> Asset:
+    def load_asset_content(self, digest: str) -> Asset:
         """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
         return load_asset(self._catalog, digest)
 
 
 def load_asset(catalog: DocumentStore, digest: str) -> Asset:
     """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
-    data = catalog.read(asset_key(digest))
+    data = catalog.read_document(asset_key(digest))
     return no_assets(digest) if data is None else verify_asset(digest, data)

@@ -198,7 +198,7 @@ async def _direct_group(
 ) -> Group:
     """Whole objects as ranges of their files, in memory, with the checksums they were stored with."""
     wanted = [(record, 0, part.length) for part in parts if (record := blobs[part.number].record) is not None]
-    found = files.enter_context(store.reading_many(wanted))
+    found = files.enter_context(store.open_spans_many(wanted))
     lost = _shortened(found)
     cold = [place for place, spans in enumerate(found) if place not in lost and not _resident(spans or ())]
     if cold:
@@ -291,14 +291,16 @@ async def _fill(
     for part in parts:
         blob = blobs[part.number]
         if blob.part is not None:
-            if not await far.fill(part.number, part.offset, view[part.place : part.place + part.length]):
+            if not await far.fill_range(
+                part.number, part.offset, view[part.place : part.place + part.length]
+            ):
                 lost.add(part.number)
         elif blob.record is None:
             view[part.place : part.place + part.length] = blob.data[part.offset :][: part.length]
         else:
             stored.append(part)
             wanted.append((blob.record, blob.offset + part.offset, part.length))
-    with store.reading_many(wanted) as places:
+    with store.open_spans_many(wanted) as places:
         runs: list[_Run] = []
         for part, spans in zip(stored, places, strict=True):
             if spans is None or not _plan(spans, part, view, runs):

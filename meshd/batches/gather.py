@@ -89,14 +89,14 @@ class MemberCache:
     def __repr__(self) -> str:
         return f"<Shelf, {self._held} members of {len(self._places)} shards>"
 
-    def get(self, record: Record) -> _Places | None:
+    def members_of(self, record: Record) -> _Places | None:
         name = (record.etag, record.size)
         found = self._places.get(name)
         if found is not None:
             self._places.move_to_end(name)
         return found
 
-    def put(self, record: Record, places: _Places) -> None:
+    def put_members(self, record: Record, places: _Places) -> None:
         name = (record.etag, record.size)
         self._held += len(places) - len(self._places.pop(name, ()))
         self._places[name] = places
@@ -112,10 +112,10 @@ class GatherService:
     ) -> None:
         self._store, self._archives, self._readers = store, archives, readers
         self._objects = objects
-        self._shelf = MemberCache()
+        self._members = MemberCache()
 
     def __repr__(self) -> str:
-        return f"<GatherService {self._shelf!r}>"
+        return f"<GatherService {self._members!r}>"
 
     async def gather(self, caller: Caller, body: bytes) -> StreamBody:
         """The stream. Its metadata has `errors`, {item number: code}, and `tags`, as JSON; it has as many
@@ -142,7 +142,7 @@ class GatherService:
     async def _resolve_all(self, caller: Caller, asked: GatherRequest) -> list[Blob]:
         """A blob for each of the first items, as far as the credit reaches."""
         round_ = _GatherRun(self._store, self._readers, caller)
-        if not self._objects.alone:
+        if not self._objects.single_node:
             await round_.look_up(self._objects, asked.items)
         blobs: list[Blob] = []
         credit = asked.credit or _UNBOUNDED
@@ -162,7 +162,7 @@ class GatherService:
                 blob, room = Blob(item.name, 0, error="TooLarge"), 0
             sent += room
             blobs.append(blob)
-            await turn.give()
+            await turn.yield_if_due()
         return blobs
 
     async def _open_shard(self, round_: _GatherRun, item: GatherItem) -> None:
@@ -170,13 +170,13 @@ class GatherService:
         known = round_.records[item.bucket, item.key]
         assert isinstance(known, tuple)
         record = known[0]
-        places = self._shelf.get(record)
+        places = self._members.members_of(record)
         try:
             if places is None:
-                index = await self._archives.index(item.bucket, item.key, record)
+                index = await self._archives.get_index(item.bucket, item.key, record)
                 places = await asyncio.to_thread(_places, index)
-                self._shelf.put(record, places)
-            plain = await self._archives.plain(item.bucket, item.key, record)
+                self._members.put_members(record, places)
+            plain = await self._archives.decompressed(item.bucket, item.key, record)
         except BatchError as error:
             if error.code == "Busy":  # not of this item
                 raise
@@ -192,14 +192,16 @@ class _GatherRun:
         self._store, self._readers, self._caller = store, readers, caller
         self._rights: dict[str, BulkAccess | str] = {}  # or a code
         self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # of shards; or a code
-        self._far: dict[tuple[str, str], Record | None] = {}
-        self._alone = True
+        self._remote: dict[tuple[str, str], Record | None] = {}
+        self._single_node = True
 
     async def look_up(self, objects: RemoteObjects, items: Sequence[GatherItem]) -> None:
         """Ask the nodes that hold them for what this one does not. Raises BatchError Busy."""
-        self._alone = objects.alone
-        names = list({(item.bucket, item.key) for item in items if not objects.holds(item.bucket, item.key)})
-        self._far = dict(zip(names, await objects.many(names), strict=True))
+        self._single_node = objects.single_node
+        names = list(
+            {(item.bucket, item.key) for item in items if not objects.is_local(item.bucket, item.key)}
+        )
+        self._remote = dict(zip(names, await objects.find_many(names), strict=True))
 
     def resolve(self, item: GatherItem) -> Blob | None:
         """None: the members of its shard must be made known first."""
@@ -232,16 +234,16 @@ class _GatherRun:
         try:
             rights = self._rights.get(bucket)
             if rights is None:
-                rights = self._rights[bucket] = self._readers.rights(self._caller, bucket)
+                rights = self._rights[bucket] = self._readers.bulk_access(self._caller, bucket)
             if isinstance(rights, str):
                 return rights
-            if not rights.allows(key):
+            if not rights.allows_key(key):
                 return "AccessDenied"
-            elsewhere = (bucket, key) in self._far
-            record = self._far[bucket, key] if elsewhere else self._store.get(bucket, key)
-            if record is not None and record.broken and not self._alone:
+            elsewhere = (bucket, key) in self._remote
+            record = self._remote[bucket, key] if elsewhere else self._store.get(bucket, key)
+            if record is not None and record.broken and not self._single_node:
                 record = to_remote_record(record)  # damaged here; another owner has it
-            return record or self._readers.missing(self._caller, bucket, key)
+            return record or self._readers.missing_key_code(self._caller, bucket, key)
         except BatchError as error:
             self._rights.setdefault(bucket, error.code)
             return error.code

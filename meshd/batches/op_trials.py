@@ -78,14 +78,14 @@ class OpTrials:
     def __repr__(self) -> str:
         return "<OpTests>"
 
-    async def run(self, caller: Caller, body: bytes) -> dict[str, Any]:
+    async def run_trial(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """What `POST /-/modules/test` answers. What is wrong with a sample is told with the sample.
 
         Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, AccessDenied, NoSuchBucket, NoSuchKey.
         """
         try:
             asked = _parsed(body)
-            spec = complete_spec(await self._assets.pinned(caller, asked.spec), _no_sample)
+            spec = complete_spec(await self._assets.pin_assets(caller, asked.spec), _no_sample)
             output, spec = await asyncio.to_thread(self._compiled, spec)
         except PlanError as error:
             raise invalid_plan(error) from error
@@ -99,8 +99,8 @@ class OpTrials:
 
     def _compiled(self, spec: PlanSpec) -> tuple[FieldType, PlanSpec]:
         """The type of the chain, and the chain with its value as bytes."""
-        program = compile_program(spec, [FIELD], load=self._assets.load)
-        program.check_alone("look at it in a plan: `ds.map(…)[0]`")
+        program = compile_program(spec, [FIELD], load=self._assets.load_asset_content)
+        program.require_unmixed("look at it in a plan: `ds.map(…)[0]`")
         output = program.outputs[FIELD]
         if output.kind == "bytes":
             return output, spec
@@ -108,10 +108,14 @@ class OpTrials:
         return output, replace(spec, ops=spec.ops + written)
 
     async def _record(self, caller: Caller, bucket: str, key: str) -> Record:
-        rights = self._readers.rights(caller, bucket)
-        record = await self._objects.find(bucket, key) if rights.allows(key) else None
+        rights = self._readers.bulk_access(caller, bucket)
+        record = await self._objects.find(bucket, key) if rights.allows_key(key) else None
         if record is None:
-            code = self._readers.missing(caller, bucket, key) if rights.allows(key) else "AccessDenied"
+            code = (
+                self._readers.missing_key_code(caller, bucket, key)
+                if rights.allows_key(key)
+                else "AccessDenied"
+            )
             url = f"s3://{bucket}/{key}"[:300]
             raise BatchError(
                 code, f"this key may not read {url}" if code == "AccessDenied" else f"no object {url}"
@@ -171,7 +175,7 @@ class OpTrials:
         address = DerivedAddress(
             name, canonical_json(once).decode(), bucket, key, record.etag, number, asset_digests(spec)
         )
-        frame = await self._frames.frame(address)
+        frame = await self._frames.get_frame(address)
         try:
             return await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
         finally:

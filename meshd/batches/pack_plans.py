@@ -56,7 +56,7 @@ class PackPlanner:
     def __repr__(self) -> str:
         return f"<Packs, {self._long!r}>"
 
-    def check(self, snapshot: Snapshot, spec: PlanSpec) -> None:
+    def check_spec(self, snapshot: Snapshot, spec: PlanSpec) -> None:
         """Raises PlanError for what cannot be packed, before an op is built."""
         pack = spec.pack
         assert pack is not None
@@ -75,7 +75,7 @@ class PackPlanner:
             if registry.find(op.op, op.version, f"ops[{index}]").random:
                 raise PlanError(f"ops[{index}]", f"{op.op!r} draws; packed rows are the same in every epoch")
 
-    async def plan(self, within: Plan, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+    async def plan_packed(self, within: Plan, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """The packed plan over the plan `within` (which renders single samples), its rows laid out.
 
         Raises PlanError; BatchError: BadSample (by `on_bad`, `max_bad`), Busy (measuring: ask again).
@@ -93,9 +93,9 @@ class PackPlanner:
         digest = plan_hash(snapshot.hash, spec)
         await self._catalog.add_plan(within)
         if self._catalog.is_gone(pack_table_key(digest)):
-            self._long.forget(digest)
+            self._long.discard_result(digest)
         try:
-            return await self._long.run(digest, partial(self._made, within, snapshot, spec, digest))
+            return await self._long.run_or_wait(digest, partial(self._made, within, snapshot, spec, digest))
         except StillRunningError as error:
             message = f"the {snapshot.samples} samples are being measured for packing, {error}"
             raise in_progress(message, error.progress) from None
@@ -114,7 +114,7 @@ class PackPlanner:
         if bounds is not None and not np.diff(bounds).all():
             part = int(np.flatnonzero(np.diff(bounds) == 0)[0])
             raise PlanError(f"mix.parts[{part}]", "all its samples are empty: leave it out of the mix")
-        await self._catalog.share(pack_table_key(digest), await asyncio.to_thread(table.to_bytes))
+        await self._catalog.put_shared(pack_table_key(digest), await asyncio.to_thread(table.to_bytes))
         first = pack.fields[0]
         outputs = {name: FieldOutput(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}
         outputs |= {f"{first}{part}": FieldOutput("int32", (pack.length,)) for part in (SEGMENTS, POSITIONS)}
@@ -133,10 +133,10 @@ class PackPlanner:
         for number, start in enumerate(range(0, samples, PART)):
             key = f"lengths/{within.hash}/{'-'.join(pack.fields)}/{number:06d}"
             count = min(PART, samples - start)
-            document = self._catalog.read(key)
+            document = self._catalog.read_document(key)
             if document is None:
                 part = await self._measured(within, range(start, start + count), pack)
-                await self._catalog.write(key, _to_bytes(part), once=True)
+                await self._catalog.write_document(key, _to_bytes(part), once=True)
             else:
                 part = _from_bytes(document, count)
             found.append(part)
@@ -152,7 +152,7 @@ class PackPlanner:
         return np.concatenate(found)
 
     async def _measured_frame(self, address: RowsAddress, pack: Pack) -> Integers:
-        frame = await self._frames.frame(address)
+        frame = await self._frames.get_frame(address)
         try:
             with mmap.mmap(frame.fd, frame.size, prot=mmap.PROT_READ) as data:
                 return _frame_lengths(bytes(data[: _head(data)]), data, pack)
@@ -201,13 +201,13 @@ def _check_bad(lengths: Integers, snapshot: Snapshot, spec: PlanSpec, within: Pl
 
 def _to_bytes(lengths: Integers) -> bytes:
     writer = ColumnWriter(_KIND, _VERSION, {})
-    writer.integers("lengths", lengths + 1)  # from 0 on, which is narrower
+    writer.add_integers("lengths", lengths + 1)  # from 0 on, which is narrower
     return writer.to_bytes()
 
 
 def _from_bytes(document: bytes, count: int) -> Integers:
     reader = ColumnReader(document, _KIND, _VERSION)
-    return reader.integers("lengths", low=0, high=1 << 40, count=count) - 1
+    return reader.read_integers("lengths", low=0, high=1 << 40, count=count) - 1
 
 
 def inner_spec(spec: PlanSpec) -> PlanSpec:

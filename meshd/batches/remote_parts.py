@@ -32,7 +32,7 @@ class RemoteParts:
     """Of `blobs` those that other nodes hold, in pieces of at most `most` bytes."""
 
     def __init__(self, elsewhere: RemoteSource, blobs: Sequence[Blob], most: int) -> None:
-        self._elsewhere = elsewhere
+        self._remote = elsewhere
         self._windows = _windows(_pieces(blobs, most))
         self._memory = MemoryAccount()
         self._held: FetchedRanges | None = None
@@ -55,7 +55,7 @@ class RemoteParts:
             if not ahead.cancelled() and ahead.exception() is None:
                 ahead.result()[0].close()
 
-    async def fill(self, number: int, offset: int, view: memoryview) -> bool:
+    async def fill_range(self, number: int, offset: int, view: memoryview) -> bool:
         """The piece of blob `number` at `offset`, into `view`; False when it cannot be had."""
         while (number, offset) not in self._window:
             assert self._ahead is not None
@@ -77,7 +77,7 @@ class RemoteParts:
         self._ahead = None if window is None else asyncio.create_task(self._fetch(window))
 
     async def _fetch(self, window: Sequence[_Piece]) -> tuple[FetchedRanges, _Window]:
-        fetched = await self._elsewhere.fetch([part for _, part in window], self._memory)
+        fetched = await self._remote.fetch_parts([part for _, part in window], self._memory)
         return fetched, {name: place for (name, _), place in zip(window, fetched.places, strict=True)}
 
     def _release(self) -> None:

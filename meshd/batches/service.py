@@ -123,7 +123,7 @@ class BatchService:
     def __repr__(self) -> str:
         return f"<BatchService, {len(self._compiled)} plans checked>"
 
-    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
+    async def register_plan(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Register a plan; what `POST /-/plans` answers. Idempotent.
 
         Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
@@ -132,38 +132,38 @@ class BatchService:
         asked = parse_registration(body)
         snapshot = await self._datasets.snapshot(caller, asked.snapshot)
         await self._check_objects(snapshot)
-        plan = await self.drafted(caller, snapshot, asked.spec)
+        plan = await self.compile_for(caller, snapshot, asked.spec)
         await self._catalog.add_plan(plan)
         self._usable(plan.hash)
         return _describe(plan, snapshot, asked.batch)
 
-    async def drafted(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+    async def compile_for(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """A plan with all that its hash covers, not registered. Raises BatchError as `create` does."""
         try:
             _check_mix(snapshot, spec)
             if spec.buckets is not None:
                 bucket_lengths(spec, snapshot)
-            spec = await self._assets.pinned(caller, spec)
+            spec = await self._assets.pin_assets(caller, spec)
         except PlanError as error:
             raise invalid_plan(error) from error
         if spec.pack is None:
-            return await self.compiled(snapshot, spec)
+            return await self.compile_pinned(snapshot, spec)
         try:
-            self._packs.check(snapshot, spec)
-            within = await self.compiled(snapshot, inner_spec(spec))
-            return await self._packs.plan(within, snapshot, spec)
+            self._packs.check_spec(snapshot, spec)
+            within = await self.compile_pinned(snapshot, inner_spec(spec))
+            return await self._packs.plan_packed(within, snapshot, spec)
         except PlanError as error:
             raise invalid_plan(error) from error
 
-    async def compiled(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+    async def compile_pinned(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """A plan of ops whose versions, arguments and assets are settled. Raises BatchError."""
         pinned = self._pinned(snapshot)
         try:
             await pinned.prepare([0])
-            await self._assets.have(spec)
+            await self._assets.fetch_missing(spec)
             first = partial(_read_first, snapshot, pinned)
             # In a thread: building an op of its asset may take a second.
-            return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load)
+            return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load_asset_content)
         finally:
             pinned.close()
 
@@ -180,50 +180,50 @@ class BatchService:
         pinned = self._pinned(snapshot)
         count = len(snapshot.objects)
         stride = max(1, count // _CHECKED_OBJECTS)
-        if not self._objects.alone:
-            await self._check_far(snapshot, pinned, range(0, count, stride))
+        if not self._objects.single_node:
+            await self._check_remote(snapshot, pinned, range(0, count, stride))
             return
         for checked, number in enumerate(range(0, count, stride)):
             pinned.record(number)
             if checked % 1000 == 999:
                 await asyncio.sleep(0)
 
-    async def _check_far(self, snapshot: Snapshot, pinned: PinnedObjects, numbers: Sequence[int]) -> None:
+    async def _check_remote(self, snapshot: Snapshot, pinned: PinnedObjects, numbers: Sequence[int]) -> None:
         """Each by a node that holds it; one call a node. Raises BatchError SnapshotChanged, Busy."""
         objects = snapshot.objects
         numbers = self._few_of_origins(snapshot, numbers)
         names = [(objects.bucket_of(number), objects.keys[number]) for number in numbers]
-        for number, record in zip(numbers, await self._objects.many(names), strict=True):
+        for number, record in zip(numbers, await self._objects.find_many(names), strict=True):
             if record is None or record.etag != objects.etags[number]:
                 raise pinned.changed(number, "was deleted" if record is None else "was replaced")
 
     def _few_of_origins(self, snapshot: Snapshot, numbers: Sequence[int]) -> Sequence[int]:
         """Of objects with an origin only some are asked about: each costs a request there."""
         objects = snapshot.objects
-        far = [number for number in numbers if self._objects.backs(objects.bucket_of(number))]
+        far = [number for number in numbers if self._objects.has_origin(objects.bucket_of(number))]
         left_out = set(far) - set(far[:: max(1, len(far) // _CHECKED_ORIGINS)])
         return [number for number in numbers if number not in left_out]
 
     async def _require(self, caller: Caller, plan: Plan) -> None:
         """Raises BatchError AccessDenied, NoSuchBucket, NoSuchPlan. The owner's snapshot need not be looked
         at."""
-        if not all(self._readers.reads_all(caller, bucket) for bucket in plan.buckets):
-            await self._readers.require(caller, await self._catalog.snapshot(plan.snapshot))
-        await self._datasets.births.require(caller, plan.snapshot, plan.buckets, f"plans/{plan.hash}")
+        if not all(self._readers.reads_whole_bucket(caller, bucket) for bucket in plan.buckets):
+            await self._readers.require_snapshot(caller, await self._catalog.snapshot(plan.snapshot))
+        await self._datasets.births.require_valid(caller, plan.snapshot, plan.buckets, f"plans/{plan.hash}")
 
     async def plan(self, caller: Caller, digest: str) -> Plan:
         """A plan its caller may use, and this node can run. Raises BatchError."""
         await self._require(caller, await self._catalog.plan(digest))
-        return await self.usable(digest)
+        return await self.runnable_plan(digest)
 
-    async def shown(self, digest: str) -> Plan:
+    async def view_plan(self, digest: str) -> Plan:
         """The plan of a view: one this node can run, of the buckets that are there now. Raises BatchError."""
         plan = await self._catalog.plan(digest)
-        if not await self._datasets.births.holds(plan.snapshot, plan.buckets):
+        if not await self._datasets.births.is_valid(plan.snapshot, plan.buckets):
             raise unknown_document(f"plans/{digest}")
-        return await self.usable(digest)
+        return await self.runnable_plan(digest)
 
-    async def usable(self, digest: str) -> Plan:
+    async def runnable_plan(self, digest: str) -> Plan:
         """A plan this node can run, whoever asks. Raises BatchError."""
         plan = await self._catalog.plan(digest)
         try:
@@ -232,7 +232,9 @@ class BatchService:
             raise invalid_plan(error) from error
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
-            await self.compiled(snapshot, plan.spec if plan.spec.pack is None else inner_spec(plan.spec))
+            await self.compile_pinned(
+                snapshot, plan.spec if plan.spec.pack is None else inner_spec(plan.spec)
+            )
             self._usable(digest)
         return plan
 
@@ -241,33 +243,33 @@ class BatchService:
             self._compiled.clear()
         self._compiled.add(digest)
 
-    async def frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
+    async def get_frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
         """A frame of tensors; the handle is the caller's to close. With `share` it is taken from the node at
         which its address meets, whoever is asked. Raises BatchError."""
         await self.plan(caller, address.plan)
-        if isinstance(address, FrameAddress) and self._objects.near is not None:
-            return await self._near_frame(address)
-        if share and isinstance(address, FrameAddress) and not self._objects.alone:
-            met = await self._objects.met(address)
+        if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
+            return await self._cached_or_peer_frame(address)
+        if share and isinstance(address, FrameAddress) and not self._objects.single_node:
+            met = await self._objects.assigned_peer_frame(address)
             if met is not None:
                 return met
-        return await self._frames.frame(address)
+        return await self._frames.get_frame(address)
 
-    async def part(self, caller: Caller, address: FrameAddress, version: int) -> Frame:
+    async def get_part(self, caller: Caller, address: FrameAddress, version: int) -> Frame:
         """The rows of a frame whose bytes this node holds by this version of the map. Raises BatchError;
         NotOwner where this node goes by another."""
         await self.plan(caller, address.plan)
-        return await self._frames.frame(PartAddress(address, version))
+        return await self._frames.get_frame(PartAddress(address, version))
 
-    async def _near_frame(self, address: FrameAddress) -> Frame:
+    async def _cached_or_peer_frame(self, address: FrameAddress) -> Frame:
         """From this node's copies, else from the node where its address meets; kept."""
-        frame = await self._objects.kept_frame(address)
+        frame = await self._objects.cached_frame(address)
         if frame is None:
-            frame = await self._objects.met(address) or await self._frames.frame(address)
-            self._objects.keep_frame(address, frame)
+            frame = await self._objects.assigned_peer_frame(address) or await self._frames.get_frame(address)
+            self._objects.cache_frame(address, frame)
         return frame
 
-    async def rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
+    async def get_rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
         """The frame of chosen samples, in the order asked for. Raises BatchError."""
         try:
             document = checked_object(read_json(body), "", ("samples",))
@@ -277,15 +279,15 @@ class BatchService:
             )
         except PlanError as error:
             raise invalid_plan(error) from error
-        return await self.frame(caller, RowsAddress(digest, epoch, chosen))
+        return await self.get_frame(caller, RowsAddress(digest, epoch, chosen))
 
-    async def bad(self, caller: Caller, digest: str) -> list[dict[str, Any]]:
+    async def bad_samples(self, caller: Caller, digest: str) -> list[dict[str, Any]]:
         """The plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
         plan = await self._catalog.plan(digest)
         await self._require(caller, plan)
-        if self._objects.alone:
+        if self._objects.single_node:
             return read_ledger(self._catalog, digest)
-        others = await self._objects.documents(f"bad/{digest}")
+        others = await self._objects.fetch_from_all_nodes(f"bad/{digest}")
         return merge_ledgers(read_ledger(self._catalog, digest), *map(json.loads, others))
 
     async def samples(self, caller: Caller, address: FrameAddress) -> StreamBody:
@@ -322,7 +324,7 @@ class BatchService:
         snapshot = await self._catalog.snapshot(plan.snapshot)
         piece = slice_of(plan, address)
         order = snapshot_order(plan.spec, snapshot, address.epoch)
-        samples = order.many(piece.positions)
+        samples = order.samples_at(piece.positions)
         pinned = self._pinned(snapshot)
         await pinned.look_up(samples.tolist())
         return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
@@ -369,8 +371,8 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
     else:
         ext = _own_extension(snapshot, name)
     length, offset = int(column.length[sample]), int(column.offset[sample])
-    if pinned.is_far(number):
-        return Blob(f"{stem}.{ext}", length, part=pinned.part(number, offset, length), status=status)
+    if pinned.is_remote(number):
+        return Blob(f"{stem}.{ext}", length, part=pinned.range_of(number, offset, length), status=status)
     return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
 
 
@@ -407,7 +409,7 @@ def _checked_list(value: Any) -> list[Any]:
 def _read_first(snapshot: Snapshot, pinned: PinnedObjects, field: str) -> bytes:
     """The bytes of a field of the first sample (blocking)."""
     column = bytes_columns(snapshot)[field]
-    return pinned.read(int(column.object[0]), int(column.offset[0]), int(column.length[0]))
+    return pinned.read_range(int(column.object[0]), int(column.offset[0]), int(column.length[0]))
 
 
 def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: AssetLoader) -> Plan:

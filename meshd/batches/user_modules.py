@@ -65,7 +65,7 @@ class UserModules:
 
     # --- names to versions -----------------------------------------------------------------------------
 
-    def pinned(self, spec: PlanSpec) -> PlanSpec:
+    def pin_versions(self, spec: PlanSpec) -> PlanSpec:
         """The spec with the version of every user's op, each of them here.
 
         Raises UnknownOpError, UnknownBuildError, BatchError NotImplemented.
@@ -78,11 +78,11 @@ class UserModules:
     def _pinned(self, op: OpSpec, path: str) -> OpSpec:
         if not is_user_op(op.op):
             return op
-        version = op.version or self.latest(op.op, path)
-        self.require(op.op, version, path)
+        version = op.version or self.latest_version(op.op, path)
+        self.require_build(op.op, version, path)
         return replace(op, version=version)
 
-    def latest(self, name: str, path: str = "") -> str:
+    def latest_version(self, name: str, path: str = "") -> str:
         """The version that a name stands for now. Raises UnknownOpError, BatchError NotImplemented."""
         self._require_on()
         module, function = split_name(name)
@@ -98,7 +98,7 @@ class UserModules:
         found = [(module.name, module.latest) for module in self._table.list_all().values()]
         return [f"{name}/{op}" for name, build in found if build is not None for op in build.ops]
 
-    def require(self, name: str, version: str, path: str = "") -> None:
+    def require_build(self, name: str, version: str, path: str = "") -> None:
         """Raises UnknownBuildError unless the build was pushed under the name and is there still, BatchError
         NotImplemented. Content alone is not enough: anybody's asset could be a module."""
         self._require_on()
@@ -111,7 +111,7 @@ class UserModules:
         found = []
         for name in sorted(self._names()) if self._confinement is not None else ():
             try:
-                found.append(MODULES.find(name, self.latest(name), ""))
+                found.append(MODULES.find_op(name, self.latest_version(name), ""))
             except PlanError:  # removed in this moment
                 continue
         return found
@@ -135,7 +135,7 @@ class UserModules:
         data = encode_module(text, ops)
         digest = hashlib.sha256(data).hexdigest()
         version = VERSION_PREFIX + digest
-        await self._catalog.share(asset_key(digest), data)
+        await self._catalog.put_shared(asset_key(digest), data)
         build = Build(
             version,
             hashlib.sha256(source).hexdigest(),
@@ -150,7 +150,7 @@ class UserModules:
             before[:] = [present]
             return _with(present, build)
 
-        after = await self._table.change(name, add)
+        after = await self._table.update_module(name, add)
         await self._drop(_versions([before[0]]) - _versions([after]))
         return {
             "module": name,
@@ -207,7 +207,7 @@ class UserModules:
             removed[:] = [build for build in present.builds if version in ("", build.version)]
             return PushedModule(name, tuple(build for build in present.builds if build not in removed))
 
-        await self._table.change(name, take)
+        await self._table.update_module(name, take)
         if not removed:
             what = f"build {shown_value(version)} of {name!r}" if version else f"module {shown_value(name)}"
             raise BatchError(
@@ -229,7 +229,7 @@ class UserModules:
     def _require(self, caller: Caller, action: str, name: str) -> None:
         need = _need(action, name)
         try:
-            self._access.require(caller.identity, need, caller.context)
+            self._access.require_action(caller.identity, need, caller.context)
         except S3Error as error:
             raise BatchError(
                 "AccessDenied",
@@ -288,8 +288,8 @@ def _told(module: str, declared: OpDeclaration) -> dict[str, Any]:
     return {
         "op": f"{module}/{declared.name}",
         "summary": declared.summary,
-        "takes": declared.takes,
-        "gives": declared.gives,
+        "takes": declared.input_signature,
+        "gives": declared.output_signature,
         "random": declared.random,
         "arguments": [argument.document() for argument in declared.arguments],
     }

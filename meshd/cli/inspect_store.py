@@ -95,7 +95,7 @@ class ReadOnlyStore:
     def __exit__(self, *exc: object) -> None:
         self.index.close()
 
-    def path(self, extent: Extent) -> str:
+    def path_of(self, extent: Extent) -> str:
         known = extent.disk in self.disks.roots
         return (
             self.disks.path(extent.disk, extent.file)
@@ -118,7 +118,7 @@ def record(settings: StoreSettings, bucket: str, key: str, version: str | None, 
     """
     with ReadOnlyStore(settings) as sight:
         index = sight.index
-        found = index.get(bucket, key) if version is None else index.find(bucket, key, version)
+        found = index.get(bucket, key) if version is None else index.find_version(bucket, key, version)
         if found is None:
             raise click.ClickException(
                 f"no object {bucket}/{key}; meshd inspect versions shows others, a listing other keys"
@@ -148,8 +148,8 @@ def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> N
     \b
     meshd inspect versions photos train/cat/1.jpg --data-dir ./data
     """
-    with ReadOnlyStore(settings) as sight, sight.index.reading() as txn:
-        found = list(sight.index.versions.of(txn, object_key(bucket, key)))
+    with ReadOnlyStore(settings) as sight, sight.index.read_transaction() as txn:
+        found = list(sight.index.versions.all_versions(txn, object_key(bucket, key)))
     if not found:
         raise click.ClickException(f"{bucket}/{key} has no version; list the bucket to see what there is")
     rows = [_version(record) for record in found]
@@ -197,7 +197,7 @@ def _document(sight: ReadOnlyStore, found: Record) -> dict[str, Any]:
     document["modified"] = _time(found.modified)
     document["parts"] = len(found.parts)
     document["extents"] = [
-        {"path": sight.path(e), "offset": e.offset, "length": e.length, "crc32c": e.crc32c}
+        {"path": sight.path_of(e), "offset": e.offset, "length": e.length, "crc32c": e.crc32c}
         for e in used_extents(found)
     ]
     return document
@@ -220,7 +220,7 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
             number = int(Path(file).name.split(".")[0], 16)
         except ValueError as error:
             raise click.ClickException(f"{file!r} is no number in hexadecimal, nor a file name") from error
-        with sight.index.reading() as txn:
+        with sight.index.read_transaction() as txn:
             info = sight.index.get_file(txn, number)
         if info is None:
             raise click.ClickException(f"the index knows no data file {number:012x}; see meshd inspect stats")
@@ -237,7 +237,7 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
 
 def _member(sight: ReadOnlyStore, found: ScannedMember) -> dict[str, Any]:
     member = found.member
-    with sight.index.reading() as txn:
+    with sight.index.read_transaction() as txn:
         kept = version_using_extent(sight.index, txn, member, found.extent)
     return {
         "offset": found.extent.offset,
@@ -284,7 +284,7 @@ def stats(settings: StoreSettings, as_json: bool) -> None:
 
 
 def _counts(index: Index) -> Iterator[tuple[str, int]]:
-    with index.reading() as txn:
+    with index.read_transaction() as txn:
         files = [info for _, info in index.all_files(txn)]
         yield "objects", index.objects.count(txn)
         yield "versions", index.versions.older.count(txn)

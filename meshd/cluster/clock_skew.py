@@ -28,7 +28,7 @@ class ClockComparison:
     agree: bool
     ahead: Mapping[str, int]
 
-    def of(self, node_id: str) -> int:
+    def skew_of(self, node_id: str) -> int:
         """How far the clock of the node that looked is ahead: of those that agree, or of the one that it
         differs most from."""
         if self.agree:

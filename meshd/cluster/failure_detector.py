@@ -41,16 +41,16 @@ class NodeStateWriter:
     def __init__(self, control: ControlStore, maps: ClusterMapStore) -> None:
         self._control, self._maps = control, maps
 
-    async def alive(self) -> set[str]:
+    async def live_nodes(self) -> set[str]:
         """Ids of the nodes that hold their leases. Raises ControlError."""
         cut = len(node_lease_name(""))
-        return {name[cut:] for name in await self._control.leases(node_lease_name(""))}
+        return {name[cut:] for name in await self._control.lease_holders(node_lease_name(""))}
 
-    async def away(self, node_id: str, turned: int) -> None:
+    async def mark_away(self, node_id: str, turned: int) -> None:
         """It does not answer. Not when it has taken another state since the version `turned`."""
         await self._mark(node_id, turned, turn.mark_node_away)
 
-    async def down(self, node_id: str, turned: int) -> None:
+    async def mark_down(self, node_id: str, turned: int) -> None:
         """It is given up."""
         await self._mark(node_id, turned, turn.mark_node_down)
 
@@ -68,7 +68,7 @@ class NodeStateWriter:
             marked = found.state if found is not None and after is not present else ""
             return after
 
-        cluster = await self._maps.change(mark)
+        cluster = await self._maps.update_map(mark)
         if marked:
             metrics.cluster_marked.labels(marked).inc()
             _log.warning("a node is %s", marked, extra={"node": node_id, "map": cluster.version})
@@ -84,13 +84,15 @@ class SuspectProbe:
         """Returns when it answers, or the map has changed, or nothing more can be found out."""
         until = self._clock.monotonic() + self._ttl + 1
         with suppress(ControlError):
-            while mesh.map().version <= version:
-                node = mesh.map().node(node_id)
+            while mesh.current_map().version <= version:
+                node = mesh.current_map().node(node_id)
                 if node is None or node.state in _GONE or await probe_map_version(node) is not None:
                     return
                 late = self._clock.monotonic() > until
-                if node_id not in await self._marking.alive() or (late and await self._reaches(mesh, node)):
-                    await self._marking.away(node_id, node.turned)
+                if node_id not in await self._marking.live_nodes() or (
+                    late and await self._reaches(mesh, node)
+                ):
+                    await self._marking.mark_away(node_id, node.turned)
                     return
                 if late:
                     return
@@ -98,7 +100,7 @@ class SuspectProbe:
 
     async def _reaches(self, mesh: ClusterView, node: Node) -> bool:
         """Whether it is that node which cannot be reached, and not this one which reaches nobody."""
-        others = [n for n in mesh.map().nodes if n.node_id not in (mesh.node_id, node.node_id)]
+        others = [n for n in mesh.current_map().nodes if n.node_id not in (mesh.node_id, node.node_id)]
         others = [n for n in others if n.state not in _GONE]
         found = await asyncio.gather(*[probe_map_version(other) for other in others])
         return not others or any(answer is not None for answer in found)
@@ -131,10 +133,10 @@ class FailureDetector:
         """For ever."""
         while True:
             await asyncio.sleep(self._ttl / 5)
-            record_map_metrics(self._mesh.map())
+            record_map_metrics(self._mesh.current_map())
             try:
                 if await self._hold():
-                    await self.look()
+                    await self.check_nodes()
             except ControlError as error:
                 self._silent.clear()  # what was seen before says nothing about now
                 _log.debug("nobody is looked after: %s", error)
@@ -144,21 +146,21 @@ class FailureDetector:
     async def _hold(self) -> bool:
         if self._lease is not None:
             try:
-                self._lease = await self._control.renew(self._lease)
+                self._lease = await self._control.renew_lease(self._lease)
             except LeaseLostError:
                 self._lease = None
-        elif _LEASE not in await self._control.leases(_LEASE):
-            self._lease = await self._control.acquire(_LEASE, self._mesh.node_id, self._ttl)
+        elif _LEASE not in await self._control.lease_holders(_LEASE):
+            self._lease = await self._control.acquire_lease(_LEASE, self._mesh.node_id, self._ttl)
         return self._lease is not None
 
-    async def look(self) -> None:
+    async def check_nodes(self) -> None:
         """At every node, once. Raises ControlError."""
-        cluster, alive = self._mesh.map(), await self._marking.alive()
+        cluster, alive = self._mesh.current_map(), await self._marking.live_nodes()
         suspects = [n for n in cluster.nodes if n.state not in _GONE and n.node_id != self._mesh.node_id]
-        await asyncio.gather(*[self._look_at(cluster, node, node.node_id in alive) for node in suspects])
+        await asyncio.gather(*[self._check_node(cluster, node, node.node_id in alive) for node in suspects])
         await self._give_up(cluster)
 
-    async def _look_at(self, cluster: ClusterMap, node: Node, alive: bool) -> None:
+    async def _check_node(self, cluster: ClusterMap, node: Node, alive: bool) -> None:
         if alive:
             self._silent.pop(node.node_id, None)
             return
@@ -167,7 +169,7 @@ class FailureDetector:
         version = await probe_map_version(node)
         # It answers, and cannot reach the control store: that alone is no harm, until it goes by an old map.
         if version is None or (version < cluster.version and now - since > self._ttl):
-            await self._marking.away(node.node_id, node.turned)
+            await self._marking.mark_away(node.node_id, node.turned)
 
     async def _give_up(self, cluster: ClusterMap) -> None:
         now = self._clock.monotonic()
@@ -177,13 +179,13 @@ class FailureDetector:
             if now - self._away[node_id, turned] < self._down_after:
                 continue
             if turn.can_lose_node(cluster, node_id, self._fewest()):
-                await self._marking.down(node_id, turned)
+                await self._marking.mark_down(node_id, turned)
 
 
 def record_map_metrics(cluster: ClusterMap) -> None:
     """Tell the metrics what the map says."""
     metrics.cluster_map_version.set(cluster.version)
-    metrics.cluster_moving.set(cluster.moving)
+    metrics.cluster_moving.set(cluster.is_rebalancing)
     if cluster.version:
         short, lost = replica_shortfall(cluster, cluster.copies)
         metrics.cluster_slots_short.set(short)

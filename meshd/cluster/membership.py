@@ -73,14 +73,14 @@ class Membership:
                 raise StartupError(id_in_use_message(self._me.node_id))
             await asyncio.sleep(_STEP)
         try:
-            cluster = await self._maps.change(self._with_me)
+            cluster = await self._maps.update_map(self._with_own_node)
         except turn.TransitionError as error:
             raise StartupError(str(error)) from error
         await self._hold()
         _log.info("joined", extra={"node": self._me.node_id, "map": cluster.version})
         await self._settle_empty()
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """For ever: renew the lease, come back when the map says away, settle while nothing is to be
         carried."""
         while True:
@@ -115,14 +115,16 @@ class Membership:
     async def _hold(self) -> bool:
         """Renew the lease, or take it; whether it is held now. One that was renewed was never lost, so the
         map looked at before is the newest that can have anything against this node, until it may run out."""
-        version = await self._maps.newest()
+        version = await self._maps.fetch_version()
         if self._lease is not None:
             began = self._clock.monotonic()
             with suppress(LeaseLostError):
-                self._lease = await self._control.renew(self._lease)
+                self._lease = await self._control.renew_lease(self._lease)
                 shared_counters.set_lease(began + self._ttl, version)
                 return True
-        self._lease = await self._control.acquire(node_lease_name(self._me.node_id), self._holder, self._ttl)
+        self._lease = await self._control.acquire_lease(
+            node_lease_name(self._me.node_id), self._holder, self._ttl
+        )
         return self._lease is not None
 
     async def _return(self) -> None:
@@ -134,10 +136,10 @@ class Membership:
         often = now < self._returned + self._rest + 4 * self._ttl
         self._rest = min(max(1.0, 2 * self._rest), _LONGEST_REST) if often else 0.0
         self._returned = now
-        cluster = await self._maps.change(self._with_me)
+        cluster = await self._maps.update_map(self._with_own_node)
         _log.warning("came back", extra={"node": self._me.node_id, "map": cluster.version})
 
-    def _with_me(self, present: ClusterMap | None) -> ClusterMap:
+    def _with_own_node(self, present: ClusterMap | None) -> ClusterMap:
         if present is None:
             return turn.bootstrap_map(self._me, copies=self._copies)
         return turn.join_node(present, self._as_known(present))
@@ -151,7 +153,7 @@ class Membership:
         """While there is no bucket, there is nothing to carry. A bucket made later is known only to those who
         know this map: the control store tells everybody of its changes in one order."""
         cluster = self._maps.current()
-        if cluster is None or not cluster.owes(self._me.node_id):
+        if cluster is None or not cluster.must_sync(self._me.node_id):
             return
         for prefix in _WITH_CONTENT:
             if await self._control.list_all(prefix):
@@ -163,4 +165,4 @@ class Membership:
             return turn.mark_complete(present, self._me.node_id, seen)
 
         with suppress(turn.TransitionError):
-            await self._maps.change(settle)
+            await self._maps.update_map(settle)

@@ -51,7 +51,7 @@ class NodeIdentity:
     count: int = 0
 
     @property
-    def holder(self) -> str:
+    def lease_holder(self) -> str:
         """As whom the node holds its lease."""
         return f"{self.node_id}/{self.directory}"
 
@@ -191,7 +191,7 @@ async def _admit(maps: ClusterMapStore, settings: NodeSettings, copies: int, why
             f"{why}: {_remedy(settings, why)}"
         )
 
-    after = await maps.change(distrusted)
+    after = await maps.update_map(distrusted)
     if why != _EMPTY and after != cluster:
         _log.warning("the directory %s: it is compared with the other nodes", why, extra={"node": node_id})
 

@@ -102,10 +102,10 @@ async def survey_peers(
     """Looks at all others that are not known to be gone, at once; each gets `patience` seconds."""
     others = [
         node
-        for node in mesh.map().nodes
+        for node in mesh.current_map().nodes
         if node.node_id != mesh.node_id and node.state not in ("away", "down")
     ]
-    refusals = asyncio.gather(*[peers.refuses(node, patience) for node in others])
+    refusals = asyncio.gather(*[peers.certificate_error(node, patience) for node in others])
     clocks = asyncio.gather(*[_clock_offset(node, clock, patience) for node in others])
     why, heard = await refusals, await clocks
     return PeerSurvey(
@@ -148,7 +148,7 @@ async def publish_domains(control: ControlStore, node_id: str, domains: tuple[st
 def domain_mismatches(control: ControlStore, cluster: ClusterMap) -> Mapping[str, str]:
     """By id, nodes of the map with other domains than most of them, and what to do about it."""
     told = {}
-    for key, entry in control.peek(DOMAINS_TOPIC).items():
+    for key, entry in control.cached_entries(DOMAINS_TOPIC).items():
         node_id = key.partition("/")[2]
         node = cluster.node(node_id)
         if node is not None and node.state != "down":

@@ -43,19 +43,19 @@ class ReadBarrier:
         self._next: dict[str, asyncio.Task[int | None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Doubt of {self._mesh.node_id}: {'none' if self._mesh.sure else 'asks'}>"
+        return f"<Doubt of {self._mesh.node_id}: {'none' if self._mesh.lease_valid else 'asks'}>"
 
-    async def dispel(self, bucket: str, key: str, patience: float = _PATIENCE) -> str:
+    async def wait_until_current(self, bucket: str, key: str, patience: float = _PATIENCE) -> str:
         """Waits until it is sure that reads of a name may be answered by this process's map. Why it is not,
         of this node; empty: it is sure now."""
         deadline = self._clock.monotonic() + patience
         while True:
-            version, route = self._mesh.map().version, self._mesh.route(bucket, key)
-            if self._mesh.sure:
+            version, route = self._mesh.current_map().version, self._mesh.route_for(bucket, key)
+            if self._mesh.lease_valid:
                 return ""
-            others = {node.node_id: node for node in (*route.readers, *route.writers)}
+            others = {node.node_id: node for node in (*route.read_set, *route.write_set)}
             others.pop(self._mesh.node_id, None)
-            found = await asyncio.gather(*[self._version(node) for node in others.values()])
+            found = await asyncio.gather(*[self._ask_version(node) for node in others.values()])
             silent = [node_id for node_id, theirs in zip(others, found, strict=True) if theirs is None]
             newest = max((theirs for theirs in found if theirs is not None), default=0)
             newest = max(newest, self._mesh.newest_version)
@@ -67,17 +67,17 @@ class ReadBarrier:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 return _reason(silent, dict(zip(others, found, strict=True)), newest)
-            await self._mesh.newer_than(version, min(left, _PAUSE if silent else 2.0))
+            await self._mesh.wait_for_newer_map(version, min(left, _PAUSE if silent else 2.0))
 
-    async def _version(self, node: Node) -> int | None:
+    async def _ask_version(self, node: Node) -> int | None:
         """What a node says that is asked from now on; who waits at the same time shares the question."""
         task = self._next.get(node.node_id)
         if task is None:
             before = self._asking.get(node.node_id)
-            task = self._next[node.node_id] = asyncio.ensure_future(self._after(node, before))
+            task = self._next[node.node_id] = asyncio.ensure_future(self._ask_after(node, before))
         return await asyncio.shield(task)
 
-    async def _after(self, node: Node, before: asyncio.Task[int | None] | None) -> int | None:
+    async def _ask_after(self, node: Node, before: asyncio.Task[int | None] | None) -> int | None:
         if before is not None:
             await asyncio.wait((before,))
         task = self._asking[node.node_id] = self._next.pop(node.node_id)

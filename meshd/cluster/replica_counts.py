@@ -35,9 +35,9 @@ def replica_shortfall(cluster: ClusterMap, copies: int) -> ReplicaShortfall:
     """Of names of which so many copies are kept, where there are so many nodes that store; those that were
     given up count until they are removed from the map."""
     there, table = _present_copies(cluster, copies), routes(cluster, copies)
-    lost = sum(not table.of_slot(int(slot)).readers for slot in np.flatnonzero(there == 0))
+    lost = sum(not table.route_of_slot(int(slot)).read_set for slot in np.flatnonzero(there == 0))
     return ReplicaShortfall(
-        int(under_replicated_slots(cluster, copies).sum()), lost if cluster.present else 0
+        int(under_replicated_slots(cluster, copies).sum()), lost if cluster.current_shares else 0
     )
 
 

@@ -243,7 +243,7 @@ class NodeSettings:
         return self.store.data_dir / "run"
 
     @property
-    def local_dir(self) -> Path | None:
+    def local_handover_dir(self) -> Path | None:
         """Where jobs on this host find frames; None: nowhere."""
         where = self.transform.local_frames
         return where if isinstance(where, Path) else self.run_dir / "local" if where else None
@@ -274,7 +274,7 @@ class NodeSettings:
         return self.credentials_dir or self.store.data_dir / "origins"
 
     @property
-    def fresh_path(self) -> Path:
+    def freshness_path(self) -> Path:
         """When what is cached of origins was last known to be so."""
         return self.run_dir / "fresh"
 
@@ -283,7 +283,7 @@ class NodeSettings:
         return self.run_dir / f"fetch-{index}.sock"
 
     @property
-    def keeper_socket(self) -> Path:
+    def cache_manager_socket(self) -> Path:
         """Unix socket on which the cache's policy is asked."""
         return self.run_dir / "keeper.sock"
 
@@ -293,17 +293,17 @@ class NodeSettings:
         return self.store.data_dir / "control"
 
     @property
-    def uses_path(self) -> Path:
+    def last_used_path(self) -> Path:
         """When results of views were last read."""
         return self.store.data_dir / "view-uses"
 
     @property
-    def steward_socket(self) -> Path:
+    def coordinator_socket(self) -> Path:
         """Unix socket on which the steward serves the workers."""
         return self.run_dir / "steward.sock"
 
     @property
-    def mover_socket(self) -> Path:
+    def rebalancer_socket(self) -> Path:
         """Unix socket on which the mover is told what to fetch, and whom to serve."""
         return self.run_dir / "mover.sock"
 

@@ -61,11 +61,11 @@ class KeyLastUsed:
     def __repr__(self) -> str:
         return f"<KeyUse, {len(self._noted)} to save>"
 
-    def note(self, access_key: str) -> None:
+    def record_use(self, access_key: str) -> None:
         """A request was signed with this key."""
         self._noted.add(access_key)
 
-    def last(self, access_key: str) -> int:
+    def last_used_ms(self, access_key: str) -> int:
         """Milliseconds since 1970; 0 if no use was saved."""
         found = self._documents.current().get(access_key)
         return 0 if found is None else found.used_ms
@@ -75,7 +75,7 @@ class KeyLastUsed:
         not used for a day, nothing is kept."""
         noted, self._noted = self._noted, set()
         for access_key in noted:
-            if now_ms - self.last(access_key) >= _HOUR_MS:
+            if now_ms - self.last_used_ms(access_key) >= _HOUR_MS:
                 await self._documents.put(access_key, _Use(now_ms))
         for access_key, use in list(self._documents.current().items()):
             if access_key not in known and now_ms - use.used_ms > _DAY_MS:

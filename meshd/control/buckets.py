@@ -75,27 +75,27 @@ class BucketTable:
         """The bucket, or None. About a microsecond; sees every process's finished writes."""
         return self._documents.current().get(name)
 
-    def copies(self, name: str) -> int:
+    def replica_count(self, name: str) -> int:
         """How many copies a bucket asks for; 0: as many as the mesh says."""
         found = self._documents.current().get(name)
         return 0 if found is None else found.copies
 
-    def born(self, name: str) -> int:
+    def created_at_ms(self, name: str) -> int:
         """When a bucket was made, in ms since the epoch; 0: there is none."""
         found = self._documents.current().get(name)
         return 0 if found is None else found.created_ms
 
-    def writes(self, name: str) -> str:
+    def origin_write_mode(self, name: str) -> str:
         """How what is written to a bucket comes to its origin: "through", "back" or "off"; "" without one."""
         found = self._documents.current().get(name)
         return "" if found is None or found.origin is None else found.origin.write
 
-    def homes(self, name: str) -> tuple[str, ...]:
+    def origin_home_nodes(self, name: str) -> tuple[str, ...]:
         """Ids of the nodes that keep what is read of a bucket's origin; (): its names are laid over all."""
         found = self._documents.current().get(name)
         return () if found is None or found.origin is None else found.origin.homes
 
-    def any_backed(self) -> bool:
+    def has_backed_buckets(self) -> bool:
         """Whether any bucket has an origin. Microseconds."""
         every = self._documents.current()
         if every is not self._seen:
@@ -103,7 +103,7 @@ class BucketTable:
             self._backed = any(bucket.origin is not None for bucket in every.values())
         return self._backed
 
-    def fewest_copies(self, default: int, counts: Iterable[BucketCopies] = ()) -> int:
+    def min_replica_count(self, default: int, counts: Iterable[BucketCopies] = ()) -> int:
         """Of all buckets; `default`: what the mesh says; `counts`: what the map says of some."""
         said = {(count.bucket, count.born): count.relied for count in counts}
         every = [bucket for bucket in self._documents.current().values() if not bucket.view]

@@ -50,7 +50,7 @@ class CachedTopic(Generic[D]):
         self.current()
         return self._versions.get(name, 0)
 
-    async def seek(self, name: str) -> D | None:
+    async def get_fresh(self, name: str) -> D | None:
         """A document that another process may have written just now: the engine is asked about one that is
         not known here, and waited for, up to a second, until it is."""
         if name not in self.current():
@@ -94,7 +94,7 @@ class CachedTopic(Generic[D]):
     def _reload(self, known: Mapping[str, int]) -> None:
         """`known`: versions whose values are here already."""
         cut = len(self._topic) + 1
-        entries = {key[cut:]: entry for key, entry in self._control.peek(self._topic).items()}
+        entries = {key[cut:]: entry for key, entry in self._control.cached_entries(self._topic).items()}
         self._values = {
             name: self._values[name] if known.get(name) == entry.version else self._decode(entry.value)
             for name, entry in entries.items()

@@ -49,7 +49,7 @@ class ClusterMapStore:
         """The newest map known here, None before there is one. Never waits."""
         seen = self._control.restores, self._control.revision(TOPIC)
         if seen != self._seen:
-            entry = self._control.peek(TOPIC).get(_KEY)
+            entry = self._control.cached_entries(TOPIC).get(_KEY)
             known = self._version if seen[0] == self._seen[0] else ABSENT
             if entry is not None and entry.version != known:
                 self._learn(parse_map(entry.value))
@@ -59,18 +59,18 @@ class ClusterMapStore:
 
     def _learn(self, found: ClusterMap) -> None:
         if self._map is None or found.version > self._map.version:
-            self._map, self._mesh = found, _value(self._control.peek("mesh").get(MESH_ID))
+            self._map, self._mesh = found, _value(self._control.cached_entries("mesh").get(MESH_ID))
 
-    async def newest(self) -> int:
+    async def fetch_version(self) -> int:
         """The version of the map that the control store has, 0 before there is one; a store with an older one
         than is known here is given that back first. Raises ControlError, StoreChangedError."""
         known = self.current()
         found = _parsed(await self._control.get(_KEY))
         if _is_behind(found, known):
-            found = await self.change(_as_it_is)
+            found = await self.update_map(_as_it_is)
         return 0 if found is None else found.version
 
-    async def change(self, change: Callable[[ClusterMap | None], ClusterMap]) -> ClusterMap:
+    async def update_map(self, change: Callable[[ClusterMap | None], ClusterMap]) -> ClusterMap:
         """Replaces the map by what `change` makes of it, durably; called again with the newer map when
         somebody else was quicker. Raises what `change` raises (nothing is written then), ControlError,
         StoreChangedError.

@@ -29,18 +29,18 @@ class ClusterSecret:
     def __repr__(self) -> str:
         return "<NodeSecret>"
 
-    async def ensure(self) -> None:
+    async def create_if_missing(self) -> None:
         """Make the secret unless there is one already."""
-        if _KEY not in self._control.peek(_TOPIC):
+        if _KEY not in self._control.cached_entries(_TOPIC):
             try:
                 await self._control.put(_KEY, secrets.token_bytes(_BYTES), expect=ABSENT)
             except VersionConflictError:
                 return  # another process or node was quicker: its secret counts
 
-    def derive(self, purpose: str) -> bytes:
+    def derive_key(self, purpose: str) -> bytes:
         """32 bytes, always the same for a purpose. Raises ControlError before `ensure`."""
         if not self._value:
-            entry = self._control.peek(_TOPIC).get(_KEY)
+            entry = self._control.cached_entries(_TOPIC).get(_KEY)
             if entry is None:
                 raise ControlError("this node has no secret yet; restart it")
             self._value = entry.value

@@ -88,11 +88,11 @@ class ControlStore(Protocol):
     def restores(self) -> int:
         """How often this process saw that the store was put back from a backup. A microsecond."""
 
-    def still(self) -> AbstractContextManager[object]:
+    def pin_revisions(self) -> AbstractContextManager[object]:
         """Within it, in this thread, `revision` looks once a topic and then says the same. Nothing may wait
         inside: for one request's questions, answered in one go."""
 
-    def peek(self, topic: str) -> Mapping[str, Versioned]:
+    def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
         """Every key under `topic/` as this process knows it; at least as new as `revision` said before."""
 
     async def get(self, key: str) -> Versioned | None:
@@ -120,17 +120,17 @@ class ControlStore(Protocol):
         """First every present key, then changes as they happen. States between two looks may be skipped, the
         last never is. Close it (`aclosing`) when done."""
 
-    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         """Take the lease `name` for `ttl` seconds; None while another holder has it. The holder may take its
         own again, which makes earlier copies of it void."""
 
-    async def renew(self, lease: Lease) -> Lease:
+    async def renew_lease(self, lease: Lease) -> Lease:
         """Another `ttl` seconds from now. Raises LeaseLostError."""
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Give it up early. A lease that is lost already is no error."""
 
-    async def leases(self, prefix: str) -> Mapping[str, str]:
+    async def lease_holders(self, prefix: str) -> Mapping[str, str]:
         """Who holds the leases whose names start with `prefix`, by name, as the engine has it now."""
 
     def close(self) -> None:

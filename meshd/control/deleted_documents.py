@@ -35,7 +35,7 @@ class Deletion(msgspec.Struct, frozen=True, omit_defaults=True):
     days: int = 0
     by: str = ""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What became of them, as the end of a sentence."""
         when = datetime.fromtimestamp(self.removed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
         if self.why == "asked":
@@ -67,10 +67,10 @@ class DeletedDocumentTable:
         name = self._places.get(key)
         return None if name is None else entries[name]
 
-    def gone(self, key: str) -> str:
+    def deletion_notice(self, key: str) -> str:
         """What became of a document, in words; "" when it was not removed."""
         found = self.find(key)
-        return "" if found is None else found.told()
+        return "" if found is None else found.describe()
 
     def names(self) -> Sequence[str]:
         """Every name that stands here."""
@@ -117,7 +117,7 @@ class DeletedDocumentTable:
                 continue
             return
 
-    async def forget(self, before_ms: int) -> int:
+    async def prune(self, before_ms: int) -> int:
         """Entries made before then are remembered no more; how many names went."""
         old = {name: entry for name, entry in self._now().items() if entry.removed_ms < before_ms}
         for name in old:

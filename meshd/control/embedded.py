@@ -52,7 +52,7 @@ class ClockLeases:
     def __init__(self, store: ControlStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
 
-    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         """See ControlStore.acquire."""
         current = await self._store.get(_key(name))
         if current is not None:
@@ -64,21 +64,21 @@ class ClockLeases:
         except VersionConflictError:
             return None  # someone else was faster
 
-    async def renew(self, lease: Lease) -> Lease:
+    async def renew_lease(self, lease: Lease) -> Lease:
         """See ControlStore.renew. A lease that ran out but that nobody took is still renewed."""
         try:
             return await self._write(lease.name, lease.holder, lease.ttl, lease.version)
         except VersionConflictError:
             raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s") from None
 
-    async def release(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """See ControlStore.release."""
         try:
             await self._store.delete(_key(lease.name), expect=lease.version)
         except VersionConflictError:
             return
 
-    async def leases(self, prefix: str) -> dict[str, str]:
+    async def lease_holders(self, prefix: str) -> dict[str, str]:
         """See ControlStore.leases."""
         now, cut = self._clock.now_ms(), len(_key(""))
         held = {
@@ -136,7 +136,7 @@ class EmbeddedControl:
         except lmdb.Error as error:
             raise ControlError(f"cannot open the control store in {directory}: {error}") from error
         self._directory, self._poll, self._closed = directory, poll, False
-        self._still = _PinnedRevisions()
+        self._pinned = _PinnedRevisions()
         self._written = asyncio.Event()
         self._writing = threading.Lock()
         self._leases = ClockLeases(self, clock)
@@ -144,12 +144,12 @@ class EmbeddedControl:
     def __repr__(self) -> str:
         return f"<EmbeddedControl {self._directory}{' closed' if self._closed else ''}>"
 
-    def still(self) -> _PinnedRevisions:
-        return self._still
+    def pin_revisions(self) -> _PinnedRevisions:
+        return self._pinned
 
     def revision(self, topic: str) -> int:
-        known = self._still.known
-        if known is None or self._still.thread != threading.get_ident():
+        known = self._pinned.known
+        if known is None or self._pinned.thread != threading.get_ident():
             return self._look(topic)
         found = known.get(topic)
         if found is None:
@@ -161,7 +161,7 @@ class EmbeddedControl:
             found = txn.get(topic.encode())
         return 0 if found is None else int(_VERSION.unpack(found)[0])
 
-    def peek(self, topic: str) -> Mapping[str, Versioned]:
+    def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
         return self._scan(f"{topic}/")
 
     async def get(self, key: str) -> Versioned | None:
@@ -196,23 +196,23 @@ class EmbeddedControl:
             written = self._written
             revision = self.revision(topic)
             if revision != at:
-                now = self.peek(topic)
+                now = self.cached_entries(topic)
                 for change in differences(seen, now):
                     yield change
                 seen, at = now, revision
             await _either(written, self._poll)
 
-    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
-        return await self._leases.acquire(name, holder, ttl)
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._leases.acquire_lease(name, holder, ttl)
 
-    async def renew(self, lease: Lease) -> Lease:
-        return await self._leases.renew(lease)
+    async def renew_lease(self, lease: Lease) -> Lease:
+        return await self._leases.renew_lease(lease)
 
-    async def release(self, lease: Lease) -> None:
-        await self._leases.release(lease)
+    async def release_lease(self, lease: Lease) -> None:
+        await self._leases.release_lease(lease)
 
-    async def leases(self, prefix: str) -> Mapping[str, str]:
-        return await self._leases.leases(prefix)
+    async def lease_holders(self, prefix: str) -> Mapping[str, str]:
+        return await self._leases.lease_holders(prefix)
 
     def close(self) -> None:
         if not self._closed:

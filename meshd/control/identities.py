@@ -124,15 +124,15 @@ class IdentityTable:
         return f"<IdentityTable {len(self._view.users)} users, {len(self._view.keys)} keys>"
 
     @property
-    def state(self) -> object:
+    def state_token(self) -> object:
         """Of all entries: another object after each change."""
         return self._now()
 
-    def find(self, access_key: str) -> Signer | None:
+    def find_signer(self, access_key: str) -> Signer | None:
         """Who signs with a key; None when it is unknown or disabled or its user gone. About a microsecond."""
         return self._now().signer(access_key)
 
-    def by_id(self, user_id: str) -> User | None:
+    def find_user(self, user_id: str) -> User | None:
         """The user of an id (an owner of a bucket, say), or None."""
         return self._now().users.get(user_id)
 
@@ -152,7 +152,7 @@ class IdentityTable:
         """Policies by name, in order."""
         return self._now().policies
 
-    async def change(self, kind: type[E], name: str, decide: Callable[[E | None], E | None]) -> bool:
+    async def update_entry(self, kind: type[E], name: str, decide: Callable[[E | None], E | None]) -> bool:
         """Replace an entry by what `decide` makes of the present one (None: there is none, or remove it),
         durably and atomically against other changes. Whether anything changed. What `decide` raises goes on
         to the caller; it may be called again when another process was quicker.
@@ -172,7 +172,9 @@ class IdentityTable:
                 continue
             return True
 
-    async def replace(self, origins: frozenset[Origin], accounts: Iterable[Account], now_ms: int) -> int:
+    async def replace_accounts(
+        self, origins: frozenset[Origin], accounts: Iterable[Account], now_ms: int
+    ) -> int:
         """Make `accounts` the users and keys of these origins: add, change, remove. Returns how many changed.
 
         What an administrator set on one that stays is kept: disabled keys stay disabled, policies attached,
@@ -194,7 +196,7 @@ class IdentityTable:
         entries = self._documents.current()
         if entries is not self._view.entries:
             self._view = _View(entries, self._view)
-            logs.secret_masker.hide(self._view.news)
+            logs.secret_masker.add_secrets(self._view.news)
         return self._view
 
 

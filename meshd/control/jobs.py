@@ -105,16 +105,16 @@ class JobTable:
     def get(self, job_id: str) -> Job | None:
         return self._documents.current().get(job_id)
 
-    async def seek(self, job_id: str) -> Job | None:
+    async def get_fresh(self, job_id: str) -> Job | None:
         """A job that another worker or node may have started just now. Asks the engine about one that is not
         known here."""
-        return await self._documents.seek(job_id)
+        return await self._documents.get_fresh(job_id)
 
     def list_all(self) -> Mapping[str, Job]:
         """Every job by id."""
         return self._documents.current()
 
-    async def change(self, job_id: str, decide: Callable[[Job | None], Job | None]) -> Job | None:
+    async def update_job(self, job_id: str, decide: Callable[[Job | None], Job | None]) -> Job | None:
         """Replace a job by what `decide` makes of the present one (None: there is none, or leave it so),
         durably and atomically; what is there then. `decide` may be called again, and may raise."""
         while True:
@@ -129,6 +129,6 @@ class JobTable:
                 continue
             return wanted
 
-    async def forget(self, job_id: str) -> None:
+    async def delete_job(self, job_id: str) -> None:
         """Remove a job's record."""
         await self._documents.delete(job_id)

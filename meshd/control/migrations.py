@@ -35,7 +35,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 async def migrate_control_state(control: ControlStore, now_ms: int) -> int:
     """Rewrite what has an old form; how many documents that were."""
-    old, present = CachedTopic(control, "identities", _Identity), control.peek(TOPIC)
+    old, present = CachedTopic(control, "identities", _Identity), control.cached_entries(TOPIC)
     found = dict(old.current())
     new: dict[str, Entry] = {}
     for identity in found.values():

@@ -61,7 +61,7 @@ class ModuleTable:
         """Every module by name."""
         return self._documents.current()
 
-    async def change(self, name: str, decide: Callable[[PushedModule], PushedModule]) -> PushedModule:
+    async def update_module(self, name: str, decide: Callable[[PushedModule], PushedModule]) -> PushedModule:
         """Make of a module (an empty one if there is none) what `decide` says, durably and atomically;
         without builds it is gone. `decide` may be called again, and may raise."""
         while True:

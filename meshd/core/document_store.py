@@ -74,7 +74,7 @@ class LastUsedRecorder(Protocol):
 class DeletedDocuments(Protocol):
     """Who knows which documents are no more, on any node."""
 
-    def gone(self, key: str) -> str:
+    def deletion_notice(self, key: str) -> str:
         """What became of it, as the end of a sentence; "" when it was not removed. A microsecond."""
         ...
 
@@ -84,7 +84,7 @@ class DeletedDocuments(Protocol):
 
 
 class _None:
-    def gone(self, key: str) -> str:
+    def deletion_notice(self, key: str) -> str:
         return ""
 
     async def restore(self, key: str) -> bool:
@@ -111,7 +111,7 @@ class DocumentStore:
         uses: LastUsedRecorder | None = None,
         removals: DeletedDocuments = _NO_REMOVALS,
     ) -> None:
-        self._store, self._elsewhere, self._uses = store, elsewhere, uses
+        self._store, self._remote, self._uses = store, elsewhere, uses
         self._removals = removals
         self._snapshots: _Kept[Snapshot] = _Kept(8)
         self._plans: _Kept[Plan] = _Kept(256)
@@ -131,7 +131,7 @@ class DocumentStore:
     async def snapshot_bytes(self, digest: str) -> bytes:
         """The document. Raises BatchError NoSuchSnapshot, Gone."""
         self._require(f"snapshots/{digest}")
-        document = await self.find(f"snapshots/{digest}")
+        document = await self.find_shared(f"snapshots/{digest}")
         if document is None:
             raise unknown_document(f"snapshots/{digest}")
         return document
@@ -143,7 +143,7 @@ class DocumentStore:
         return await self._plans.get(digest, lambda: self._load_plan(digest))
 
     async def _load_plan(self, digest: str) -> Plan:
-        document = await self.find(f"plans/{digest}")
+        document = await self.find_shared(f"plans/{digest}")
         if document is None:
             raise unknown_document(f"plans/{digest}")
         return Plan.from_bytes(digest, document)
@@ -151,17 +151,17 @@ class DocumentStore:
     async def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep it durably. Idempotent."""
         document = await asyncio.to_thread(snapshot.to_bytes)
-        await self.share(f"snapshots/{snapshot.hash}", document)
+        await self.put_shared(f"snapshots/{snapshot.hash}", document)
         self._snapshots.put(snapshot.hash, snapshot)
 
     async def add_plan(self, plan: Plan) -> None:
         """Keep it durably. Idempotent."""
-        await self.share(f"plans/{plan.hash}", plan.to_bytes())
+        await self.put_shared(f"plans/{plan.hash}", plan.to_bytes())
         self._plans.put(plan.hash, plan)
 
     def _require(self, key: str) -> None:
         """Raises BatchError Gone."""
-        became = self._removals.gone(key)
+        became = self._removals.deletion_notice(key)
         if became:
             kind, _, digest = key.partition("/")
             raise BatchError(
@@ -171,19 +171,19 @@ class DocumentStore:
                 detail={kind.removesuffix("s"): digest},
             )
 
-    async def look(self, key: str) -> None:
+    async def ensure_local(self, key: str) -> None:
         """Have a plan or snapshot here, without using it. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone,
         Busy."""
         self._require(key)
-        await self.ensure([key])
+        await self.ensure_local_copies([key])
         if self._store.get(RESERVED_BUCKET, key) is None:
             raise unknown_document(key)
 
     def is_gone(self, key: str) -> bool:
         """Whether a document was removed everywhere, and not made again."""
-        return key.startswith(SHARED_PREFIXES) and bool(self._removals.gone(key))
+        return key.startswith(SHARED_PREFIXES) and bool(self._removals.deletion_notice(key))
 
-    def has(self, key: str) -> bool:
+    def has_document(self, key: str) -> bool:
         """Whether a document is here; to ask is to use it."""
         self._note(key)
         return not self.is_gone(key) and self._store.get(RESERVED_BUCKET, key) is not None
@@ -192,31 +192,31 @@ class DocumentStore:
         if self._uses is not None and key.startswith((*SHARED_PREFIXES, *INDEX_PREFIXES)):
             self._uses.note(key)
 
-    def read(self, key: str) -> bytes | None:
+    def read_document(self, key: str) -> bytes | None:
         """A document of the reserved bucket, or None. Reading an index is using it."""
         if key.startswith(INDEX_PREFIXES):
             self._note(key)
         if self.is_gone(key):
             return None
         record = self._store.get(RESERVED_BUCKET, key)
-        return None if record is None else self._store.read(record, 0, record.size)
+        return None if record is None else self._store.read_range(record, 0, record.size)
 
-    async def find(self, key: str) -> bytes | None:
+    async def find_shared(self, key: str) -> bytes | None:
         """A document that nodes share, from another node where this one lacks it, and kept here then."""
-        document = self.read(key)
-        if document is None and not self._elsewhere.alone and not self.is_gone(key):
-            document = await self._elsewhere.document(key)
+        document = self.read_document(key)
+        if document is None and not self._remote.single_node and not self.is_gone(key):
+            document = await self._remote.fetch_document(key)
             if document is not None:
-                await self.write(key, document, once=True)
+                await self.write_document(key, document, once=True)
         return document
 
-    async def share(self, key: str, document: bytes) -> None:
+    async def put_shared(self, key: str, document: bytes) -> None:
         """Write a document that nodes share, durably, here and on the other storing nodes. Idempotent; what
         was removed is there again. Raises BatchError Busy."""
         again = self.is_gone(key) and await self._restored(key)
-        if not self._elsewhere.alone:
-            await self._elsewhere.spread(key, document, again=again)
-        await self.write(key, document, once=not again)
+        if not self._remote.single_node:
+            await self._remote.replicate_document(key, document, again=again)
+        await self.write_document(key, document, once=not again)
 
     async def _restored(self, key: str) -> bool:
         try:
@@ -224,13 +224,13 @@ class DocumentStore:
         except ControlError as error:
             raise busy(f"{key} was removed, and that cannot be taken back now: {error}") from error
 
-    async def ensure(self, keys: Iterable[str]) -> None:
+    async def ensure_local_copies(self, keys: Iterable[str]) -> None:
         """Have those of these documents here that any node has."""
         for key in keys:
-            if not self._elsewhere.alone and self._store.get(RESERVED_BUCKET, key) is None:
-                await self.find(key)  # nothing, if it was removed
+            if not self._remote.single_node and self._store.get(RESERVED_BUCKET, key) is None:
+                await self.find_shared(key)  # nothing, if it was removed
 
-    async def write(self, key: str, document: bytes, *, once: bool = False) -> None:
+    async def write_document(self, key: str, document: bytes, *, once: bool = False) -> None:
         """Write a document durably; `once`: only if there is none (its name says what is in it)."""
         self._note(key)
         if once and self._store.get(RESERVED_BUCKET, key) is not None:

@@ -116,7 +116,7 @@ class Frame:
 class FrameSource(Protocol):
     """Who can be asked for frames: the assembler itself, or its stand-in in another process."""
 
-    async def frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress) -> Frame:
         """The frame, or the bytes of a derived object. Raises BatchError. Cancelling stops the work if nobody
         else waits for it."""
         ...

@@ -153,11 +153,11 @@ class TruncationReport:
     def __repr__(self) -> str:
         return "<Tear>" if self._sent is None else f"<Tear behind {self._sent} bytes>"
 
-    def met(self, sent: int) -> None:
+    def record_truncation(self, sent: int) -> None:
         """Of the last spans only the first `sent` bytes could be read."""
         self._sent = sent
 
-    def take(self) -> int | None:
+    def take_truncation(self) -> int | None:
         """How many that were, once; None where all could be read."""
         sent, self._sent = self._sent, None
         return sent

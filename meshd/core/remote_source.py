@@ -56,67 +56,67 @@ class RemoteSource(Protocol):
     """The other nodes."""
 
     @property
-    def alone(self) -> bool:
+    def single_node(self) -> bool:
         """Whether there are none: nothing below is called then. As quick as a look at a dictionary."""
         ...
 
-    def used(self, bucket: str, key: str) -> None:
+    def record_use(self, bucket: str, key: str) -> None:
         """This node's own copy of an object is about to be read."""
         ...
 
-    def others_hold(self, bucket: str, key: str) -> bool:
+    def has_peer_copies(self, bucket: str, key: str) -> bool:
         """Whether other nodes have copies of an object of their own."""
         ...
 
-    async def goes_by(self, version: int) -> bool:
+    async def reaches_map_version(self, version: int) -> bool:
         """Whether this node goes by this version of the map; a newer one is waited for, a moment."""
         ...
 
-    def is_first(self, bucket: str, key: str) -> bool:
+    def is_first_replica(self, bucket: str, key: str) -> bool:
         """Whether this node is the one that is asked first for an object, by its present map: of all nodes
         that go by it, one is."""
         ...
 
-    async def fetch(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
+    async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         """These bytes, by one call a node; another holder is asked where one cannot give them."""
         ...
 
-    async def document(self, key: str) -> bytes | None:
+    async def fetch_document(self, key: str) -> bytes | None:
         """A document of the reserved bucket, from whichever node has it. Raises BatchError Busy when none
         that answers has it, and some do not answer."""
         ...
 
-    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
+    async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         """Has the storing nodes keep a document; `again`: written anew also where it is, for it was removed
         and may be about to go. Raises BatchError Busy when too few did."""
         ...
 
 
 class _SingleNode:
-    alone = True
+    single_node = True
 
     def __repr__(self) -> str:
         return "<no other nodes>"
 
-    def used(self, bucket: str, key: str) -> None:
+    def record_use(self, bucket: str, key: str) -> None:
         return
 
-    def others_hold(self, bucket: str, key: str) -> bool:
+    def has_peer_copies(self, bucket: str, key: str) -> bool:
         return False
 
-    async def goes_by(self, version: int) -> bool:
+    async def reaches_map_version(self, version: int) -> bool:
         return True
 
-    def is_first(self, bucket: str, key: str) -> bool:
+    def is_first_replica(self, bucket: str, key: str) -> bool:
         return True
 
-    async def fetch(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
+    async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         raise AssertionError("there are no other nodes")
 
-    async def document(self, key: str) -> bytes | None:
+    async def fetch_document(self, key: str) -> bytes | None:
         return None
 
-    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
+    async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         return
 
 

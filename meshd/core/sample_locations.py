@@ -39,7 +39,7 @@ def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
 class DecompressedArchives(Protocol):
     """Who knows the object that holds an archive's members as they are."""
 
-    async def plain(self, bucket: str, key: str, record: Record) -> Record:
+    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
         """The archive itself, or its inflated copy. Raises BatchError."""
         ...
 
@@ -57,10 +57,10 @@ class PinnedObjects:
         memory: MemoryAccount | None = None,
     ) -> None:
         self._store, self._snapshot, self._archives = store, snapshot, archives
-        self._elsewhere, self._memory = elsewhere, memory or MemoryAccount()
+        self._remote, self._memory = elsewhere, memory or MemoryAccount()
         self._records: dict[int, Record] = {}
         self._locations: dict[int, Sequence[Location]] = {}
-        self._far: set[int] = set()  # objects other nodes hold
+        self._remote_numbers: set[int] = set()  # objects other nodes hold
         self._fetched: dict[tuple[int, int, int], Location] = {}
         self._held: list[FetchedRanges] = []
 
@@ -74,30 +74,32 @@ class PinnedObjects:
         them, or those of some fields and of so many bytes at most. Raises BatchError: SnapshotChanged, Busy,
         and what `plain` does."""
         await self.look_up(samples)
-        if self._far:
+        if self._remote_numbers:
             await self._fetch(self._places(samples, fields, at_most))
 
     async def look_up(self, samples: Sequence[int]) -> None:
         """The first half of `prepare`: afterwards `is_far` tells what other nodes hold."""
-        if self._snapshot.kind == "objects" and self._elsewhere.alone:
+        if self._snapshot.kind == "objects" and self._remote.single_node:
             return
         columns = bytes_columns(self._snapshot).values()
         numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
         objects = self._snapshot.objects
-        for number, record in self._here(numbers - self._records.keys() - self._far):
+        for number, record in self._here(numbers - self._records.keys() - self._remote_numbers):
             if record is None:
-                self._far.add(number)
+                self._remote_numbers.add(number)
                 continue
             # Places are within what has the size that the snapshot says.
             if self._snapshot.kind != "objects" and record.size != int(objects.sizes[number]):
-                record = await self._archives.plain(objects.bucket_of(number), objects.keys[number], record)
+                record = await self._archives.decompressed(
+                    objects.bucket_of(number), objects.keys[number], record
+                )
             self._records[number] = record
 
-    def is_far(self, number: int) -> bool:
+    def is_remote(self, number: int) -> bool:
         """Whether other nodes hold this object, after `look_up`."""
-        return number in self._far
+        return number in self._remote_numbers
 
-    def part(self, number: int, offset: int, length: int) -> ObjectRange:
+    def range_of(self, number: int, offset: int, length: int) -> ObjectRange:
         """How other nodes are asked for bytes of an object."""
         objects = self._snapshot.objects
         place = objects.bucket_of(number), objects.keys[number], objects.etags[number]
@@ -123,9 +125,9 @@ class PinnedObjects:
         if not numbers:
             return
         objects, places = self._snapshot.objects, np.fromiter(numbers, np.int64, len(numbers))
-        alone = self._elsewhere.alone
+        alone = self._remote.single_node
         for number, key, etag in zip(
-            numbers, objects.keys.take(places), objects.etags.take(places), strict=True
+            numbers, objects.keys.take_rows(places), objects.etags.take_rows(places), strict=True
         ):
             bucket = objects.bucket_of(number)
             try:
@@ -142,7 +144,7 @@ class PinnedObjects:
             elif record.broken:  # damaged here; another owner has it
                 yield number, None
             else:
-                self._elsewhere.used(bucket, key)
+                self._remote.record_use(bucket, key)
                 yield number, record
 
     def changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
@@ -168,14 +170,16 @@ class PinnedObjects:
             chosen = column.object[samples], column.offset[samples], column.length[samples]
             rows = zip(*(values.tolist() for values in chosen), strict=True)
             found.update(
-                place for place in rows if place[0] in self._far and (at_most is None or place[2] <= at_most)
+                place
+                for place in rows
+                if place[0] in self._remote_numbers and (at_most is None or place[2] <= at_most)
             )
         return sorted(found - self._fetched.keys())
 
     async def _fetch(self, places: Sequence[tuple[int, int, int]]) -> None:
         if not places:
             return
-        fetched = await self._elsewhere.fetch([self.part(*place) for place in places], self._memory)
+        fetched = await self._remote.fetch_parts([self.range_of(*place) for place in places], self._memory)
         self._held.append(fetched)
         for place, found in zip(places, fetched.places, strict=True):
             if isinstance(found, ReadFailure):
@@ -191,9 +195,9 @@ class PinnedObjects:
             return damaged(url, lost.message or "no node that holds it can read it", {"url": url})
         return busy(f"{url} cannot be read now: {lost.message or lost.code}")
 
-    def pieces(self, number: int, offset: int, length: int) -> Pieces:
+    def pieces_at(self, number: int, offset: int, length: int) -> Pieces:
         """The files that hold these bytes of an object. Raises BatchError SnapshotChanged."""
-        if number in self._far:
+        if number in self._remote_numbers:
             place = self._fetched[number, offset, length]
             return ((place.path, place.offset, place.length, place.crc32c),)
         locations = self._locations.get(number)
@@ -207,14 +211,14 @@ class PinnedObjects:
                 return ((place.path, place.offset + offset, length),)
         return slice_locations(locations, offset, length)
 
-    def read(self, number: int, offset: int, length: int) -> bytes:
+    def read_range(self, number: int, offset: int, length: int) -> bytes:
         """The bytes, after `prepare` (blocking). Raises BatchError SnapshotChanged; StoreError."""
-        if number not in self._far:
-            return self._store.read(self.record(number), offset, length)
+        if number not in self._remote_numbers:
+            return self._store.read_range(self.record(number), offset, length)
         place = self._fetched[number, offset, length]
         return read_location(place)
 
-    def sources(self, samples: Sequence[int]) -> list[tuple[Pieces, ...]]:
+    def sample_sources(self, samples: Sequence[int]) -> list[tuple[Pieces, ...]]:
         """For each sample, the pieces of each bytes field in order of name. Raises BatchError
         SnapshotChanged.
         """
@@ -225,8 +229,8 @@ class PinnedObjects:
                 column.offset[samples].tolist(),
                 column.length[samples].tolist(),
             )
-            self._know(set(chosen[0]) - self._far)
-            columns.append([self.pieces(*place) for place in zip(*chosen, strict=True)])
+            self._know(set(chosen[0]) - self._remote_numbers)
+            columns.append([self.pieces_at(*place) for place in zip(*chosen, strict=True)])
         return list(zip(*columns, strict=True))
 
     def release(self) -> None:

@@ -33,7 +33,7 @@ class MemoryAccount:
     def __repr__(self) -> str:
         return f"<Memory of {self.bytes} bytes>"
 
-    def add(self, owner: str, size: int) -> None:
+    def add_bytes(self, owner: str, size: int) -> None:
         """Count so many bytes more, or less."""
         self.bytes += size
         self.by_account[owner] += size
@@ -51,7 +51,7 @@ class _Block:
     owner: str
 
     def free(self) -> None:
-        self.memory.add(self.owner, -self.size)
+        self.memory.add_bytes(self.owner, -self.size)
         os.close(self.fd)
 
 
@@ -84,7 +84,7 @@ class MemoryFrame:
     def grow(self, size: int) -> None:
         """Make room behind what is there."""
         os.ftruncate(self.fd, size)
-        self._block.memory.add(self.owner, size - self.size)
+        self._block.memory.add_bytes(self.owner, size - self.size)
         self.size = self._block.size = size
 
     def hand_out(self, result: FrameResult) -> Frame:

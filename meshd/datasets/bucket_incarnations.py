@@ -48,60 +48,62 @@ class SnapshotIncarnations:
     def __repr__(self) -> str:
         return f"<SnapshotBirths, {len(self._known)} snapshots known>"
 
-    def present(self, buckets: Iterable[str]) -> BucketIncarnations:
+    def present_incarnations(self, buckets: Iterable[str]) -> BucketIncarnations:
         """The births of these buckets now. Microseconds."""
-        return tuple((name, self._buckets.born(name)) for name in sorted(set(buckets)))
+        return tuple((name, self._buckets.created_at_ms(name)) for name in sorted(set(buckets)))
 
-    def moment(self) -> Callable[[Iterable[str]], BucketIncarnations]:
+    def freeze_incarnations(self) -> Callable[[Iterable[str]], BucketIncarnations]:
         """The births of this moment, of whichever buckets turn out to count."""
         born = {bucket.name: bucket.created_ms for bucket in self._buckets.list_all()}
         return lambda names: tuple((name, born.get(name, 0)) for name in sorted(set(names)))
 
-    async def record(self, digest: str, births: BucketIncarnations) -> None:
+    async def record_snapshot(self, digest: str, births: BucketIncarnations) -> None:
         """Write durably that a snapshot was made of buckets of these births."""
         if self._known.get(digest) == births:
             return
         key, document = _document(digest, births)
         try:
-            await self._catalog.share(key, document)
+            await self._catalog.put_shared(key, document)
         except BatchError:  # too few nodes take it now; where it lacks, the objects decide
-            await self._catalog.write(key, document, once=True)
+            await self._catalog.write_document(key, document, once=True)
         self._remember(digest, births)
 
-    async def recorded(self, digest: str, buckets: Iterable[str]) -> bool:
+    async def is_recorded(self, digest: str, buckets: Iterable[str]) -> bool:
         """Whether a snapshot is written down for the present buckets. Raises BatchError Busy."""
-        births = self.present(buckets)
+        births = self.present_incarnations(buckets)
         if self._known.get(digest) == births:
             return True
-        if await self._catalog.find(_document(digest, births)[0]) is None:
+        if await self._catalog.find_shared(_document(digest, births)[0]) is None:
             return False
         self._remember(digest, births)
         return True
 
-    async def holds(self, digest: str, buckets: Sequence[str]) -> bool:
+    async def is_valid(self, digest: str, buckets: Sequence[str]) -> bool:
         """Whether a snapshot may be used by who may read these buckets. Raises BatchError Busy."""
-        births = self.present(buckets)
+        births = self.present_incarnations(buckets)
         if self._known.get(digest) == births:
             return True
         if any(not born for _, born in births):
             return False
-        return await self.recorded(digest, buckets) or await self._adopted(digest, births)
+        return await self.is_recorded(digest, buckets) or await self._adopted(digest, births)
 
-    async def require(self, caller: Caller, digest: str, buckets: Sequence[str], key: str) -> None:
+    async def require_valid(self, caller: Caller, digest: str, buckets: Sequence[str], key: str) -> None:
         """Raises BatchError NoSuchSnapshot, NoSuchPlan (by the document's `key`) unless it holds, or root
         asks."""
-        if not caller.identity.root and not await self.holds(digest, buckets):
+        if not caller.identity.root and not await self.is_valid(digest, buckets):
             raise unknown_document(key)
 
     async def _adopted(self, digest: str, births: BucketIncarnations) -> bool:
         """Whether every object is in the present bucket; that is written down."""
         key = _document(digest, births)[0]
         try:
-            found = await self._checks.run(key, lambda progress: self._check(digest, births, progress))
+            found = await self._checks.run_or_wait(
+                key, lambda progress: self._check(digest, births, progress)
+            )
         except StillRunningError as error:
             message = f"the objects of the snapshot {digest} are compared with the bucket: {error}"
             raise in_progress(message, error.progress) from None
-        self._checks.forget(key)
+        self._checks.discard_result(key)
         return found
 
     async def _check(self, digest: str, births: BucketIncarnations, progress: CallProgress) -> bool:
@@ -114,18 +116,18 @@ class SnapshotIncarnations:
                 if record is None or record.etag != objects.etags[number]:
                     return False
             progress.done = start / len(numbers)
-        await self.record(digest, births)
+        await self.record_snapshot(digest, births)
         return True
 
     async def _records(self, names: Sequence[tuple[str, str]]) -> list[Record | None]:
-        if self._objects.alone:
-            return await asyncio.to_thread(self._objects.own, names)
-        return await self._objects.many(names)
+        if self._objects.single_node:
+            return await asyncio.to_thread(self._objects.find_local, names)
+        return await self._objects.find_many(names)
 
     def _compared(self, snapshot: Snapshot) -> Sequence[int]:
         """The objects whose presence decides: all, but of buckets with an origin an even sample."""
         objects, numbers = snapshot.objects, range(len(snapshot.objects))
-        far = [number for number in numbers if self._objects.backs(objects.bucket_of(number))]
+        far = [number for number in numbers if self._objects.has_origin(objects.bucket_of(number))]
         if not far:
             return numbers
         left_out = set(far) - set(far[:: max(1, len(far) // _ORIGIN_OBJECTS)])

@@ -104,7 +104,7 @@ class DerivedSnapshots:
     def __repr__(self) -> str:
         return f"<Structures, {self._long!r}>"
 
-    async def derive(self, caller: Caller, asked: Derivation) -> SnapshotBuild:
+    async def derive_snapshot(self, caller: Caller, asked: Derivation) -> SnapshotBuild:
         """The derived snapshot. Raises PlanError, EmptySnapshotError; BatchError NoSuchSnapshot,
         AccessDenied, SnapshotChanged, Busy (not done yet: ask again)."""
         base = await self._snapshot(caller, asked.base)
@@ -127,13 +127,13 @@ class DerivedSnapshots:
 
     async def _snapshot(self, caller: Caller, digest: str) -> Snapshot:
         snapshot = await self._catalog.snapshot(digest)
-        await self._readers.require(caller, snapshot)
-        await self._births.require(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
+        await self._readers.require_snapshot(caller, snapshot)
+        await self._births.require_valid(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
         return snapshot
 
     async def _patiently(self, key: str, work: Callable[[CallProgress], Any]) -> SnapshotBuild:
         try:
-            return await self._long.run(hashlib.sha256(key.encode()).hexdigest(), work)
+            return await self._long.run_or_wait(hashlib.sha256(key.encode()).hexdigest(), work)
         except StillRunningError as error:
             raise in_progress(f"not done yet: {error}", error.progress) from None
 
@@ -200,7 +200,7 @@ class DerivedSnapshots:
         pinned = PinnedObjects(self._store, snapshot, self._archives, self._objects)
         scope = _Scope(snapshot, pinned, expression.names)
         found: list[Value] = []
-        turn = _AT_A_TIME if self._objects.alone or not scope.contents else _FAR_AT_A_TIME
+        turn = _AT_A_TIME if self._objects.single_node or not scope.contents else _FAR_AT_A_TIME
         try:
             for start in range(0, snapshot.samples, turn):
                 some = range(start, min(start + turn, snapshot.samples))
@@ -268,4 +268,4 @@ class _Scope:
         length = int(column.length[sample])
         if length > MAX_VALUE_BYTES:
             return None
-        return self._pinned.read(int(column.object[sample]), int(column.offset[sample]), length)
+        return self._pinned.read_range(int(column.object[sample]), int(column.offset[sample]), length)

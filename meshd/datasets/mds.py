@@ -68,7 +68,7 @@ class MdsSources:
     def __repr__(self) -> str:
         return "<MdsSources>"
 
-    async def files(
+    async def index_shards(
         self,
         listing: Sequence[tuple[str, Record]],
         source: Source,
@@ -83,7 +83,7 @@ class MdsSources:
         for name, spec in fields.items():
             if spec.column is not None:
                 _check_column(name, spec.column, shards[0])
-        self._capacity.require(sum(shard.samples for shard in shards), len(fields), source)
+        self._capacity.require_room(sum(shard.samples for shard in shards), len(fields), source)
         files = []
         for number, shard in enumerate(shards):
             held = _stored(records, source, shard)
@@ -105,7 +105,7 @@ class MdsSources:
             )
         if record.size > MAX_INDEX:
             raise PlanError("source", f"{key} has {record.size} bytes: too many for an index")
-        document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
+        document = await self._objects.read_range(source.bucket, key, record.etag, 0, record.size)
         found = await asyncio.to_thread(parse_mds, document, key)
         if not any(shard.samples for shard in found):
             raise EmptySnapshotError("source", f"the {MDS_INDEX} in {source} names no samples")
@@ -115,7 +115,7 @@ class MdsSources:
         shard = held.shard
         digest = hashlib.sha256(repr((shard, wanted)).encode()).hexdigest()[:32]
         name = f"mds/{held.record.etag}-{held.record.size}-{digest}"
-        document = self._catalog.read(name)
+        document = self._catalog.read_document(name)
         if document is not None:
             try:
                 return RecordIndex.from_bytes(document)
@@ -127,7 +127,7 @@ class MdsSources:
             raise _refused(held.url, str(error)) from error
         heads = await self._heads(held, bounds)
         index = await asyncio.to_thread(index_samples, shard, bounds, heads, wanted)
-        await self._catalog.write(name, index.to_bytes())
+        await self._catalog.write_document(name, index.to_bytes())
         return index
 
     async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
@@ -150,14 +150,14 @@ class MdsSources:
         """Bytes of a shard as it is unpacked. Raises BatchError."""
         bucket, key, record = held.bucket, held.key, held.record
         if compression_kind(key) is None:
-            return await self._objects.read(bucket, key, record.etag, offset, length)
-        plain = await self._archives.plain(bucket, key, record)
+            return await self._objects.read_range(bucket, key, record.etag, offset, length)
+        plain = await self._archives.decompressed(bucket, key, record)
         if isinstance(plain, RemoteRecord):
             part = ObjectRange(bucket, key, record.etag, held.shard.bytes, offset, length)
-            return (await self._objects.read_many([part]))[0]
+            return (await self._objects.read_parts([part]))[0]
         if plain.size != held.shard.bytes:
             raise _refused(held.url, f"unpacked it has {plain.size} bytes, the index says {held.shard.bytes}")
-        return await asyncio.to_thread(self._store.read, plain, offset, length)
+        return await asyncio.to_thread(self._store.read_range, plain, offset, length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class ParquetFiles:
     def __repr__(self) -> str:
         return f"<Parquets, {len(self._reading)} files being read>"
 
-    async def files(
+    async def index_files(
         self,
         listing: Sequence[tuple[str, Record]],
         source: Source,
@@ -74,7 +74,7 @@ class ParquetFiles:
         EmptySnapshotError; BatchError BadSample, TooLarge, NotImplemented."""
         if not listing:
             raise _without(source)
-        first = (await self.rows(source.bucket, *listing[0])).lengths
+        first = (await self.read_rows(source.bucket, *listing[0])).lengths
         for name, spec in fields.items():
             if spec.column is not None:
                 _check_column(name, spec.column, first, listing[0][0])
@@ -83,25 +83,27 @@ class ParquetFiles:
         samples = 0
         for start in range(0, len(listing), _AT_ONCE):
             some = listing[start : start + _AT_ONCE]
-            found = await asyncio.gather(*[self.rows(source.bucket, *each) for each in some])
+            found = await asyncio.gather(*[self.read_rows(source.bucket, *each) for each in some])
             for (key, record), kept in zip(some, found, strict=True):
                 index = await asyncio.to_thread(kept.lengths.choose, wanted, kept.size)
                 files.append((key, record.etag, kept.size, index))
                 samples += index.numbers.size
-            self._capacity.require(samples, len(fields), source)
+            self._capacity.require_room(samples, len(fields), source)
             progress.done = len(files) / len(listing)
         return files
 
-    async def guess(self, listing: Sequence[tuple[str, Record]], source: Source) -> dict[str, dict[str, str]]:
+    async def guess_fields(
+        self, listing: Sequence[tuple[str, Record]], source: Source
+    ) -> dict[str, dict[str, str]]:
         """A field for each column of the first file. Raises as `files`."""
         if not listing:
             raise _without(source)
-        return column_fields(list((await self.rows(source.bucket, *listing[0])).lengths.columns))
+        return column_fields(list((await self.read_rows(source.bucket, *listing[0])).lengths.columns))
 
-    async def rows(self, bucket: str, key: str, record: Record) -> ParquetRows:
+    async def read_rows(self, bucket: str, key: str, record: Record) -> ParquetRows:
         """What is known of the rows of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
         name = f"parquet/{record.etag}-{record.size}"
-        document = self._catalog.read(name)
+        document = self._catalog.read_document(name)
         if document is not None:
             try:
                 return await asyncio.to_thread(_kept, document)
@@ -113,28 +115,28 @@ class ParquetFiles:
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> ParquetRows:
         here: Record | None = record
         if isinstance(record, RemoteRecord):
-            await self._objects.bring(bucket, key, record)
-            here = self._objects.here(bucket, key, record.etag)
+            await self._objects.fetch_whole(bucket, key, record)
+            here = self._objects.local_record(bucket, key, record.etag)
         if here is None:
-            document = await self._objects.archive_index(bucket, key, record, rows=True)
+            document = await self._objects.fetch_index(bucket, key, record, rows=True)
         else:
-            copy = await self._archives.plain(bucket, key, here)
+            copy = await self._archives.decompressed(bucket, key, here)
             document = await asyncio.to_thread(self._read, copy)
         try:
             kept = await asyncio.to_thread(_kept, document)
         except ColumnError as error:  # its reader is a stranger's
             raise _refused(f"s3://{bucket}/{key}", error) from error
-        await self._catalog.write(name, document)
+        await self._catalog.write_document(name, document)
         return kept
 
     def _read(self, copy: Record) -> bytes:
         """The document of a copy, empty where it has none."""
-        foot = self._store.read(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
+        foot = self._store.read_range(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
         try:
             place = lengths_range(foot, copy.size)
         except ColumnError:
             return b""
-        return _SIZE.pack(copy.size) + self._store.read(copy, *place)
+        return _SIZE.pack(copy.size) + self._store.read_range(copy, *place)
 
 
 def parquet_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:

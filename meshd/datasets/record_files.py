@@ -46,7 +46,7 @@ async def decompressed_object(
     """The object that holds the file's bytes as they are. Raises BatchError BadSample, TooLarge, Busy."""
     if compression_kind(key) is None:
         return record
-    plain = await archives.plain(bucket, key, record)
+    plain = await archives.decompressed(bucket, key, record)
     if plain.size == record.size:
         raise BatchError(
             "BadSample",
@@ -78,10 +78,10 @@ class LineIndexer:
     def __repr__(self) -> str:
         return f"<Lines, {len(self._indexing)} files being indexed>"
 
-    async def index(self, bucket: str, key: str, record: Record) -> LineIndex:
+    async def index_file(self, bucket: str, key: str, record: Record) -> LineIndex:
         """Where the lines of a file lie. Raises BatchError BadSample."""
         name = f"lines/{content_name(key, record)}"
-        document = self._catalog.read(name)
+        document = self._catalog.read_document(name)
         if document is not None:
             try:
                 return LineIndex.from_bytes(document)
@@ -93,19 +93,19 @@ class LineIndexer:
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
         if not isinstance(record, RemoteRecord):
             return await self._index(name, bucket, key, record)
-        await self._objects.bring(bucket, key, record)
-        here = self._objects.here(bucket, key, record.etag)
+        await self._objects.fetch_whole(bucket, key, record)
+        here = self._objects.local_record(bucket, key, record.etag)
         if here is not None:
             return await self._index(name, bucket, key, here)
-        document = await self._objects.archive_index(bucket, key, record, lines=True)
-        await self._catalog.write(name, document)
+        document = await self._objects.fetch_index(bucket, key, record, lines=True)
+        await self._catalog.write_document(name, document)
         return LineIndex.from_bytes(document)
 
     async def _index(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
         plain, url = await decompressed_object(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
-            with self._store.reading(plain, 0, plain.size) as spans:
-                most = self._capacity.most(fields=1)
+            with self._store.open_spans(plain, 0, plain.size) as spans:
+                most = self._capacity.max_samples(fields=1)
                 most = MAX_LINES if most is None else min(MAX_LINES, most)
                 index = await asyncio.to_thread(lambda: index_lines(read_pieces(spans), most))
         except LineError as error:
@@ -116,7 +116,7 @@ class LineIndexer:
                 detail={"url": url},
             ) from error
         index = replace(index, size=plain.size)
-        await self._catalog.write(name, index.to_bytes())
+        await self._catalog.write_document(name, index.to_bytes())
         return index
 
 
@@ -143,12 +143,12 @@ class TfrecordIndexer:
     def __repr__(self) -> str:
         return f"<Tfrecords, {len(self._indexing)} files being indexed>"
 
-    async def index(self, bucket: str, key: str, record: Record, features: Sequence[str]) -> RecordIndex:
+    async def index_file(self, bucket: str, key: str, record: Record, features: Sequence[str]) -> RecordIndex:
         """Where these features of a file's records lie. Raises BatchError BadSample."""
         wanted = sorted(set(features))
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:32]
         name = f"tfrecords/{content_name(key, record)}-{digest}"
-        document = self._catalog.read(name)
+        document = self._catalog.read_document(name)
         if document is not None:
             try:
                 return RecordIndex.from_bytes(document)
@@ -162,12 +162,12 @@ class TfrecordIndexer:
     ) -> RecordIndex:
         here: Record | None = record
         if isinstance(record, RemoteRecord):
-            await self._objects.bring(bucket, key, record)
-            here = self._objects.here(bucket, key, record.etag)
+            await self._objects.fetch_whole(bucket, key, record)
+            here = self._objects.local_record(bucket, key, record.etag)
         if here is not None:
             return await self._index(name, bucket, key, here, wanted)
-        document = await self._objects.archive_index(bucket, key, record, features=wanted)
-        await self._catalog.write(name, document)
+        document = await self._objects.fetch_index(bucket, key, record, features=wanted)
+        await self._catalog.write_document(name, document)
         return RecordIndex.from_bytes(document)
 
     async def _index(
@@ -175,7 +175,7 @@ class TfrecordIndexer:
     ) -> RecordIndex:
         plain, url = await decompressed_object(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
-            with self._store.reading(plain, 0, plain.size) as spans:
+            with self._store.open_spans(plain, 0, plain.size) as spans:
                 index = await asyncio.to_thread(lambda: index_records(read_pieces(spans), wanted))
         except TfrecordError as error:
             raise BatchError(
@@ -185,5 +185,5 @@ class TfrecordIndexer:
                 detail={"url": url},
             ) from error
         index = replace(index, size=plain.size)
-        await self._catalog.write(name, index.to_bytes())
+        await self._catalog.write_document(name, index.to_bytes())
         return index

@@ -98,7 +98,7 @@ class DatasetService:
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
 
-    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
+    async def create_snapshot(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Make (or find) the snapshot of a source, or one derived of another; what `POST /-/snapshots`
         answers.
 
@@ -106,11 +106,11 @@ class DatasetService:
         (nothing there), BadSample (an archive that lies), Busy.
         """
         began: object = None
-        births = self.births.moment()
+        births = self.births.freeze_incarnations()
         try:
             document = read_json(body)
             if isinstance(document, dict) and "from" in document:
-                built = await self._structures.derive(caller, parse_derivation(document))
+                built = await self._structures.derive_snapshot(caller, parse_derivation(document))
             else:
                 began = self._objects.revision(())
                 built = await self._made(caller, document)
@@ -120,9 +120,9 @@ class DatasetService:
             ) from error
         except PlanError as error:
             raise invalid_plan(error) from error
-        await self._readers.require(caller, built.snapshot)
+        await self._readers.require_snapshot(caller, built.snapshot)
         still = began == self._objects.revision(built.snapshot.objects.buckets)
-        await self.add(built.snapshot, births(built.snapshot.objects.buckets))
+        await self.add_snapshot(built.snapshot, births(built.snapshot.objects.buckets))
         if still:
             self._listed = built.snapshot.hash, self._objects.revision(())
         return {
@@ -132,16 +132,16 @@ class DatasetService:
             "examples": list(built.examples),
         }
 
-    async def add(self, snapshot: Snapshot, births: BucketIncarnations) -> None:
+    async def add_snapshot(self, snapshot: Snapshot, births: BucketIncarnations) -> None:
         """Keep a snapshot that was made of buckets of these births. Raises BatchError Busy."""
-        await self.births.record(snapshot.hash, births)
+        await self.births.record_snapshot(snapshot.hash, births)
         await self._catalog.add_snapshot(snapshot)
 
     def is_as_listed(self, snapshot: Snapshot) -> bool:
         """Whether this snapshot was made here just now, and nothing was written since."""
         return self._listed == (snapshot.hash, self._objects.revision(snapshot.objects.buckets))
 
-    async def document(self, caller: Caller, digest: str) -> bytes:
+    async def snapshot_document(self, caller: Caller, digest: str) -> bytes:
         """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
         await self.snapshot(caller, digest)
         return await self._catalog.snapshot_bytes(digest)
@@ -149,19 +149,19 @@ class DatasetService:
     async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
         """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
         snapshot = await self._catalog.snapshot(digest)
-        await self._readers.require(caller, snapshot)
-        await self.births.require(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
+        await self._readers.require_snapshot(caller, snapshot)
+        await self.births.require_valid(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
         return snapshot
 
-    async def scanned(
+    async def scan_source(
         self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
     ) -> tuple[SnapshotBuild, int]:
         """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
         views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
         listing = (
             await asyncio.to_thread(lambda: list(self._entries(source)))
-            if self._objects.alone
-            else await self._objects.entries(source.bucket, source.prefix)
+            if self._objects.single_node
+            else await self._objects.list_entries(source.bucket, source.prefix)
         )
         newest = max((record.modified for _, record in listing), default=0)
         return await self._built(listing, source, kind, fields), newest
@@ -180,7 +180,7 @@ class DatasetService:
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields)
         if not fields:
-            fields = parse_fields(await self.parquets.guess(scanned, source))
+            fields = parse_fields(await self.parquets.guess_fields(scanned, source))
         return await self._built(listing, source, kind, fields)
 
     async def _patiently(
@@ -202,7 +202,7 @@ class DatasetService:
                 await self._files(listing, source, kind, fields, progress)
 
         try:
-            await self._long.run(hashlib.sha256(named.encode()).hexdigest(), index)
+            await self._long.run_or_wait(hashlib.sha256(named.encode()).hexdigest(), index)
         except StillRunningError as error:
             message = f"the files of {source} are being indexed: {error}"
             raise in_progress(message, error.progress) from None
@@ -215,7 +215,7 @@ class DatasetService:
         fields: Mapping[str, FieldSpec],
     ) -> SnapshotBuild:
         if kind == "zarr":
-            return await self._zarrs.build(listing, source, fields)
+            return await self._zarrs.build_snapshot(listing, source, fields)
         if kind == "tfrecord" or kind == "mds" or kind == "parquet":
             files = await self._files(listing, source, kind, fields, CallProgress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
@@ -241,7 +241,7 @@ class DatasetService:
             )
         indexed = []
         for number, (key, record) in enumerate(scanned):
-            index = await self._archives.index(source.bucket, key, record)
+            index = await self._archives.get_index(source.bucket, key, record)
             indexed.append((key, record.etag, index.size, index.files))
             progress.done = (number + 1) / len(scanned)
         return indexed
@@ -256,10 +256,10 @@ class DatasetService:
         """The indexes of files of lines, made or found. Raises BatchError TooLarge."""
         files, samples = [], 0
         for number, (key, record) in enumerate(scanned):
-            index = await self.lines.index(source.bucket, key, record)
+            index = await self.lines.index_file(source.bucket, key, record)
             files.append((key, record.etag, index.size or record.size, index))
             samples += index.lengths.size
-            self._capacity.require(samples, len(fields), source)
+            self._capacity.require_room(samples, len(fields), source)
             progress.done = (number + 1) / len(scanned)
         return files
 
@@ -273,9 +273,9 @@ class DatasetService:
     ) -> list[IndexedFile]:
         """The indexes of files of records, made or found."""
         if kind == "mds":
-            return await self._mds.files(listing, source, fields, progress)
+            return await self._mds.index_shards(listing, source, fields, progress)
         if kind == "parquet":
-            return await self.parquets.files(parquet_files(listing), source, fields, progress)
+            return await self.parquets.index_files(parquet_files(listing), source, fields, progress)
         scanned = _scanned(listing, kind, fields)
         if not scanned:
             raise EmptySnapshotError(
@@ -285,10 +285,10 @@ class DatasetService:
         wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
         files, samples = [], 0
         for number, (key, record) in enumerate(scanned):
-            index = await self.tfrecords.index(source.bucket, key, record, wanted)
+            index = await self.tfrecords.index_file(source.bucket, key, record, wanted)
             files.append((key, record.etag, index.size or record.size, index))
             samples += index.numbers.size
-            self._capacity.require(samples, len(fields), source)
+            self._capacity.require_room(samples, len(fields), source)
             progress.done = (number + 1) / len(scanned)
         return files
 
@@ -300,8 +300,8 @@ class DatasetService:
             after, more = page.next_after, page.truncated
 
     async def _list(self, source: Source) -> list[tuple[str, Record]]:
-        if not self._objects.alone:
-            return await self._objects.entries(source.bucket, source.prefix)
+        if not self._objects.single_node:
+            return await self._objects.list_entries(source.bucket, source.prefix)
         found: list[tuple[str, Record]] = []
         after = ""
         while True:

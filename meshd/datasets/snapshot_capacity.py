@@ -27,16 +27,16 @@ class SnapshotCapacity:
         self._free = free
 
     def __repr__(self) -> str:
-        return f"<SnapshotCapacity {self.most(1)}>"
+        return f"<SnapshotCapacity {self.max_samples(1)}>"
 
-    def most(self, fields: int) -> int | None:
+    def max_samples(self, fields: int) -> int | None:
         """Samples of so many fields that fit; None where nobody knows."""
         free = self._free()
         return None if free is None else free // _SHARE // (SAMPLE_BYTES + FIELD_BYTES * fields)
 
-    def require(self, samples: int, fields: int, source: object) -> None:
+    def require_room(self, samples: int, fields: int, source: object) -> None:
         """Raises BatchError TooLarge for more than fit."""
-        most = self.most(fields)
+        most = self.max_samples(fields)
         if most is not None and samples > most:
             raise BatchError(
                 "TooLarge",

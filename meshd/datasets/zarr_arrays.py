@@ -64,7 +64,7 @@ class ZarrSources:
     def __repr__(self) -> str:
         return "<ZarrSources>"
 
-    async def build(
+    async def build_snapshot(
         self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
     ) -> SnapshotBuild:
         """Raises PlanError, EmptySnapshotError; BatchError BadSample."""
@@ -82,7 +82,7 @@ class ZarrSources:
             folder = source.prefix + _folder(fields[name])
             columns[name] = await self._column(records, source.bucket, folder, array, keys)
             taken += columns[name].rows.size
-            self._capacity.require(taken, 1, source)
+            self._capacity.require_room(taken, 1, source)
         gathered = _Gathered(source, fields, arrays, columns, [(key, records[key]) for key in keys])
         return await asyncio.to_thread(gathered.built)
 
@@ -102,7 +102,7 @@ class ZarrSources:
             raise PlanError(path, f"there is no {key}{hint}")
         if record.size > MAX_METADATA:
             raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
-        document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
+        document = await self._objects.read_range(source.bucket, key, record.etag, 0, record.size)
         return await asyncio.to_thread(parse_chunked if spec.chunks else parse_array, document, path)
 
     async def _column(
@@ -115,7 +115,7 @@ class ZarrSources:
             placed = await asyncio.to_thread(_placed, bucket, array, some, indexes, len(keys))
             parts += placed
             samples += sum(part.rows.size for part in placed)
-            self._capacity.require(samples, 1, f"s3://{bucket}/{folder}")
+            self._capacity.require_room(samples, 1, f"s3://{bucket}/{folder}")
             keys += [key for _, key, _ in some]
         return await asyncio.to_thread(_joined, parts)
 
@@ -125,14 +125,14 @@ class ZarrSources:
             length = min(array.index_bytes, record.size)
             start = record.size - length if array.index_end else 0
             wanted.append(ObjectRange(bucket, key, record.etag, -1, start, length))
-        return await self._objects.read_many(wanted)
+        return await self._objects.read_parts(wanted)
 
 
 def _stored(records: Mapping[str, Record], folder: str, array: StoredArray) -> list[_Object]:
     """The stored objects of an array: found in the listing, for metadata may claim any number of them."""
     found = []
     for key, record in records.items():
-        number = array.number(key[len(folder) :]) if key.startswith(folder) else None
+        number = array.object_number(key[len(folder) :]) if key.startswith(folder) else None
         if number is not None:
             found.append((number, key, record))
     return sorted(found, key=lambda each: each[0])
@@ -169,7 +169,7 @@ def _joined(parts: Sequence[_Column]) -> _Column:
 
 def _places(url: str, number: int, record: Record, array: StoredArray, index: bytes) -> RowLocations:
     try:
-        return array.places(number, record.size, index)
+        return array.locate_rows(number, record.size, index)
     except ValueError as error:
         raise BatchError(
             "BadSample",
@@ -234,9 +234,9 @@ def _sealed(
     kept: Integers,
     starts: Integers,
 ) -> Snapshot:
-    keys = StringColumn.of([key for key, _ in stored])
-    etags = StringColumn.of([record.etag for _, record in stored])
+    keys = StringColumn.from_strings([key for key, _ in stored])
+    etags = StringColumn.from_strings([record.etag for _, record in stored])
     sizes = np.array([record.size for _, record in stored], np.int64)
-    names = StringColumn.numbered(kept)
+    names = StringColumn.from_numbers(kept)
     objects = ObjectTable(source.bucket, keys, etags, sizes)
-    return Snapshot.sealed(str(source), "zarr", objects, starts, found, fields, names)
+    return Snapshot.from_parts(str(source), "zarr", objects, starts, found, fields, names)

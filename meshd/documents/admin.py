@@ -73,11 +73,11 @@ class DocumentAdmin:
     def __repr__(self) -> str:
         return "<KeptDocuments>"
 
-    async def list_all(self, caller: Caller, kind: Kind, after: str, limit: int) -> dict[str, Any]:
+    async def list_documents(self, caller: Caller, kind: Kind, after: str, limit: int) -> dict[str, Any]:
         """A page of those the caller may see, in order of their hashes."""
-        seen = await self._census.everywhere([f"{kind}/"])
+        seen = await self._census.collect([f"{kind}/"])
         names = sorted(key for key in seen.held if key > f"{kind}/{after}" and not self._catalog.is_gone(key))
-        names_them = await asyncio.to_thread(self._who_names)
+        names_them = await asyncio.to_thread(self._references)
         found: list[dict[str, Any]] = []
         for key in names:
             if len(found) == limit:
@@ -92,21 +92,23 @@ class DocumentAdmin:
     ) -> dict[str, Any]:
         return {kind: rows, "next": after, "days": self._days, "silent": list(seen.silent)}
 
-    async def show(self, caller: Caller, kind: Kind, digest: str) -> dict[str, Any]:
+    async def get_document(self, caller: Caller, kind: Kind, digest: str) -> dict[str, Any]:
         """One of them. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone, AccessDenied."""
         key, what = await self._found(caller, kind, digest)
-        seen = await self._census.everywhere([key])
-        names_it = (await asyncio.to_thread(self._who_names)).get(digest, [])
+        seen = await self._census.collect([key])
+        names_it = (await asyncio.to_thread(self._references)).get(digest, [])
         return {**self._row(key, seen.held[key], what, names_it), "silent": list(seen.silent)}
 
-    async def remove(self, caller: Caller, kind: Kind, digest: str, *, force: bool) -> dict[str, Any]:
+    async def remove_document(
+        self, caller: Caller, kind: Kind, digest: str, *, force: bool
+    ) -> dict[str, Any]:
         """Remove one, on every node; `force`: also one that was used lately.
 
         Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone, AccessDenied, InUse, Busy.
         """
         key, what = await self._found(caller, kind, digest)
         self._require(caller, what)
-        names_it = (await asyncio.to_thread(self._who_names)).get(digest, [])
+        names_it = (await asyncio.to_thread(self._references)).get(digest, [])
         if names_it:
             raise BatchError(
                 "InUse",
@@ -114,7 +116,7 @@ class DocumentAdmin:
                 help="remove that first; what nobody uses goes by itself",
                 detail={"kept_by": names_it},
             )
-        seen = await self._census.everywhere([key])
+        seen = await self._census.collect([key])
         self._check_unused(kind, digest, seen.held.get(key), force=force)
         try:
             await self._removals.add([key], self._clock.now_ms(), "asked", by=caller.identity.user_id)
@@ -137,7 +139,7 @@ class DocumentAdmin:
 
     async def _found(self, caller: Caller, kind: Kind, digest: str) -> tuple[str, _DocumentSummary]:
         key = f"{kind}/{digest}"
-        await self._catalog.look(key)
+        await self._catalog.ensure_local(key)
         what = await self._what(key)
         if what is None or not self._may(caller, what, "s3:GetObject"):
             raise BatchError(
@@ -145,14 +147,14 @@ class DocumentAdmin:
                 f"this key may not read what the {kind[:-1]} {digest} is made of",
                 help="use the key of its bucket's owner, or root's",
             )
-        if not await self._is_of_present(caller, what):
+        if not await self._is_of_current_buckets(caller, what):
             raise unknown_document(key)
         return key, what
 
     async def _what(self, key: str) -> _DocumentSummary | None:
         """None when it is not here and cannot be had."""
         try:
-            await self._catalog.ensure([key])
+            await self._catalog.ensure_local_copies([key])
         except BatchError:
             return None
         return await asyncio.to_thread(self._read, key)
@@ -162,11 +164,11 @@ class DocumentAdmin:
         if record is None:
             return None
         if key.startswith("plans/"):
-            return _summarize_plan(self._store.read(record, 0, record.size))
-        head = header_size(self._store.read(record, 0, min(8, record.size)))
-        return _summarize_snapshot(digest_of(key), self._store.read(record, 0, min(head, record.size)))
+            return _summarize_plan(self._store.read_range(record, 0, record.size))
+        head = header_size(self._store.read_range(record, 0, min(8, record.size)))
+        return _summarize_snapshot(digest_of(key), self._store.read_range(record, 0, min(head, record.size)))
 
-    def _who_names(self) -> dict[str, list[str]]:
+    def _references(self) -> dict[str, list[str]]:
         """By hash (blocking)."""
         found: dict[str, list[str]] = {}
         for name, held in self._texts():
@@ -177,10 +179,10 @@ class DocumentAdmin:
     def _texts(self) -> Iterator[tuple[str, set[str]]]:
         for name, text in self._naming():
             yield name, hashes_in(text)
-        for key in self._census.here("plans/"):
+        for key in self._census.list_local("plans/"):
             record = None if self._catalog.is_gone(key) else self._store.get(RESERVED_BUCKET, key)
             if record is not None:
-                yield f"plan {digest_of(key)}", hashes_in(self._store.read(record, 0, record.size))
+                yield f"plan {digest_of(key)}", hashes_in(self._store.read_range(record, 0, record.size))
 
     def _row(
         self, key: str, held: DocumentUsage, what: _DocumentSummary, names_it: list[str]
@@ -203,11 +205,11 @@ class DocumentAdmin:
         if not self._may(caller, what, "s3:GetObject"):
             return False
         try:
-            return await self._is_of_present(caller, what)
+            return await self._is_of_current_buckets(caller, what)
         except BatchError:  # another node may know, and does not answer
             return False
 
-    async def _is_of_present(self, caller: Caller, what: _DocumentSummary) -> bool:
+    async def _is_of_current_buckets(self, caller: Caller, what: _DocumentSummary) -> bool:
         """Whether it was made of the buckets that have these names now; root sees others', too. Raises
         BatchError Busy."""
         return caller.identity.root or await self._recorded(what.snapshot, what.buckets)
@@ -217,7 +219,7 @@ class DocumentAdmin:
         identity = caller.identity
         try:
             for bucket in what.buckets:
-                self._access.require_all(caller, action, bucket)
+                self._access.require_prefix(caller, action, bucket)
         except S3Error as error:
             return error.code == "NoSuchBucket" and identity.root
         return True

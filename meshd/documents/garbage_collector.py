@@ -75,12 +75,12 @@ class IndexCollector:
         return len(unused)
 
     def _unused(self) -> list[str]:
-        uses, first = self._uses.table(), self._clock.now_ms() // MINUTE_MS - SAFE_DAYS * 24 * 60
+        uses, first = self._uses.last_uses(), self._clock.now_ms() // MINUTE_MS - SAFE_DAYS * 24 * 60
         old = {
             key: etag_of(key)
             for prefix in INDEX_PREFIXES
             for key, record in self._documents(prefix)
-            if max(record.modified // MINUTE_MS, uses.minute(key)) < first
+            if max(record.modified // MINUTE_MS, uses.last_used_minute(key)) < first
         }
         try:
             pinned = self._pinned() if old else set[str]()
@@ -95,7 +95,7 @@ class IndexCollector:
         for key, _ in self._documents("snapshots/"):
             record = self._store.get(RESERVED_BUCKET, key)
             if record is not None:
-                found.update(pinned_files(self._store.read(record, 0, record.size)))
+                found.update(pinned_files(self._store.read_range(record, 0, record.size)))
         return found
 
     def _documents(self, prefix: str) -> Iterator[tuple[str, Record]]:
@@ -149,16 +149,16 @@ class DocumentCollector:
         """Remove what nobody uses; how many went by this node's word."""
         gone = await self._expire() if self._days and self._leads() else 0
         self._cleared = ()
-        await self.clear()
-        await self._clear_of_plans()
+        await self.remove_local_copies()
+        await self._remove_plan_leftovers()
         if self._leads():
-            await self._removals.forget(self._clock.now_ms() - self._memory_ms)
-        await asyncio.to_thread(self.measure)
+            await self._removals.prune(self._clock.now_ms() - self._memory_ms)
+        await asyncio.to_thread(self.update_gauges)
         return gone
 
-    def measure(self) -> None:
+    def update_gauges(self) -> None:
         """Put into the gauges what there is (blocking)."""
-        for kind, (count, size) in self._census.sizes().items():
+        for kind, (count, size) in self._census.local_sizes().items():
             metrics.documents.labels(kind).set(count)
             metrics.document_bytes.labels(kind).set(size)
 
@@ -169,15 +169,15 @@ class DocumentCollector:
         return (self._clock.now_ms() - self._days * _DAY_MS) // MINUTE_MS
 
     async def _expire(self) -> int:
-        before = await self._census.everywhere(SHARED_PREFIXES)
+        before = await self._census.collect(SHARED_PREFIXES)
         old = await self._unused(before)
         if not old or not self._asked_all(before):
             return 0
         await self._removals.add(old, self._clock.now_ms(), "unused", self._days)
-        after, first = await self._census.everywhere(SHARED_PREFIXES), self._first()
+        after, first = await self._census.collect(SHARED_PREFIXES), self._first()
         back = [key for key in old if key in after.held and after.held[key].minute >= first]
         for key in back:  # somebody came back to it just now
-            await self._put_back(key)
+            await self._restore(key)
         for key in set(old) - set(back):
             metrics.documents_collected.labels(key.partition("/")[0]).inc()
         _log.info("documents that nobody uses are gone", extra={"documents": len(old) - len(back)})
@@ -193,31 +193,33 @@ class DocumentCollector:
         """Nothing, where a document that may name others cannot be read."""
         there = {key: each for key, each in seen.held.items() if not self._catalog.is_gone(key)}
         naming = [key for key in there if key.startswith(REFERRING_PREFIXES + ATTACHED_PREFIXES)]
-        await self._catalog.ensure(naming)
+        await self._catalog.ensure_local_copies(naming)
         if any(self._store.get(RESERVED_BUCKET, key) is None for key in naming):
             return []
-        return await asyncio.to_thread(self._judge, there)
+        return await asyncio.to_thread(self._decide_unused, there)
 
-    def _judge(self, there: Mapping[str, DocumentUsage]) -> list[str]:
+    def _decide_unused(self, there: Mapping[str, DocumentUsage]) -> list[str]:
         named = {digest for text in self._roots() for digest in hashes_in(text)}
         # This node's own uses once more: read after the documents.
-        latest = merge_usage([there, *map(self._census.here, SHARED_PREFIXES)])
+        latest = merge_usage([there, *map(self._census.list_local, SHARED_PREFIXES)])
         return unused_documents({key: latest[key] for key in there}, named, self._names_of, self._first())
 
     def _names_of(self, key: str) -> set[str]:
         record = self._store.get(RESERVED_BUCKET, key)
-        return set() if record is None else hashes_in(self._store.read(record, 0, record.size))
+        return set() if record is None else hashes_in(self._store.read_range(record, 0, record.size))
 
-    async def _put_back(self, key: str) -> None:
+    async def _restore(self, key: str) -> None:
         record = self._store.get(RESERVED_BUCKET, key)
         if record is None:
             await self._removals.restore(key)
             return
-        await self._catalog.share(key, await asyncio.to_thread(self._store.read, record, 0, record.size))
+        await self._catalog.put_shared(
+            key, await asyncio.to_thread(self._store.read_range, record, 0, record.size)
+        )
 
     # --- what is taken away here --------------------------------------------------------------------------
 
-    async def clear(self) -> int:
+    async def remove_local_copies(self) -> int:
         """Take away this node's copies of what was removed anywhere; how many went."""
         names = tuple(self._removals.names())
         if names == self._cleared:
@@ -230,13 +232,13 @@ class DocumentCollector:
             if record.modified > self._clock.now_ms() - _SETTLE_MS:
                 late = True
                 continue
-            cleared += await self._take_away(key, record)
+            cleared += await self._remove_copy(key, record)
         self._cleared = () if late else names
         metrics.documents_cleared.inc(cleared)
         return cleared
 
-    async def _take_away(self, key: str, record: Record) -> bool:
-        if not self._removals.gone(key):
+    async def _remove_copy(self, key: str, record: Record) -> bool:
+        if not self._removals.deletion_notice(key):
             return False
         unchanged = Conditions(if_unmodified_since=record.modified // 1000)  # made again meanwhile: it stays
         try:
@@ -245,7 +247,7 @@ class DocumentCollector:
             return False
         return True
 
-    async def _clear_of_plans(self) -> None:
+    async def _remove_plan_leftovers(self) -> None:
         """What this node alone keeps of plans that are no more."""
         first = (self._clock.now_ms() - (self._days or DEFAULT_UNUSED_DAYS) * _DAY_MS) // MINUTE_MS
         gone = await asyncio.to_thread(self._of_no_plan, first)
@@ -256,18 +258,20 @@ class DocumentCollector:
                 metrics.documents_collected.labels(key.partition("/")[0]).inc()
 
     def _of_no_plan(self, first: int) -> list[str]:
-        plans = {digest_of(key) for key in self._census.here("plans/")}
+        plans = {digest_of(key) for key in self._census.list_local("plans/")}
         return [
             key
             for prefix in _PLAN_LOCAL_PREFIXES
-            for key, held in self._census.here(prefix).items()
+            for key, held in self._census.list_local(prefix).items()
             if held.made < first and key.split("/")[1] not in plans
         ]
 
 
 def is_collector_leader(mesh: ClusterView) -> bool:
     """Whether this node says what goes: of those that store and have everything, the first."""
-    if mesh.alone:
+    if mesh.single_node:
         return True
-    sound = [node.node_id for node in mesh.map().nodes if node.stores and node.state in COMPLETE_STATES]
+    sound = [
+        node.node_id for node in mesh.current_map().nodes if node.stores and node.state in COMPLETE_STATES
+    ]
     return bool(sound) and min(sound) == mesh.node_id

@@ -42,7 +42,7 @@ class UsageRecorder(Protocol):
         """A result was read."""
         ...
 
-    def table(self) -> LastUses:
+    def last_uses(self) -> LastUses:
         """All that was noted until now."""
         ...
 
@@ -56,7 +56,7 @@ class LastUses:
     def __repr__(self) -> str:
         return f"<LastUses, {np.count_nonzero(self._minutes)} slots used>"
 
-    def minute(self, key: str) -> int:
+    def last_used_minute(self, key: str) -> int:
         """The minute (since 1970) a result was last read in; 0 when none was noted."""
         return int(self._minutes[_slot_of(key)])
 
@@ -77,7 +77,7 @@ class UsageFile:
         with suppress(OSError):
             os.pwrite(self._fd, _SLOT.pack(minute), _slot_of(key) * _SLOT.size)
 
-    def table(self) -> LastUses:
+    def last_uses(self) -> LastUses:
         data = os.pread(self._fd, _SLOTS * _SLOT.size, 0)
         return LastUses(np.frombuffer(data, np.uint32))
 
@@ -120,39 +120,39 @@ class DocumentInventory:
     def __repr__(self) -> str:
         return "<Census>"
 
-    def here(self, prefix: str) -> dict[str, DocumentUsage]:
+    def list_local(self, prefix: str) -> dict[str, DocumentUsage]:
         """This node's own (blocking)."""
         found: dict[str, DocumentUsage] = {}
         after, more = "", True
         while more:
-            some, after = self.page(prefix, after, _PAGE)
+            some, after = self.local_page(prefix, after, _PAGE)
             found |= some
             more = bool(after)
         return found
 
-    def page(self, prefix: str, after: str, limit: int) -> tuple[dict[str, DocumentUsage], str]:
+    def local_page(self, prefix: str, after: str, limit: int) -> tuple[dict[str, DocumentUsage], str]:
         """Some of them, and after which the next page begins: "" at the end (blocking)."""
-        uses = self._uses.table()
+        uses = self._uses.last_uses()
         page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=limit)
         rows = {
-            key: DocumentUsage(record.size, record.modified // MINUTE_MS, uses.minute(key))
+            key: DocumentUsage(record.size, record.modified // MINUTE_MS, uses.last_used_minute(key))
             for key, record in page.entries
         }
         return rows, page.next_after if page.truncated else ""
 
-    def sizes(self) -> dict[str, tuple[int, int]]:
+    def local_sizes(self) -> dict[str, tuple[int, int]]:
         """How many this node has of each kind, and their bytes (blocking)."""
         found = {}
         for prefix in SHARED_PREFIXES:
-            held = self.here(prefix).values()
+            held = self.list_local(prefix).values()
             found[prefix.rstrip("/")] = len(held), sum(each.size for each in held)
         return found
 
-    async def everywhere(self, prefixes: Sequence[str]) -> MeshInventory:
+    async def collect(self, prefixes: Sequence[str]) -> MeshInventory:
         """All nodes', as one."""
         tables, silent = list[dict[str, DocumentUsage]](), set[str]()
         for prefix in prefixes:
-            tables.append(await asyncio.to_thread(self.here, prefix))
+            tables.append(await asyncio.to_thread(self.list_local, prefix))
             far, lost = await self._others(prefix)
             tables += far
             silent |= set(lost)

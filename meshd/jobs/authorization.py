@@ -55,14 +55,14 @@ def is_same_credential(identity: Identity, principal: Principal) -> bool:
 
 def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
     """Who that is now. Raises BatchError AccessDenied when the key is gone, or the session was revoked."""
-    signer = table.find(principal.parent or principal.access_key)
+    signer = table.find_signer(principal.parent or principal.access_key)
     if signer is None or signer.user.user_id != principal.user_id:
         raise BatchError(
             "AccessDenied",
             f"the key {principal.parent or principal.access_key} that started this job is not valid any more",
             help="start the job again with another key",
         )
-    identity = Identity.of(signer)
+    identity = Identity.from_signer(signer)
     if principal.parent and (principal.rounds != signer.rounds or principal.issued < signer.sessions_from):
         raise BatchError(
             "AccessDenied",
@@ -72,7 +72,7 @@ def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
     if principal.parent:
         session = Session(principal.parent, 0, principal.session, principal.policies)
         bounds = tuple(parse_policy(text, kind="identity") for text in principal.policies)
-        identity = identity.during(session, principal.access_key, bounds)
+        identity = identity.with_session(session, principal.access_key, bounds)
     context = RequestContext(source_ip=principal.source_ip, secure=principal.secure, tls=principal.tls)
     return Caller(identity, context)
 
@@ -86,13 +86,13 @@ class BucketGrant:
     rights: BulkAccess
 
     @classmethod
-    def of(cls, access: Authorizer, caller: Caller, action: str, bucket: str) -> BucketGrant:
+    def for_bucket(cls, access: Authorizer, caller: Caller, action: str, bucket: str) -> BucketGrant:
         """Raises S3Error NoSuchBucket."""
-        return cls(bucket, action, access.rights(caller.identity, action, bucket, caller.context))
+        return cls(bucket, action, access.bulk_access(caller.identity, action, bucket, caller.context))
 
-    def require(self, key: str) -> None:
+    def require_access(self, key: str) -> None:
         """Raises BatchError AccessDenied."""
-        if not self.rights.allows(key):
+        if not self.rights.allows_key(key):
             raise BatchError(
                 "AccessDenied",
                 f"this key may not do {self.action} on s3://{self.bucket}/{key}",
@@ -126,7 +126,7 @@ def snapshot_authorization(
 
 def _rights(principal: Principal, identities: IdentityTable) -> tuple[object, ...]:
     """As they are written down: policies that were read are equal to nothing but themselves."""
-    signer = identities.find(principal.parent or principal.access_key)
+    signer = identities.find_signer(principal.parent or principal.access_key)
     if signer is None:
         return ()
     user, key = signer.user.policies, signer.key.policies

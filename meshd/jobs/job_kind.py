@@ -35,44 +35,43 @@ class ProgressCounter:
         self.copies = 1
         self.outputs_total = self.samples_total = self.bytes_total = 0
         self.samples = self.bytes = self.moved = self.unpacked = 0
-        self.written = self.there = self.removed = self.failed = 0
+        self.written = self.existing = self.removed = self.failed = 0
         self.failures: list[Failure] = []
 
     def __repr__(self) -> str:
-        return (
-            f"<Tally {self.phase} {self.written + self.there} of {self.outputs_total}, {self.failed} failed>"
-        )
+        done = self.written + self.existing
+        return f"<Tally {self.phase} {done} of {self.outputs_total}, {self.failed} failed>"
 
-    def again(self) -> None:
+    def reset(self) -> None:
         """The job begins anew: what it finds done it counts as such."""
         self.phase = "planning"
         self.copies = 1
         self.outputs_total = self.samples_total = self.bytes_total = 0
         self.samples = self.bytes = self.removed = self.failed = 0
-        self.written = self.there = 0
+        self.written = self.existing = 0
         self.failures.clear()
 
-    def multiply(self, copies: int) -> None:
+    def scale_totals(self, copies: int) -> None:
         """So many copies are made of all that was found."""
         self.copies = copies
         self.outputs_total *= copies
         self.samples_total *= copies
         self.bytes_total *= copies
 
-    def done(self, samples: int, size: int, *, there: bool) -> None:
+    def record_output(self, samples: int, size: int, *, there: bool) -> None:
         """An output is there, written now or earlier."""
-        self.there += there
+        self.existing += there
         self.written += not there
         self.samples += samples
         self.bytes += size
         metrics.job_outputs.labels("there" if there else "written").inc()
 
-    def move(self, size: int) -> None:
+    def record_bytes(self, size: int) -> None:
         """So many bytes went into an output that may not be complete yet."""
         self.moved += size
         metrics.job_bytes.inc(size)
 
-    def fail(self, name: str, error: str) -> None:
+    def record_failure(self, name: str, error: str) -> None:
         """Something could not be read; the first hundred are named."""
         self.failed += 1
         metrics.job_failures.inc()
@@ -82,14 +81,14 @@ class ProgressCounter:
     def progress(self, rate: float) -> Progress:
         return Progress(
             self.phase,
-            self.written + self.there,
+            self.written + self.existing,
             self.outputs_total,
             self.samples,
             self.samples_total,
             self.bytes,
             self.bytes_total,
             self.written,
-            self.there,
+            self.existing,
             self.removed,
             rate,
             self.copies,
@@ -128,6 +127,6 @@ class JobRun:
 class JobKind(Protocol):
     """Does the jobs of one kind, or of several that are alike."""
 
-    async def work(self, running: JobRun) -> None:
+    async def run_job(self, running: JobRun) -> None:
         """To the end. Raises BatchError, S3Error, PlanError, StoreError: what stopped it."""
         ...

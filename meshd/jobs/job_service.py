@@ -78,7 +78,7 @@ class JobService:
             now = self._clock.now_ms()
             return Job(job_id, spec.kind, text, principal, now, run=run, node=self._mesh.node_id)
 
-        job = await self._table.change(job_id, decide)
+        job = await self._table.update_job(job_id, decide)
         assert job is not None
         return job_to_json(job)
 
@@ -111,7 +111,7 @@ class JobService:
 
     def _require(self, caller: Caller, need: RequiredAction) -> None:
         try:
-            self._access.require(caller.identity, need, caller.context)
+            self._access.require_action(caller.identity, need, caller.context)
         except S3Error as error:
             if error.code == "NoSuchBucket":
                 raise BatchError("NoSuchBucket", f"there is no bucket {need.bucket!r}") from error
@@ -163,12 +163,12 @@ class JobService:
                 return None
             return msgspec.structs.replace(present, cancel=True, pause=pause)
 
-        job = await self._table.change(job_id, decide)
+        job = await self._table.update_job(job_id, decide)
         return job_to_json(job if job is not None else self._find(caller, job_id))
 
     async def _seek(self, caller: Caller, job_id: str) -> Job:
         """As `_find`, also when another worker or node started the job just now."""
-        await self._table.seek(job_id)
+        await self._table.get_fresh(job_id)
         return self._find(caller, job_id)
 
     def _find(self, caller: Caller, job_id: str) -> Job:
@@ -195,9 +195,9 @@ class JobService:
         spec = parse_job(job.spec)
         try:
             self._require(caller, _listing(spec))
-            self._access.require_all(caller, "s3:GetObject", spec.source.bucket, spec.source.prefix)
+            self._access.require_prefix(caller, "s3:GetObject", spec.source.bucket, spec.source.prefix)
             if spec.kind != "prefetch":
-                self._access.require_all(caller, "s3:PutObject", spec.target.bucket, spec.target.prefix)
+                self._access.require_prefix(caller, "s3:PutObject", spec.target.bucket, spec.target.prefix)
         except (BatchError, S3Error):
             return False
         return True

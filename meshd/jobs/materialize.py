@@ -44,10 +44,10 @@ class MaterializeJob:
     def __repr__(self) -> str:
         return "<Materializing>"
 
-    async def work(self, running: JobRun) -> None:
+    async def run_job(self, running: JobRun) -> None:
         """See JobKind.work."""
         spec, tally = running.spec, running.tally
-        grant = BucketGrant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        grant = BucketGrant.for_bucket(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
         writer = OutputWriter(self._tools, running)
         present: set[str] = set()
         proofs = VerifiedExtents()
@@ -55,7 +55,7 @@ class MaterializeJob:
         tally.phase = "writing"
         async with asyncio.TaskGroup() as group:
             async for entry in self._entries(running):
-                grant.require(entry.key)
+                grant.require_access(entry.key)
                 present.add(spec.target.prefix + entry.key)
                 await limit.acquire()
                 task = group.create_task(self._one(running, writer, entry, proofs))
@@ -70,7 +70,7 @@ class MaterializeJob:
         after, more = "", True
         while more:
             operation = ListObjects(source.bucket, 2, prefix=source.prefix, after=after, max_keys=_PAGE)
-            page = await self._views.listing(operation)
+            page = await self._views.list_page(operation)
             if page is None:
                 raise S3Error("NoSuchBucket", f"{source.bucket} is no view any more.")
             tally.outputs_total += len(page.entries)
@@ -87,29 +87,29 @@ class MaterializeJob:
         for attempt in range(_TRIES):
             try:
                 with damage_context(f"s3://{running.spec.source.bucket}/{entry.key}"):
-                    there = await self._settled(running, writer, entry, proofs)
+                    there = await self._write_once(running, writer, entry, proofs)
             except S3Error as error:
                 if error.code not in ("SlowDown", "ServiceUnavailable") or attempt == _TRIES - 1:
                     raise
                 await asyncio.sleep(0.1 * 2**attempt)
             else:
-                running.tally.done(1, entry.size, there=there)
+                running.tally.record_output(1, entry.size, there=there)
                 return
 
-    async def _settled(
+    async def _write_once(
         self, running: JobRun, writer: OutputWriter, entry: ObjectEntry, proofs: VerifiedExtents
     ) -> bool:
         """Whether it was there already."""
-        made = await self._views.made(running.spec.source.bucket, entry.key)
+        made = await self._views.find_assembled(running.spec.source.bucket, entry.key)
         if made is None:
             raise S3Error("NoSuchBucket", f"{running.spec.source.bucket} is no view any more.")
         record = made.record
         kind = record.headers.get("content-type", _OTHERWISE)
         output = OutputSpec(running.spec.target.prefix + entry.key, record.size, record.etag, kind)
-        if await writer.is_there(output):
+        if await writer.output_exists(output):
             return True
         sums = OutputDigest(record.etag)
-        await writer.write(output, _body(made, sums, proofs), sums)
+        await writer.write_output(output, _body(made, sums, proofs), sums)
         return False
 
 
@@ -117,9 +117,9 @@ async def _body(
     made: AssembledObject, sums: OutputDigest, proofs: VerifiedExtents
 ) -> AsyncGenerator[bytes, None]:
     crc, passing = 0, StreamVerifier()
-    async with aclosing(made.copied(proofs, 0, made.record.size)) as groups:
+    async with aclosing(made.groups_for_copy(proofs, 0, made.record.size)) as groups:
         async for spans in groups:
-            await proofs.require(spans)
+            await proofs.require_verified(spans)
             for few in split_spans(spans, _SMALL):
                 data, crc = await asyncio.to_thread(read_spans, few, passing, crc)
                 yield data

@@ -85,15 +85,15 @@ class OutputTarget:
 class OutputStore(Protocol):
     """Who writes them."""
 
-    async def present(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
         """What is there under these keys."""
         ...
 
-    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+    async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """A page of what is there under a prefix."""
         ...
 
-    async def write(
+    async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
         """Store the body; `facts` are asked for once it has all been taken. A piece that is a memoryview must
@@ -101,7 +101,7 @@ class OutputStore(Protocol):
         StoreError, S3Error, whatever the body raises."""
         ...
 
-    async def remove(self, bucket: str, keys: Sequence[str]) -> None:
+    async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """Remove objects."""
         ...
 
@@ -116,24 +116,24 @@ class LocalOutputStore:
     def __repr__(self) -> str:
         return f"<OwnOutputs to {self._store!r}>"
 
-    async def present(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
         """See Outputs."""
         return [self._store.get(bucket, key) for key in keys]
 
-    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+    async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See Outputs."""
         return await asyncio.to_thread(self._store.list, bucket, prefix=prefix, after=after, limit=limit)
 
-    async def write(
+    async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
         """See Outputs."""
         writer = self._store.writer(target.bucket, target.key, size=target.size)
         try:
             async for piece in body:
-                await (writer.write(piece) if isinstance(piece, bytes) else writer.lend(piece))
+                await (writer.write(piece) if isinstance(piece, bytes) else writer.write_borrowed(piece))
             failpoints.hit("jobs.output.written")
-            setting = self._versions.setting(target.bucket)
+            setting = self._versions.versioning_of(target.bucket)
             record = await writer.commit(facts().meta(), versioning=setting)
         except BaseException:
             await writer.abort()
@@ -151,9 +151,9 @@ class LocalOutputStore:
             raise BatchError("NoSuchBucket", f"the bucket {target.bucket!r} was deleted while the job ran")
         await self._stored(target.bucket, target.key, record)
 
-    async def remove(self, bucket: str, keys: Sequence[str]) -> None:
+    async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """See Outputs."""
-        await self._store.delete_many(bucket, keys, versioning=self._versions.setting(bucket))
+        await self._store.delete_many(bucket, keys, versioning=self._versions.versioning_of(bucket))
 
 
 class ClusterOutputStore:
@@ -167,37 +167,37 @@ class ClusterOutputStore:
     def __repr__(self) -> str:
         return f"<MeshOutputs of {self._mesh.node_id}>"
 
-    async def present(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
         """See Outputs. Raises BatchError Busy."""
-        if self._mesh.alone:
-            return await self._own.present(bucket, keys)
-        return await self._objects.many([(bucket, key) for key in keys])
+        if self._mesh.single_node:
+            return await self._own.lookup_outputs(bucket, keys)
+        return await self._objects.find_many([(bucket, key) for key in keys])
 
-    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+    async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See Outputs. Raises BatchError Busy."""
-        if self._mesh.alone:
-            return await self._own.page(bucket, prefix, after, limit)
-        return await self._objects.page(bucket, prefix, after, limit)
+        if self._mesh.single_node:
+            return await self._own.list_outputs(bucket, prefix, after, limit)
+        return await self._objects.list_page(bucket, prefix, after, limit)
 
-    async def write(
+    async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
         """See Outputs."""
-        node = self._decider(target.bucket, target.key)
+        node = self._owner(target.bucket, target.key)
         if node is None:
-            await self._own.write(target, body, facts)
+            await self._own.write_output(target, body, facts)
             return
         size = -1 if target.size is None else target.size
         query = f"bucket={quote(target.bucket, safe='')}&key={quote(target.key, safe='')}&size={size}"
         await self._call(node, f"{WRITE_OUTPUT_PATH}?{query}", _body_with_metadata(body, facts))
         failpoints.hit("jobs.output.committed")
 
-    async def remove(self, bucket: str, keys: Sequence[str]) -> None:
+    async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """See Outputs."""
         groups: dict[str, list[str]] = defaultdict(list)
         nodes: dict[str, Node | None] = {}
         for key in keys:
-            node = self._decider(bucket, key)
+            node = self._owner(bucket, key)
             name = "" if node is None else node.node_id
             nodes[name] = node
             groups[name].append(key)
@@ -207,29 +207,29 @@ class ClusterOutputStore:
 
     async def _remove(self, node: Node | None, bucket: str, keys: Sequence[str]) -> None:
         if node is None:
-            await self._own.remove(bucket, keys)
+            await self._own.remove_outputs(bucket, keys)
             return
         await self._call(node, REMOVE_OUTPUTS_PATH, msgspec.msgpack.encode(RemoveOutputs(bucket, list(keys))))
 
-    def _decider(self, bucket: str, key: str) -> Node | None:
+    def _owner(self, bucket: str, key: str) -> Node | None:
         """None: this node. Raises NotReplicatedError."""
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return None
-        decider = self._mesh.route(bucket, key).decider
+        decider = self._mesh.route_for(bucket, key).primary
         if decider is None:
             raise NotReplicatedError(f"every node that has the data of {bucket}/{key[:200]} is away")
         return None if decider.node_id == self._mesh.node_id else decider
 
     async def _call(self, node: Node, target: str, body: bytes | AsyncIterable[bytes]) -> None:
-        version = self._mesh.map().version
+        version = self._mesh.current_map().version
         try:
             async with self._peers.call(node, "POST", target, body=body, timeout=_SILENCE) as answer:
-                await answer.read()
+                await answer.read_body()
         except StaleMapError as stale:
-            await self._mesh.newer_than(max(stale.version - 1, version), _PATIENCE)
+            await self._mesh.wait_for_newer_map(max(stale.version - 1, version), _PATIENCE)
             raise busy(f"{node.node_id} does not decide about an output any more") from stale
         except (PeerUnreachableError, BodyFramingError) as lost:
-            await self._mesh.suspect(node.node_id, version)
+            await self._mesh.report_suspect(node.node_id, version)
             raise busy(f"an output cannot be written now: {lost}") from lost
         except PeerRefusedError as refused:
             if refused.code == "NoSuchBucket":
@@ -274,7 +274,7 @@ class OutputBodyParser:
             yield bytes(self._ending[:end])
         del self._ending[:end]
 
-    def facts(self) -> OutputMetadata:
+    def metadata(self) -> OutputMetadata:
         """Raises S3Error InvalidArgument."""
         try:
             return msgspec.msgpack.decode(bytes(self._ending[:-_LENGTH]), type=OutputMetadata)
@@ -305,40 +305,40 @@ class OutputWriter:
         """Raises S3Error NoSuchBucket."""
         self._outputs, self._versions, self._running = tools.outputs, tools.versions, running
         self._bucket = running.spec.target.bucket
-        self._grant = BucketGrant.of(tools.access, running.caller, "s3:PutObject", self._bucket)
+        self._grant = BucketGrant.for_bucket(tools.access, running.caller, "s3:PutObject", self._bucket)
 
     def __repr__(self) -> str:
         return f"<OutputWriter to {self._bucket}>"
 
-    async def are_there(self, outputs: Sequence[OutputSpec]) -> list[bool]:
+    async def which_exist(self, outputs: Sequence[OutputSpec]) -> list[bool]:
         """Which outputs were written before, by this job or a like one."""
-        found = await self._outputs.present(self._bucket, [output.key for output in outputs])
+        found = await self._outputs.lookup_outputs(self._bucket, [output.key for output in outputs])
         return [
             record is not None and record.metadata.get(SOURCE_DIGEST_KEY) == output.made_of
             for output, record in zip(outputs, found, strict=True)
         ]
 
-    async def is_there(self, output: OutputSpec) -> bool:
+    async def output_exists(self, output: OutputSpec) -> bool:
         """The same of one."""
-        return (await self.are_there([output]))[0]
+        return (await self.which_exist([output]))[0]
 
-    async def write(
+    async def write_output(
         self, output: OutputSpec, body: AsyncGenerator[BodyPiece, None], sums: OutputDigest
     ) -> None:
         """Store the body. `sums` are asked for once it has all been taken; a piece that is a memoryview must
         stay as it is until the one after the next is asked for. Raises BatchError AccessDenied, Busy;
         StoreError, S3Error, whatever the body raises."""
-        self._grant.require(output.key)
+        self._grant.require_access(output.key)
         target = OutputTarget(self._bucket, output.key, output.size)
         async with aclosing(self._counted(body)) as counted:
-            await self._outputs.write(target, counted, lambda: self._facts(output, sums))
+            await self._outputs.write_output(target, counted, lambda: self._facts(output, sums))
         await failpoints.hit_async("jobs.output.done")
 
     async def _counted(self, body: AsyncGenerator[BodyPiece, None]) -> AsyncGenerator[BodyPiece, None]:
         async with aclosing(body):
             async for piece in body:
                 yield piece
-                self._running.tally.move(len(piece))
+                self._running.tally.record_bytes(len(piece))
 
     def _facts(self, output: OutputSpec, sums: OutputDigest) -> OutputMetadata:
         return OutputMetadata(
@@ -346,7 +346,7 @@ class OutputWriter:
             {"content-type": output.content_type},
             {JOB_METADATA_KEY: self._running.job_id, SOURCE_DIGEST_KEY: output.made_of},
             dict(sums.checksums),
-            self._versions.owner(self._bucket, self._running.caller.identity.user_id, None),
+            self._versions.owner_for_write(self._bucket, self._running.caller.identity.user_id, None),
         )
 
 
@@ -360,7 +360,7 @@ class OutputDigest:
     def __repr__(self) -> str:
         return f"Sums({self.etag!r}, {dict(self.checksums)})"
 
-    def take(self, verifier: BodyVerifier) -> None:
+    def set_from_verifier(self, verifier: BodyVerifier) -> None:
         """As an upload of these bytes would have them."""
         digest = verifier.finish()
         self.etag, self.checksums, self.size = digest.md5_hex, digest.checksums, digest.size
@@ -373,18 +373,18 @@ async def remove_stale_outputs(tools: JobServices, running: JobRun, present: Con
     """Remove what earlier runs wrote under the target and is not `present`. Raises BatchError
     AccessDenied."""
     target = running.spec.target
-    grant = BucketGrant.of(tools.access, running.caller, "s3:DeleteObject", target.bucket)
+    grant = BucketGrant.for_bucket(tools.access, running.caller, "s3:DeleteObject", target.bucket)
     after, more = "", True
     while more:
-        page = await tools.outputs.page(target.bucket, target.prefix, after, _PAGE)
+        page = await tools.outputs.list_outputs(target.bucket, target.prefix, after, _PAGE)
         stale = [
             key
             for key, record in page.entries
             if record.metadata.get(JOB_METADATA_KEY) == running.job_id and key not in present
         ]
         for key in stale:
-            grant.require(key)
+            grant.require_access(key)
         if stale:
-            await tools.outputs.remove(target.bucket, stale)
+            await tools.outputs.remove_outputs(target.bucket, stale)
         running.tally.removed += len(stale)
         after, more = page.next_after, page.truncated

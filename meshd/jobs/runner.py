@@ -87,21 +87,21 @@ class JobRunner:
         """Until cancelled; then what runs is left for the next start."""
         try:
             await self._clear_ended()
-            self._tasks.spawn(self._look_often(), "look")
+            self._tasks.spawn(self._reconcile_periodically(), "look")
             async with aclosing(self._control.watch(TOPIC)) as changes:
                 async for _ in changes:
-                    await self._look()
+                    await self._reconcile()
         finally:
             await self._tasks.aclose()
 
     async def _clear_ended(self) -> None:
         """What is left of jobs that ended when the node did."""
-        for job_id in self._shelf.jobs():
+        for job_id in self._shelf.job_ids():
             job = self._table.get(job_id)
             if job is None or job.ended or not self._is_mine(job):
-                await self._shelf.clear(job_id)
+                await self._shelf.delete_job_scratch(job_id)
 
-    async def _look_often(self) -> None:
+    async def _reconcile_periodically(self) -> None:
         """For what no change of a job tells: a run that is over, and nodes that went away."""
         while True:
             with suppress(TimeoutError):
@@ -109,15 +109,15 @@ class JobRunner:
                     await self._freed.wait()
             freed = self._freed.is_set()
             self._freed.clear()
-            if freed or not self._mesh.alone:
-                await self._look()
+            if freed or not self._mesh.single_node:
+                await self._reconcile()
 
     def _is_mine(self, job: Job) -> bool:
-        return self._mesh.alone or job.node == self._mesh.node_id
+        return self._mesh.single_node or job.node == self._mesh.node_id
 
     def _is_orphan(self, job: Job) -> bool:
         """Whether the node that was to run it does not, and this one is to."""
-        cluster = self._mesh.map()
+        cluster = self._mesh.current_map()
         node = cluster.node(job.node)
         if node is not None and node.state in _SERVING:
             return False
@@ -132,14 +132,14 @@ class JobRunner:
             run = now.run + (now.state == "running")
             return msgspec.structs.replace(now, node=self._mesh.node_id, run=run, state="queued")
 
-        await self._table.change(job.job_id, decide)
+        await self._table.update_job(job.job_id, decide)
 
-    async def _look(self) -> None:
+    async def _reconcile(self) -> None:
         """Begin what may begin, stop what is to be stopped."""
         async with self._looking:
-            await self._look_alone()
+            await self._reconcile_locked()
 
-    async def _look_alone(self) -> None:
+    async def _reconcile_locked(self) -> None:
         jobs = self._table.list_all()
         alive = sorted((job for job in jobs.values() if not job.ended), key=_queue_order)
         for each in alive:
@@ -162,7 +162,7 @@ class JobRunner:
         metrics.jobs_running.set(len(self._running))
         ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: -job.ended_ms)
         for job in ended[KEPT:]:
-            await self._table.forget(job.job_id)
+            await self._table.delete_job(job.job_id)
 
     def _begin(self, job: Job) -> None:
         task = self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
@@ -200,11 +200,11 @@ class JobRunner:
                 await self._work(job, tally)
             except Exception as error:
                 tries = 0 if tally.moved > moved else tries + 1
-                if self._mesh.alone or tries > _TRIES or not _is_transient(error):
+                if self._mesh.single_node or tries > _TRIES or not _is_transient(error):
                     raise
                 _log.info("job waits", extra={"job": job.job_id, "why": _waited_for(_first(error))[:300]})
                 await asyncio.sleep(random.uniform(0.5, 1) * min(_LONGEST, 0.25 * 2**tries))
-                tally.again()
+                tally.reset()
             else:
                 return
 
@@ -215,7 +215,7 @@ class JobRunner:
             started_ms=job.started_ms or self._clock.now_ms(),
             node=self._mesh.node_id,
         )
-        await self._table.change(job.job_id, lambda now: _merged(now, began))
+        await self._table.update_job(job.job_id, lambda now: _merged(now, began))
         failpoints.hit("jobs.begun")
         spec = parse_job(job.spec)
         look = partial(snapshot_authorization, job.principal, spec, self._identities, self._buckets)
@@ -224,10 +224,10 @@ class JobRunner:
             began_on = look()
             running = JobRun(job.job_id, job.run, spec, began_on.caller, tally, rate)
             with tenant_scope(began_on.caller.identity.account):
-                if await run_while_authorized(self._kinds[job.kind].work(running), look, began_on):
+                if await run_while_authorized(self._kinds[job.kind].run_job(running), look, began_on):
                     break
-            await self._shelf.clear(job.job_id)  # what it may read is looked up anew, too
-            tally.again()
+            await self._shelf.delete_job_scratch(job.job_id)  # what it may read is looked up anew, too
+            tally.reset()
         failpoints.hit("jobs.worked")
 
     def _rate(self, job_id: str) -> float:
@@ -243,7 +243,7 @@ class JobRunner:
             rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
             at, moved = now, tally.moved
             save = partial(self._saved, tally=tally, rate=rate)
-            await self._table.change(job_id, save)
+            await self._table.update_job(job_id, save)
 
     def _saved(self, job: Job | None, tally: ProgressCounter, rate: float) -> Job | None:
         return _saved(job, tally, rate) if job is not None and self._is_mine(job) else None
@@ -259,10 +259,10 @@ class JobRunner:
             saved = job if tally is None else _saved(job, tally, 0.0)
             return msgspec.structs.replace(saved, state=state, ended_ms=now, error=error[:1000])
 
-        await self._table.change(job_id, decide)
+        await self._table.update_job(job_id, decide)
         metrics.jobs_ended.labels(state).inc()
         failpoints.hit("jobs.ended")
-        await self._shelf.clear(job_id)
+        await self._shelf.delete_job_scratch(job_id)
 
 
 def _queue_order(job: Job) -> tuple[bool, int, str]:

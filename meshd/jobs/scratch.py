@@ -46,35 +46,35 @@ class PlanStore:
     def __repr__(self) -> str:
         return "<PlanShelf>"
 
-    async def plan(self, running: JobRun, make: Callable[[], Awaitable[JobPlan]]) -> JobPlan:
+    async def load_or_make_plan(self, running: JobRun, make: Callable[[], Awaitable[JobPlan]]) -> JobPlan:
         """The run's plan; made, and kept, if there is none yet."""
         name = f"{scratch_prefix(running)}plan"
-        document = await asyncio.to_thread(self._catalog.read, name)
+        document = await asyncio.to_thread(self._catalog.read_document, name)
         if document is not None:
             try:
                 return await asyncio.to_thread(JobPlan.from_bytes, document)
             except ColumnError:  # another release wrote it: made anew
                 pass
         plan = await make()
-        await self._catalog.write(name, await asyncio.to_thread(plan.to_bytes))
+        await self._catalog.write_document(name, await asyncio.to_thread(plan.to_bytes))
         failpoints.hit("jobs.planned")
         return plan
 
-    async def clear(self, job_id: str) -> None:
+    async def delete_job_scratch(self, job_id: str) -> None:
         """Forget what was kept for all runs of a job."""
-        while keys := list(self._kept(f"jobs/{job_id}-")):
+        while keys := list(self._list_scratch_keys(f"jobs/{job_id}-")):
             await self._store.delete_many(RESERVED_BUCKET, keys)
 
-    def jobs(self) -> set[str]:
+    def job_ids(self) -> set[str]:
         """The jobs that something is kept for."""
         found, after = set[str](), ""
-        while (key := next(self._kept("jobs/", after), "")) != "":
+        while (key := next(self._list_scratch_keys("jobs/", after), "")) != "":
             job_id = key.removeprefix("jobs/").partition("-")[0]
             found.add(job_id)
             after = f"jobs/{job_id}-\U0010ffff"
         return found
 
-    def _kept(self, prefix: str, after: str = "") -> Iterator[str]:
+    def _list_scratch_keys(self, prefix: str, after: str = "") -> Iterator[str]:
         """A page of names."""
         page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
         return iter([key for key, _ in page.entries])
@@ -106,19 +106,21 @@ class ArchiveDecompressor:
     def __repr__(self) -> str:
         return "<Unpacking>"
 
-    async def index(self, running: JobRun, bucket: str, key: str, record: Record) -> ArchiveIndex:
+    async def decompressed_index(
+        self, running: JobRun, bucket: str, key: str, record: Record
+    ) -> ArchiveIndex:
         """Where the files of an archive lie: in itself, or (`inflated`) in the copy that is there now. Raises
         BatchError BadSample."""
         kind = archive_kind(key)
         if kind in ("tar", "zip"):
-            found = await self._archives.index(bucket, key, record)
+            found = await self._archives.get_index(bucket, key, record)
             if not found.inflated:
                 return found
         name = scratch_prefix(running) + unpacked_name(record.etag, record.size)
-        return await self._kept(name) or await self._unpack(running, name, bucket, key, record)
+        return await self._load_index(name) or await self._unpack(running, name, bucket, key, record)
 
-    async def _kept(self, name: str) -> ArchiveIndex | None:
-        document = await asyncio.to_thread(self._catalog.read, f"{name}.files")
+    async def _load_index(self, name: str) -> ArchiveIndex | None:
+        document = await asyncio.to_thread(self._catalog.read_document, f"{name}.files")
         if document is not None and self._store.get(RESERVED_BUCKET, name) is not None:
             with suppress(ColumnError):  # another release wrote it
                 return await asyncio.to_thread(ArchiveIndex.from_bytes, document)
@@ -131,7 +133,7 @@ class ArchiveDecompressor:
         found: list[_File] = []
         at = 0
         try:
-            async with aclosing(self._archives.stream(bucket, key, record)) as files:
+            async with aclosing(self._archives.stream_files(bucket, key, record)) as files:
                 async for file in files:
                     found.append(_File(file.name, file.size, at))
                     at += file.size
@@ -146,6 +148,6 @@ class ArchiveDecompressor:
         kind = archive_kind(key)
         assert kind is not None
         index = ArchiveIndex(kind, await asyncio.to_thread(index_tar, found), at, inflated=True)
-        await self._catalog.write(f"{name}.files", await asyncio.to_thread(index.to_bytes))
+        await self._catalog.write_document(f"{name}.files", await asyncio.to_thread(index.to_bytes))
         failpoints.hit("jobs.unpacked.listed")
         return index

@@ -46,7 +46,7 @@ class SmallFileReader:
 
     def __init__(self, store: ObjectStore, bucket: str, objects: RemoteObjects) -> None:
         self._store, self._bucket = store, bucket
-        self._waiting = None if objects.alone else BlockingObjects(objects)
+        self._waiting = None if objects.single_node else BlockingObjects(objects)
         self.unpacked: dict[str, Record | None] = {}
         self.sizes: dict[str, int] = {}
 
@@ -57,12 +57,12 @@ class SmallFileReader:
         """See `meshwire.views.samples.ReadContents` (blocking)."""
         if item.size > _CONTENT:
             return None
-        record = self.unpacked[item.key] if item.key in self.unpacked else self._present(item)
+        record = self.unpacked[item.key] if item.key in self.unpacked else self._current_record(item)
         if record is None and self._waiting is not None and item.key not in self.unpacked:
-            return self._far(self._waiting, item)
+            return self._read_remote(self._waiting, item)
         return None if record is None else self._read(record, item.offset, item.size)
 
-    def _far(self, waiting: BlockingObjects, item: SourceObject) -> bytes | None:
+    def _read_remote(self, waiting: BlockingObjects, item: SourceObject) -> bytes | None:
         size = self.sizes.get(item.key, -1)
         try:
             return waiting.read_part(
@@ -73,7 +73,7 @@ class SmallFileReader:
                 raise
             return None
 
-    def _present(self, item: SourceObject) -> Record | None:
+    def _current_record(self, item: SourceObject) -> Record | None:
         record = self._store.get(self._bucket, item.key)
         return record if record is not None and record.etag == item.etag else None
 
@@ -110,17 +110,21 @@ class SourceInventory:
     def __repr__(self) -> str:
         return "<Inventories>"
 
-    async def objects(self, running: JobRun, grant: BucketGrant) -> tuple[FileList, SmallFileReader]:
+    async def list_source_files(
+        self, running: JobRun, grant: BucketGrant
+    ) -> tuple[FileList, SmallFileReader]:
         """The source's objects as files, named as they are below its folder."""
         spec, found = running.spec, FileList()
         start = np.zeros(1, dtype=np.int64)
         async for key, record in self._list(spec, grant):
-            if spec.layout.takes(key):
+            if spec.layout.includes_key(key):
                 name = key[len(spec.source.prefix) :].lstrip("/") or key
                 found.add(_source(key, record), [name], start, np.array([record.size]))
         return found, SmallFileReader(self._store, spec.source.bucket, self._objects)
 
-    async def archives(self, running: JobRun, grant: BucketGrant) -> tuple[FileList, SmallFileReader]:
+    async def list_archive_files(
+        self, running: JobRun, grant: BucketGrant
+    ) -> tuple[FileList, SmallFileReader]:
         """The files in the source's archives. Raises BatchError BadSample."""
         spec, found = running.spec, FileList(archives=True)
         contents = SmallFileReader(self._store, spec.source.bucket, self._objects)
@@ -132,7 +136,7 @@ class SourceInventory:
             except BatchError as error:
                 if error.code != "BadSample" or spec.on_bad != "skip":
                     raise
-                running.tally.fail(f"s3://{spec.source.bucket}/{key}", error.message)
+                running.tally.record_failure(f"s3://{spec.source.bucket}/{key}", error.message)
         return found, contents
 
     async def _add(
@@ -140,10 +144,10 @@ class SourceInventory:
     ) -> None:
         spec = running.spec
         bucket = spec.source.bucket
-        if self._objects.alone:
-            index = await self._unpacking.index(running, bucket, key, record)
+        if self._objects.single_node:
+            index = await self._unpacking.decompressed_index(running, bucket, key, record)
         else:  # whoever holds it inflates it: offsets are the same whichever node runs the job
-            index = await self._archives.index(bucket, key, record)
+            index = await self._archives.get_index(bucket, key, record)
         folder, match = _folder(spec, key), spec.layout.match
         names = list(index.names)
         last = {name: number for number, name in enumerate(names)}  # a name that stands twice was replaced
@@ -159,12 +163,12 @@ class SourceInventory:
     ) -> None:
         """Where the files of a compressed archive are read."""
         bucket, objects = running.spec.source.bucket, self._objects
-        here = objects.here(bucket, key, record.etag)
-        if objects.alone:
+        here = objects.local_record(bucket, key, record.etag)
+        if objects.single_node:
             name = scratch_prefix(running) + unpacked_name(record.etag, record.size)
             contents.unpacked[key] = self._store.get(RESERVED_BUCKET, name)
         elif here is not None:
-            contents.unpacked[key] = await self._archives.plain(bucket, key, here)
+            contents.unpacked[key] = await self._archives.decompressed(bucket, key, here)
         else:
             contents.sizes[key] = index.size
 
@@ -173,14 +177,14 @@ class SourceInventory:
         bucket, prefix = spec.source.bucket, spec.source.prefix
         after, more = "", True
         while more:
-            if self._objects.alone:
+            if self._objects.single_node:
                 page = await asyncio.to_thread(
                     self._store.list, bucket, prefix=prefix, after=after, limit=_PAGE
                 )
             else:
-                page = await self._objects.page(bucket, prefix, after, _PAGE)
+                page = await self._objects.list_page(bucket, prefix, after, _PAGE)
             for key, record in page.entries:
-                grant.require(key)
+                grant.require_access(key)
                 yield key, record
             after, more = page.next_after, page.truncated
 

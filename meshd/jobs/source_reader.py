@@ -65,23 +65,23 @@ class LocalSource:
         """The number of the span that byte lies in."""
         return bisect_right(self.starts, offset) - 1
 
-    def compare(self, offset: int, data: memoryview) -> None:
+    def verify_in_order(self, offset: int, data: memoryview) -> None:
         """What was read from `offset` on, where objects are read in order (blocking). Raises
         CorruptExtentError."""
         while len(data):
             number = self.span_at(offset)
             span, inside = self.spans[number], offset - self.starts[number]
-            part = span.part(inside, min(len(data), span.length - inside))
-            self.passing.take(part, data[: part.length])
+            part = span.sub_span(inside, min(len(data), span.length - inside))
+            self.passing.verify_chunk(part, data[: part.length])
             data, offset = data[part.length :], offset + part.length
 
-    def read(self, offset: int, buffers: list[memoryview]) -> None:
+    def read_into(self, offset: int, buffers: list[memoryview]) -> None:
         """Fill the buffers from `offset` on, one after the other (blocking). Raises CorruptExtentError."""
         length = sum(map(len, buffers))
         number = self.span_at(offset)
         if length and offset + length <= self.starts[min(number + 1, len(self.spans))]:
             span = self.spans[number]
-            _fill(span.part(offset - self.starts[number], length), buffers, length)
+            _fill(span.sub_span(offset - self.starts[number], length), buffers, length)
             return
         for buffer in buffers:
             offset = self._read_across(offset, buffer)
@@ -94,7 +94,7 @@ class LocalSource:
                 raise _unread(self.spans[-1], "it is shorter than its record")
             span, inside = self.spans[number], offset - self.starts[number]
             taken = min(len(buffer), span.length - inside)
-            _fill(span.part(inside, taken), [buffer[:taken]], taken)
+            _fill(span.sub_span(inside, taken), [buffer[:taken]], taken)
             buffer, offset = buffer[taken:], offset + taken
         return offset
 
@@ -105,9 +105,9 @@ class ReadableSource(Protocol):
     @property
     def spans(self) -> Sequence[Span]: ...
 
-    def read(self, offset: int, buffers: list[memoryview]) -> None: ...
+    def read_into(self, offset: int, buffers: list[memoryview]) -> None: ...
 
-    def compare(self, offset: int, data: memoryview) -> None: ...
+    def verify_in_order(self, offset: int, data: memoryview) -> None: ...
 
 
 class FetchedSource:
@@ -122,17 +122,17 @@ class FetchedSource:
     def __repr__(self) -> str:
         return f"<Fetched {len(self._places)} runs>"
 
-    def put(self, offset: int, place: Location) -> None:
+    def add_run(self, offset: int, place: Location) -> None:
         """What lies at an offset of the source."""
         self._places[offset] = place
 
-    def read(self, offset: int, buffers: list[memoryview]) -> None:
+    def read_into(self, offset: int, buffers: list[memoryview]) -> None:
         """See Opened (blocking)."""
         length = sum(map(len, buffers))
         if length:
             _fill(Span(self._fd, self._places[offset].offset, length), buffers, length)
 
-    def compare(self, offset: int, data: memoryview) -> None:
+    def verify_in_order(self, offset: int, data: memoryview) -> None:
         """That was done where the bytes lie, and as they came."""
 
 
@@ -151,7 +151,7 @@ class SourceReader:
     def __repr__(self) -> str:
         return f"<SourceReader of {self._plan!r}, {len(self._held)} open>"
 
-    async def opened(self, pieces: Sequence[SourceRange]) -> dict[int, ReadableSource]:
+    async def open_sources(self, pieces: Sequence[SourceRange]) -> dict[int, ReadableSource]:
         """The sources of these pieces; good until the next call. Raises BatchError SnapshotChanged, Busy."""
         self._forget()
         found: dict[int, ReadableSource] = {}
@@ -171,13 +171,15 @@ class SourceReader:
             context.__exit__(None, None, None)
         return found
 
-    async def prove(self, pieces: Sequence[SourceRange], opened: dict[int, ReadableSource]) -> None:
+    async def verify_extents(self, pieces: Sequence[SourceRange], opened: dict[int, ReadableSource]) -> None:
         """Files in archives are parts of extents, read in any order: what they lie in is read before. Raises
         CorruptExtentError."""
         wanted = {
             (piece.source, number) for piece in pieces for number in _numbers(opened[piece.source], piece)
         }
-        await self._proofs.require([opened[source].spans[number].part(0, 0) for source, number in wanted])
+        await self._proofs.require_verified(
+            [opened[source].spans[number].sub_span(0, 0) for source, number in wanted]
+        )
 
     def close(self) -> None:
         self._forget()
@@ -212,10 +214,10 @@ class SourceReader:
         record = record or self._record(number)
         if record is None:
             return None
-        context = self._store.reading(record, 0, record.size)
+        context = self._store.open_spans(record, 0, record.size)
         name = f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
         with damage_context(name):
-            return context, [span.named(name) for span in context.__enter__()]
+            return context, [span.with_name(name) for span in context.__enter__()]
 
     def _record(self, number: int) -> Record | None:
         sources, objects = self._plan.sources, self._tools.objects
@@ -227,8 +229,8 @@ class SourceReader:
             if record is None and self._store.get(RESERVED_BUCKET, f"{name}.files") is not None:
                 raise _changed(RESERVED_BUCKET, name, gone=True)
             return record
-        record = objects.here(bucket, key, etag)
-        if record is None and objects.holds(bucket, key):
+        record = objects.local_record(bucket, key, etag)
+        if record is None and objects.is_local(bucket, key):
             present = self._store.get(bucket, key)
             if present is None or present.etag != etag:  # else it is damaged here: another owner has it
                 raise _changed(bucket, key, gone=present is None)
@@ -242,27 +244,27 @@ class SourceReader:
         if not sources.unpacked[number]:
             return None
         bucket, key, etag = self._bucket, sources.keys[number], sources.etags[number]
-        here = self._tools.objects.here(bucket, key, etag)
+        here = self._tools.objects.local_record(bucket, key, etag)
         if here is not None:
-            return self._open(number, await self._tools.archives.plain(bucket, key, here))
+            return self._open(number, await self._tools.archives.decompressed(bucket, key, here))
         if number not in self._inflated:
             record = await self._tools.objects.find(bucket, key)
             if record is None or record.etag != etag:
                 raise _changed(bucket, key, gone=record is None)
-            self._inflated[number] = (await self._tools.archives.index(bucket, key, record)).size
+            self._inflated[number] = (await self._tools.archives.get_index(bucket, key, record)).size
         return None
 
     async def _fetch(self, runs: Sequence[Sequence[SourceRange]]) -> dict[int, ReadableSource]:
         """The bytes of these runs, by one call a node."""
         parts = [self._part(run) for run in runs]
-        self._gathered = gathered = await self._tools.objects.fetch(parts, self._memory, proven=True)
+        self._gathered = gathered = await self._tools.objects.fetch_parts(parts, self._memory, proven=True)
         found = {run[0].source: FetchedSource(gathered.fd) for run in runs}
         for run, part, place in zip(runs, parts, gathered.places, strict=True):
             if isinstance(place, ReadFailure):
                 if place.code in ("NoSuchKey", "SnapshotChanged"):
                     raise _changed(part.bucket, part.key, gone=place.code == "NoSuchKey")
                 raise missing_part_error(f"s3://{part.bucket}/{part.key}", place)
-            found[run[0].source].put(run[0].offset, place)
+            found[run[0].source].add_run(run[0].offset, place)
         return dict(found)
 
     def _part(self, run: Sequence[SourceRange]) -> ObjectRange:
@@ -294,7 +296,7 @@ def verify_ranges(
 ) -> None:
     """Whole objects that were read one after the other (blocking). Raises CorruptExtentError."""
     for piece in pieces:
-        opened[piece.source].compare(piece.offset, buffer[piece.at : piece.at + piece.length])
+        opened[piece.source].verify_in_order(piece.offset, buffer[piece.at : piece.at + piece.length])
 
 
 def read_ranges(buffer: memoryview, pieces: Sequence[SourceRange], opened: dict[int, ReadableSource]) -> None:
@@ -308,7 +310,7 @@ def read_ranges(buffer: memoryview, pieces: Sequence[SourceRange], opened: dict[
                 buffers.append(scratch[: piece.offset - end])
             buffers.append(buffer[piece.at : piece.at + piece.length])
             end = piece.offset + piece.length
-        opened[run[0].source].read(run[0].offset, buffers)
+        opened[run[0].source].read_into(run[0].offset, buffers)
 
 
 def _runs(pieces: Sequence[SourceRange]) -> Iterator[list[SourceRange]]:

@@ -145,12 +145,12 @@ async def read_chunks(
     Raises StoreError; ExtentGoneError only before the first piece.
     """
     passing, proofs = StreamVerifier(), VerifiedExtents()
-    with store.reading(record, offset, length) as spans:
-        await proofs.require(spans)
+    with store.open_spans(record, offset, length) as spans:
+        await proofs.require_verified(spans)
         for span in spans:
             at = 0
             while at < span.length:
-                part = span.part(at, min(CHUNK_BYTES, span.length - at))
+                part = span.sub_span(at, min(CHUNK_BYTES, span.length - at))
                 piece = await asyncio.to_thread(_read_some, part, passing)
                 at += len(piece)
                 yield piece
@@ -160,5 +160,5 @@ def _read_some(span: Span, passing: StreamVerifier) -> bytes:
     piece = os.pread(span.fd, span.length, span.offset)
     if not piece and span.extent is not None:
         raise damage_error(span.extent)
-    passing.take(span, piece)
+    passing.verify_chunk(span, piece)
     return piece

@@ -38,11 +38,11 @@ class OriginWriteBack(Protocol):
         """Whether a bucket has an origin."""
         ...
 
-    async def stored(self, bucket: str, key: str, record: Record) -> bool:
+    async def object_committed(self, bucket: str, key: str, record: Record) -> bool:
         """Write a committed object to the bucket's origin; False where there is none. Raises S3Error."""
         ...
 
-    async def removed(self, bucket: str, key: str) -> bool:
+    async def delete_at_origin(self, bucket: str, key: str) -> bool:
         """Delete an object at the bucket's origin; False where there is none. Raises S3Error."""
         ...
 
@@ -55,10 +55,10 @@ class DeleteService:
     ) -> None:
         self._store, self._versions, self._backed = store, versions, backed
 
-    async def delete(self, operation: DeleteObject) -> ObjectDeleted:
+    async def delete_object(self, operation: DeleteObject) -> ObjectDeleted:
         """Raises S3Error NoSuchKey (If-Match, and nothing there), PreconditionFailed, InvalidArgument."""
         bucket, key = operation.bucket, operation.key
-        if self._backed is not None and await self._backed.removed(bucket, key):
+        if self._backed is not None and await self._backed.delete_at_origin(bucket, key):
             return ObjectDeleted()
         if operation.version is not None:
             check_version_id(operation.version)
@@ -72,7 +72,7 @@ class DeleteService:
             return ObjectDeleted()
         return ObjectDeleted(removed.marker.version or NULL, marker=True)
 
-    async def delete_many(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
+    async def delete_objects(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
         """Every key is answered for itself, in the order asked; missing ones are successes."""
         bucket = operation.bucket
         if self._backed is not None and self._backed.is_backed(bucket):
@@ -88,7 +88,7 @@ class DeleteService:
             else:
                 single.append((number, entry))
         with store_errors():
-            setting = self._versions.setting(bucket)
+            setting = self._versions.versioning_of(bucket)
             removed = await self._store.delete_many(bucket, [key for _, key in plain], versioning=setting)
         for number, key in plain:
             answers[number] = _deleted(key, None, removed[key])
@@ -116,7 +116,7 @@ class DeleteService:
                 return DeleteFailure(entry.key, "NotImplemented", said, entry.version or "")
             async with slots:
                 try:
-                    await backed.removed(bucket, entry.key)
+                    await backed.delete_at_origin(bucket, entry.key)
                 except S3Error as error:
                     return DeleteFailure(entry.key, error.code, error.message, "")
             return DeletedKey(entry.key, "", "")
@@ -140,7 +140,7 @@ class DeleteService:
     ) -> Removed:
         if version is not None:
             return await self._store.delete_version(bucket, key, version, conditions=conditions)
-        setting = self._versions.setting(bucket)
+        setting = self._versions.versioning_of(bucket)
         return await self._store.delete(bucket, key, conditions=conditions, versioning=setting)
 
     async def _settle(self, bucket: str, removed: Sequence[tuple[str, Removed]]) -> None:

@@ -173,7 +173,7 @@ class ExpiryPlanner:
     def __repr__(self) -> str:
         return f"<Planner at {self._key!r} with {len(self._rules)} rules>"
 
-    def feed(self, version: ListedVersion) -> Iterator[ExpiryAction]:
+    def add_version(self, version: ListedVersion) -> Iterator[ExpiryAction]:
         """The next version of the listing. Between pages a key may go back to versions that were judged: its
         place is lost when a null version goes, or is put anew on top."""
         if version.key != self._key:

@@ -55,12 +55,12 @@ class ListingService:
             page = self._store.list_entries(operation.bucket, **_entries_of(operation))
         return self._objects(operation, page)
 
-    async def all_objects(self, operation: ListObjects) -> ObjectListing:
+    async def list_objects_on_all_nodes(self, operation: ListObjects) -> ObjectListing:
         """The same of all nodes. Raises S3Error SlowDown, too."""
         if operation.max_keys <= 0 or self._merged is None:
             return self.list_objects(operation)
         return self._objects(
-            operation, await self._merged.entries(operation.bucket, **_entries_of(operation))
+            operation, await self._merged.list_entries(operation.bucket, **_entries_of(operation))
         )
 
     def _objects(self, operation: ListObjects, page: EntryPage) -> ObjectListing:
@@ -81,11 +81,11 @@ class ListingService:
             page = self._store.list_versions(operation.bucket, **_versions_of(operation))
         return self._versions(operation, page)
 
-    async def all_versions(self, operation: ListObjectVersions) -> VersionListing:
+    async def list_versions_on_all_nodes(self, operation: ListObjectVersions) -> VersionListing:
         """The same of all nodes. Raises S3Error SlowDown, too."""
         if operation.max_keys <= 0 or self._merged is None:
             return self.list_versions(operation)
-        page = await self._merged.versions(operation.bucket, **_versions_of(operation))
+        page = await self._merged.list_versions(operation.bucket, **_versions_of(operation))
         return self._versions(operation, page)
 
     def _versions(self, operation: ListObjectVersions, page: VersionPage) -> VersionListing:
@@ -105,11 +105,11 @@ class ListingService:
             page = self._store.list_uploads(operation.bucket, **_uploads_of(operation))
         return self._uploads(page)
 
-    async def all_uploads(self, operation: ListMultipartUploads) -> UploadListing:
+    async def list_uploads_on_all_nodes(self, operation: ListMultipartUploads) -> UploadListing:
         """The same of all nodes. Raises S3Error SlowDown, too."""
         if operation.max_uploads <= 0 or self._merged is None:
             return self.list_uploads(operation)
-        return self._uploads(await self._merged.uploads(operation.bucket, **_uploads_of(operation)))
+        return self._uploads(await self._merged.list_uploads(operation.bucket, **_uploads_of(operation)))
 
     def _uploads(self, page: UploadPage) -> UploadListing:
         owners = self._owners()
@@ -117,7 +117,7 @@ class ListingService:
             tuple(
                 _upload_entry(upload, owners)
                 for upload in page.uploads
-                if upload.born in (0, self._buckets.born(upload.bucket))
+                if upload.born in (0, self._buckets.created_at_ms(upload.bucket))
             ),
             page.prefixes,
             page.truncated,

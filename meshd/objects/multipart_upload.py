@@ -69,7 +69,7 @@ class UploadService:
         self._owner = owner
         self._store, self._objects, self._versions = store, objects, versions
 
-    async def create(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
+    async def create_upload(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
         """Raises S3Error AccessDenied (nobody signed), InvalidRequest when the algorithm cannot give the type
         of checksum asked for."""
         if identity is ANONYMOUS_IDENTITY:
@@ -77,7 +77,7 @@ class UploadService:
                 "AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate."
             )
         algorithm, kind = _checksum_plan(operation.checksum_algorithm, operation.checksum_type)
-        born = self._versions.born(operation.bucket)
+        born = self._versions.bucket_created(operation.bucket)
         with store_errors():
             upload = await self._store.create_upload(
                 operation.bucket,
@@ -86,12 +86,14 @@ class UploadService:
                 metadata=dict(operation.headers.metadata),
                 checksum_algorithm=algorithm,
                 checksum_type=kind,
-                owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
+                owner=self._versions.owner_for_write(operation.bucket, identity.user_id, operation.acl),
                 tags=dict(operation.tags),
                 acl=operation.acl,
                 born=born,
             )
-            if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_present(upload):
+            if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_current_bucket(
+                upload
+            ):
                 await self._store.abort_upload(upload)  # deleted meanwhile, and perhaps made anew
                 raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
@@ -100,7 +102,7 @@ class UploadService:
     async def put_part(self, operation: UploadPart, body: Body) -> PartStored:
         """Store one part; sent again, it replaces the earlier one."""
         check_put_size(body.size)
-        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         _check_algorithm(upload, operation.digests)
         with store_errors():
             writer = self._store.part_writer(upload, operation.part_number, body.size)
@@ -116,13 +118,13 @@ class UploadService:
 
     async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
         """A part made of (a range of) a stored object. Raises S3Error NoSuchKey, InvalidArgument."""
-        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         source, record = await retry_if_moved(lambda: self._copy_part(operation, upload), operation.source)
-        version = self._versions.name(operation.source.bucket, source)
+        version = self._versions.version_header(operation.source.bucket, source)
         return CopyResult(record.etag, record.modified, record.checksums, "", "", version)
 
     async def _copy_part(self, operation: UploadPartCopy, upload: Upload) -> tuple[Record, Record]:
-        source = self._versions.source(operation.source)
+        source = self._versions.find_copy_source(operation.source)
         check_source_conditions(operation.source_conditions, source)
         offset, length = copy_part_range(operation.range, source.size)
         check_put_size(length)
@@ -146,7 +148,7 @@ class UploadService:
         digest = verifier.finish()
         return await writer.commit(Meta(digest.md5_hex, checksums=dict(digest.checksums)))
 
-    async def complete(
+    async def complete_upload(
         self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]
     ) -> CompleteResult:
         """Make the object. Completing again what is already complete is a success, as clients retry.
@@ -158,7 +160,7 @@ class UploadService:
             found = self._in_progress(operation.bucket, operation.key, operation.upload_id)
             if found is None:
                 record = self._become(operation, parts)
-                await self._store.settled(operation.bucket, operation.key, record)
+                await self._store.wait_replicated(operation.bucket, operation.key, record)
                 return self._completed(operation, record)
             upload, arrived = found
             stored = check_parts(arrived, parts)
@@ -170,17 +172,17 @@ class UploadService:
                     meta,
                     operation.conditions,
                     etags=[part.etag for part in stored],
-                    versioning=self._versions.setting(operation.bucket),
+                    versioning=self._versions.versioning_of(operation.bucket),
                 )
             except NoSuchUploadError:  # completed by somebody else meanwhile, or aborted
                 return self._completed(operation, self._become(operation, parts))
-        await self._objects.settle(operation.bucket, operation.key, record)
+        await self._objects.finish_write(operation.bucket, operation.key, record)
         return self._completed(operation, record)
 
     def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
         """The object that the upload became: the newest of its key's versions with that ETag."""
         bucket, key = operation.bucket, operation.key
-        if not self._versions.setting(bucket):
+        if not self._versions.versioning_of(bucket):
             return find_completed([self._store.get(bucket, key)], operation.upload_id, parts)
         page = self._store.list_versions(bucket, prefix=key, limit=PAGE_LIMIT)
         versions = [record for name, record in page.entries if name == key]
@@ -189,34 +191,34 @@ class UploadService:
     def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
         bucket, key = operation.bucket, operation.key
         sums, kind = record.checksums, record.checksum_type
-        extra = self._versions.expiration(bucket, key, record)
+        extra = self._versions.expiration_headers(bucket, key, record)
         return CompleteResult(bucket, key, record.etag, "", sums, kind, record.version, extra)
 
-    async def abort(self, operation: AbortMultipartUpload) -> UploadAborted:
-        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+    async def abort_upload(self, operation: AbortMultipartUpload) -> UploadAborted:
+        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         with store_errors():
             await self._store.abort_upload(upload)
         return UploadAborted()
 
     def list_parts(self, operation: ListParts) -> PartList:
         """A page of the parts that arrived so far."""
-        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         limit = min(operation.max_parts, PAGE_LIMIT)
         if limit <= 0:
             return PartList(owner=self._owner(upload.owner))
         with store_errors():
             page = self._store.list_parts(upload, operation.part_number_marker, limit)
-        self.existing(operation.bucket, operation.key, operation.upload_id)  # or its end took the parts
+        self.require_upload(operation.bucket, operation.key, operation.upload_id)  # or its end took the parts
         parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
         return PartList(
             parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
         )
 
-    def existing(self, bucket: str, key: str, upload_id: str) -> Upload:
+    def require_upload(self, bucket: str, key: str, upload_id: str) -> Upload:
         """The upload in progress. Raises S3Error NoSuchUpload; also of an earlier bucket of the name."""
         with store_errors():
             upload = self._store.get_upload(bucket, key, upload_id)
-        if upload is None or not self._versions.is_of_present(upload):
+        if upload is None or not self._versions.is_of_current_bucket(upload):
             raise S3Error("NoSuchUpload", extra={"UploadId": upload_id})
         return upload
 
@@ -226,7 +228,7 @@ class UploadService:
         """An upload with its parts; None when it has ended. Its end takes the parts with it, perhaps in
         another process between two reads of this one: so it must still be there after them."""
         upload = self._store.get_upload(bucket, key, upload_id)
-        if upload is None or not self._versions.is_of_present(upload):
+        if upload is None or not self._versions.is_of_current_bucket(upload):
             return None
         parts = self._all_parts(upload)
         return None if self._store.get_upload(bucket, key, upload_id) is None else (upload, parts)

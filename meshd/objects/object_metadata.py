@@ -48,29 +48,29 @@ class ObjectAclService:
     ) -> None:
         self._store, self._buckets, self._versions, self._acls = store, buckets, versions, acls
 
-    def get(self, operation: GetObjectAcl) -> ObjectAcl:
+    def get_acl(self, operation: GetObjectAcl) -> ObjectAcl:
         """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
         bucket = self._bucket(operation.bucket)
-        record = self._versions.find(bucket.name, operation.key, operation.version)
-        names, owner = self._acls.names(), _owner(bucket, record)
+        record = self._versions.find_version(bucket.name, operation.key, operation.version)
+        names, owner = self._acls.display_names(), _owner(bucket, record)
         acl = None if bucket.ownership == BUCKET_OWNER_ENFORCED else record.acl
         return ObjectAcl(
             Owner(owner, names.get(owner, "")),
             acl or Acl(),
             Owner(bucket.owner, names.get(bucket.owner, "")),
-            self._versions.name(bucket.name, record),
+            self._versions.version_header(bucket.name, record),
             names,
         )
 
-    async def put(self, operation: PutObjectAcl, body: bytes) -> ObjectAclStored:
+    async def put_acl(self, operation: PutObjectAcl, body: bytes) -> ObjectAclStored:
         """Raises S3Error as `get`, and as `AclService.requested` and `check_acl`."""
         bucket = self._bucket(operation.bucket)
-        record = self._versions.find(bucket.name, operation.key, operation.version)
-        acl = self._acls.requested(operation.acl, body, _owner(bucket, record))
+        record = self._versions.find_version(bucket.name, operation.key, operation.version)
+        acl = self._acls.parse_request(operation.acl, body, _owner(bucket, record))
         check_acl(acl, bucket)
         with store_errors():
             record = await self._store.amend(bucket.name, operation.key, operation.version, acl=acl)
-        return ObjectAclStored(self._versions.name(bucket.name, record))
+        return ObjectAclStored(self._versions.version_header(bucket.name, record))
 
     def _bucket(self, name: str) -> Bucket:
         bucket = self._buckets.get(name)
@@ -90,16 +90,16 @@ class TaggingService:
     def __init__(self, store: ObjectStore, versions: VersionLookup) -> None:
         self._store, self._versions = store, versions
 
-    def get(self, operation: GetObjectTagging) -> ObjectTags:
+    def get_tags(self, operation: GetObjectTagging) -> ObjectTags:
         """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
-        record = self._versions.find(operation.bucket, operation.key, operation.version)
-        return ObjectTags(record.tags, self._versions.name(operation.bucket, record))
+        record = self._versions.find_version(operation.bucket, operation.key, operation.version)
+        return ObjectTags(record.tags, self._versions.version_header(operation.bucket, record))
 
-    async def put(self, operation: PutObjectTagging, tags: Mapping[str, str]) -> ObjectTagged:
+    async def put_tags(self, operation: PutObjectTagging, tags: Mapping[str, str]) -> ObjectTagged:
         """All tags at once, in place of those there were. Raises like `get`."""
         return await self._set(operation, tags)
 
-    async def delete(self, operation: DeleteObjectTagging) -> ObjectTagged:
+    async def delete_tags(self, operation: DeleteObjectTagging) -> ObjectTagged:
         """Raises like `get`."""
         return await self._set(operation, {})
 
@@ -107,16 +107,16 @@ class TaggingService:
         self, operation: PutObjectTagging | DeleteObjectTagging, tags: Mapping[str, str]
     ) -> ObjectTagged:
         bucket, key = operation.bucket, operation.key
-        self._versions.find(bucket, key, operation.version)
+        self._versions.find_version(bucket, key, operation.version)
         with store_errors():
             record = await self._store.amend(bucket, key, operation.version, tags=dict(tags))
-        return ObjectTagged(self._versions.name(bucket, record))
+        return ObjectTagged(self._versions.version_header(bucket, record))
 
 
 def object_attributes(versions: VersionLookup, operation: GetObjectAttributes) -> ObjectAttributes:
     """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
-    record = versions.find(operation.bucket, operation.key, operation.version)
-    return attributes_from_record(record, operation, versions.name(operation.bucket, record))
+    record = versions.find_version(operation.bucket, operation.key, operation.version)
+    return attributes_from_record(record, operation, versions.version_header(operation.bucket, record))
 
 
 def attributes_from_record(

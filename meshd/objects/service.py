@@ -51,63 +51,63 @@ class ObjectService:
 
     # --- reading ------------------------------------------------------------------------------------
 
-    def find(self, operation: GetObject) -> LookupResult:
+    def find_object(self, operation: GetObject) -> LookupResult:
         """What GET or HEAD answers. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed, NotModified,
         PreconditionFailed, InvalidRange, InvalidPartNumber."""
-        record = self._versions.find(operation.bucket, operation.key, operation.version)
-        version = self._versions.name(operation.bucket, record)
+        record = self._versions.find_version(operation.bucket, operation.key, operation.version)
+        version = self._versions.version_header(operation.bucket, record)
         extra = NOTHING
         if operation.version is None:
-            extra = self._versions.expiration(operation.bucket, operation.key, record)
+            extra = self._versions.expiration_headers(operation.bucket, operation.key, record)
         return lookup_result(operation, record, version, extra)
 
-    def read(self, operation: GetObject, found: LookupResult) -> bytes:
+    def read_range(self, operation: GetObject, found: LookupResult) -> bytes:
         """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
         ReplacedError, CorruptExtentError, DiskFailedError."""
         try:
-            return self._store.read(found.record, found.base + found.offset, found.length)
+            return self._store.read_range(found.record, found.base + found.offset, found.length)
         except ExtentGoneError:
             again = self._find_again(operation, found)
-            return self._store.read(again.record, again.offset, again.length)
+            return self._store.read_range(again.record, again.offset, again.length)
 
-    def read_now(self, found: LookupResult) -> bytes | None:
+    def read_range_now(self, found: LookupResult) -> bytes | None:
         """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""
-        return self._store.read_now(found.record, found.base + found.offset, found.length)
+        return self._store.try_read_range(found.record, found.base + found.offset, found.length)
 
     def span_now(self, found: LookupResult) -> Span | None:
         """The one range of an answer, valid until the caller next awaits. Raises StoreError."""
-        return self._store.span_now(found.record, found.offset, found.length)
+        return self._store.try_open_span(found.record, found.offset, found.length)
 
     def _find_again(self, operation: GetObject, found: LookupResult) -> LookupResult:
         """The object was replaced (or moved) since it was found. Its headers are made already, so only the
         same content will do. Raises ReplacedError."""
         if operation.member is not None:  # its bytes are of an archive or of its copy: find it anew
             raise ReplacedError
-        again = self.find(operation)
+        again = self.find_object(operation)
         if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
             raise ReplacedError
         return again
 
     @contextmanager
-    def reading(self, operation: GetObject, found: LookupResult) -> Iterator[Sequence[Span]]:
+    def open_range(self, operation: GetObject, found: LookupResult) -> Iterator[Sequence[Span]]:
         """Open files and ranges of an answer, valid inside the `with`. Raises StoreError and ReplacedError on
         entering."""
         with ExitStack() as stack:
             try:
                 at = found.base + found.offset
-                spans = stack.enter_context(self._store.reading(found.record, at, found.length))
+                spans = stack.enter_context(self._store.open_spans(found.record, at, found.length))
             except ExtentGoneError:
                 again = self._find_again(operation, found)
-                spans = stack.enter_context(self._store.reading(again.record, again.offset, again.length))
+                spans = stack.enter_context(self._store.open_spans(again.record, again.offset, again.length))
             yield spans
 
     # --- writing ------------------------------------------------------------------------------------
 
-    async def put(self, operation: PutObject, identity: Identity, body: Body) -> ObjectStored:
+    async def put_object(self, operation: PutObject, identity: Identity, body: Body) -> ObjectStored:
         """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed, NoSuchBucket (also when the name
         is another bucket's by the time the body is here) and whatever the body raises."""
         check_put_size(body.size)
-        born = self._versions.born(operation.bucket)
+        born = self._versions.bucket_created(operation.bucket)
         await self._precheck(operation.bucket, operation.key, operation.conditions)
         with store_errors():
             writer = self._store.writer(operation.bucket, operation.key, size=body.size)
@@ -120,18 +120,18 @@ class ObjectService:
                     metadata=dict(operation.headers.metadata),
                     checksums=dict(digest.checksums),
                     checksum_type="FULL_OBJECT",
-                    owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
+                    owner=self._versions.owner_for_write(operation.bucket, identity.user_id, operation.acl),
                     tags=dict(operation.tags),
                     acl=operation.acl,
                 )
-                self._versions.require_same(operation.bucket, born)
-                setting = self._versions.setting(operation.bucket)
+                self._versions.require_same_bucket(operation.bucket, born)
+                setting = self._versions.versioning_of(operation.bucket)
                 record = await writer.commit(meta, conditions=operation.conditions, versioning=setting)
             except BaseException:
                 await writer.abort()
                 raise
-        await self.settle(operation.bucket, operation.key, record)
-        extra = self._versions.expiration(operation.bucket, operation.key, record)
+        await self.finish_write(operation.bucket, operation.key, record)
+        extra = self._versions.expiration_headers(operation.bucket, operation.key, record)
         return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
 
     async def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
@@ -146,42 +146,42 @@ class ObjectService:
                 raise S3Error("NoSuchKey", extra={"Key": key}) from error
             raise
 
-    async def settle(self, bucket: str, key: str, record: Record) -> None:
+    async def finish_write(self, bucket: str, key: str, record: Record) -> None:
         """The bucket may have been deleted while the body arrived; then what was written must go again."""
         if not self._versions.has_bucket(bucket):
             same = Conditions(if_match=(record.etag,))
             with store_errors():
                 await self._store.delete_version(bucket, key, record.version or NULL, conditions=same)
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
-        if self._backed is None or not await self._backed.stored(bucket, key, record):
+        if self._backed is None or not await self._backed.object_committed(bucket, key, record):
             await self._stored(bucket, key, record)
 
-    async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
+    async def copy_object(self, operation: CopyObject, identity: Identity) -> CopyResult:
         """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,
         PreconditionFailed, NoSuchBucket (as `put`)."""
-        born = self._versions.born(operation.bucket)
+        born = self._versions.bucket_created(operation.bucket)
         source, record = await retry_if_moved(lambda: self._link(operation, identity, born), operation.source)
-        await self.settle(operation.bucket, operation.key, record)
+        await self.finish_write(operation.bucket, operation.key, record)
         return CopyResult(
             record.etag,
             record.modified,
             record.checksums,
             record.checksum_type,
             record.version,
-            self._versions.name(operation.source.bucket, source),
-            self._versions.expiration(operation.bucket, operation.key, record),
+            self._versions.version_header(operation.source.bucket, source),
+            self._versions.expiration_headers(operation.bucket, operation.key, record),
         )
 
     async def _link(self, operation: CopyObject, identity: Identity, born: int) -> tuple[Record, Record]:
         bucket, key = operation.bucket, operation.key
-        source = self._versions.source(operation.source)
-        versioned = bool(self._versions.setting(bucket))
+        source = self._versions.find_copy_source(operation.source)
+        versioned = bool(self._versions.versioning_of(bucket))
         check_copy_source(source, operation, MAX_PUT_BYTES, versioned=versioned)
         rehashed = await add_checksum(self._store, source, operation.checksum_algorithm)
-        self._versions.require_same(bucket, born)
-        owner = self._versions.owner(bucket, identity.user_id, operation.acl)
+        self._versions.require_same_bucket(bucket, born)
+        owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)
         meta = copy_meta(rehashed, operation, owner)
-        setting = self._versions.setting(bucket)
+        setting = self._versions.versioning_of(bucket)
         record = await self._store.link(bucket, key, rehashed, meta, operation.conditions, versioning=setting)
         return source, record
 

@@ -38,31 +38,31 @@ class VersionLookup:
         """Whether the bucket is (still) there."""
         return self._buckets.get(name) is not None
 
-    def born(self, name: str) -> int:
+    def bucket_created(self, name: str) -> int:
         """Tells a bucket from an earlier one of its name; 0: there is none."""
-        return self._buckets.born(name)
+        return self._buckets.created_at_ms(name)
 
-    def is_of_present(self, upload: Upload) -> bool:
+    def is_of_current_bucket(self, upload: Upload) -> bool:
         """Whether an upload was begun in the bucket that has the name now. A node that was away while its
         bucket was deleted and made anew still has it."""
-        return upload.born in (0, self.born(upload.bucket))
+        return upload.born in (0, self.bucket_created(upload.bucket))
 
-    def require_same(self, name: str, born: int) -> None:
+    def require_same_bucket(self, name: str, born: int) -> None:
         """Raises S3Error NoSuchBucket when the name is another bucket's by now, or nobody's."""
-        if self.born(name) != born:
+        if self.bucket_created(name) != born:
             raise S3Error("NoSuchBucket", extra={"BucketName": name})
 
-    def setting(self, bucket: str) -> Versioning:
+    def versioning_of(self, bucket: str) -> Versioning:
         """The bucket's versioning now."""
         found = self._buckets.get(bucket)
         return "" if found is None else found.versioning
 
-    def name(self, bucket: str, record: Record) -> str:
+    def version_header(self, bucket: str, record: Record) -> str:
         """What x-amz-version-id says of a read: the id, `null`, or nothing where the bucket never had
         versioning. A write tells an id only."""
-        return record.version or ("null" if self.setting(bucket) else "")
+        return record.version or ("null" if self.versioning_of(bucket) else "")
 
-    def owner(self, bucket: str, writer: str, acl: Acl | None) -> str:
+    def owner_for_write(self, bucket: str, writer: str, acl: Acl | None) -> str:
         """Who owns what `writer` writes with this ACL: the bucket's owner, where its ownership says so."""
         found = self._buckets.get(bucket)
         if found is None or found.ownership in {"", "ObjectWriter"}:
@@ -70,7 +70,7 @@ class VersionLookup:
         given = acl is not None and acl.canned == "bucket-owner-full-control"
         return found.owner if given or found.ownership == "BucketOwnerEnforced" else writer
 
-    def expiration(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
+    def expiration_headers(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
         """x-amz-expiration of a current object, where a lifecycle rule will remove it."""
         found = self._buckets.get(bucket)
         if found is None or not found.lifecycle:
@@ -78,7 +78,7 @@ class VersionLookup:
         told = expiration_header(found.lifecycle, key, record.size, record.tags, record.modified)
         return {"x-amz-expiration": told} if told else NOTHING
 
-    def find(self, bucket: str, key: str, version: str | None = None) -> Record:
+    def find_version(self, bucket: str, key: str, version: str | None = None) -> Record:
         """The version named, or the current one. Raises S3Error NoSuchKey, NoSuchVersion, InvalidArgument (no
         id that could be one), MethodNotAllowed (a delete marker asked for by its id)."""
         with store_errors():
@@ -93,10 +93,10 @@ class VersionLookup:
             raise _unreadable(record)
         return record
 
-    def source(self, source: CopySource) -> Record:
+    def find_copy_source(self, source: CopySource) -> Record:
         """What a copy reads. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest (a delete marker)."""
         try:
-            return self.find(source.bucket, source.key, source.version)
+            return self.find_version(source.bucket, source.key, source.version)
         except S3Error as error:
             if error.code != "MethodNotAllowed":
                 raise
@@ -110,9 +110,9 @@ class VersionLookup:
             check_version_id(version)
             return S3Error("NoSuchVersion", extra={"Key": key, "VersionId": version})
         headers = {}
-        if self.setting(bucket):
+        if self.versioning_of(bucket):
             with store_errors():
-                newest = self._store.newest(bucket, key)
+                newest = self._store.newest_version(bucket, key)
             if newest is not None and newest.marker:
                 headers = _marker_headers(newest)
         return S3Error("NoSuchKey", headers=headers, extra={"Key": key})

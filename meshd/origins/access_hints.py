@@ -77,7 +77,7 @@ def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.
     if plan.within:
         return np.arange(snapshot.samples, dtype=np.int64)
     every, count = snapshot_order(plan.spec, snapshot, epoch), min(plan.positions, _ROUNDS * snapshot.samples)
-    return np.asarray(every.many(np.arange(count, dtype=np.int64)), dtype=np.int64)
+    return np.asarray(every.samples_at(np.arange(count, dtype=np.int64)), dtype=np.int64)
 
 
 def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str]) -> list[Piece]:
@@ -88,27 +88,27 @@ class PlanReadHints:
     """Tells the keeper. One a node: the steward's."""
 
     def __init__(self, keeper: CacheManager, buckets: BucketTable) -> None:
-        self._keeper, self._buckets = keeper, buckets
+        self._cache_manager, self._buckets = keeper, buckets
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._tasks = BackgroundTasks("plan-hints")
 
     def __repr__(self) -> str:
         return f"<PlanHints {len(self._epochs)} plans told>"
 
-    def reading(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+    def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
         """A frame of a plan is built now. Microseconds; what takes longer is done later."""
-        if not self._buckets.any_backed() or max(snapshot.samples, plan.positions) > _MOST:
+        if not self._buckets.has_backed_buckets() or max(snapshot.samples, plan.positions) > _MOST:
             return
         told = self._epochs.get(plan.hash, -1)
         if address.epoch > told:
             self._epochs[plan.hash] = address.epoch
             self._epochs.move_to_end(plan.hash)
             while len(self._epochs) > _PLANS:
-                self._keeper.unplan(self._epochs.popitem(last=False)[0])
+                self._cache_manager.unplan(self._epochs.popitem(last=False)[0])
             self._tasks.spawn(self._tell(plan, snapshot, address.epoch), "tell")
         elif address.epoch == told:
             step = max(0, address.step - _BEHIND)
-            self._keeper.advance(
+            self._cache_manager.advance(
                 plan.hash, min(1.0, (address.origin + step * address.batch) / plan.positions)
             )
 
@@ -124,7 +124,7 @@ class PlanReadHints:
             _log.exception("a plan's order cannot be told to the cache")
             return
         if self._epochs.get(plan.hash) == epoch:
-            self._keeper.plan(plan.hash, *both)
+            self._cache_manager.plan(plan.hash, *both)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()

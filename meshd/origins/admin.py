@@ -67,13 +67,13 @@ class BackedAdmin:
     async def _try(self, bucket: Bucket) -> None:
         assert bucket.origin is not None
         try:
-            origin = self._origins.of(bucket)
-            if bucket.origin.web:
+            origin = self._origins.origin_for(bucket)
+            if bucket.origin.is_web:
                 await origin.head("-shardmesh-is-it-there-")
             else:
                 await origin.list("", "/", "", 1)
         except OriginMissingError as error:
-            if not bucket.origin.web:
+            if not bucket.origin.is_web:
                 raise BatchError("BadRequest", f"there is nothing at {bucket.origin.url}: {error}") from error
         except OriginError as error:
             raise BatchError("BadRequest", str(error)) from error

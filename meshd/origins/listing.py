@@ -46,38 +46,38 @@ class WriteMarks:
     """One a process."""
 
     def __init__(self, shelf: CacheStore, mesh: ClusterView, peers: PeerClient) -> None:
-        self._shelf, self._mesh, self._peers = shelf, mesh, peers
+        self._cache_store, self._mesh, self._peers = shelf, mesh, peers
 
     def __repr__(self) -> str:
         return f"<Marker of {self._mesh.node_id}>"
 
-    def own(self, name: str) -> str:
+    def own_mark(self, name: str) -> str:
         """This node's; "" of a bucket that it does not know."""
-        bucket = self._shelf.backed(name)
-        return "" if bucket is None else self._shelf.mark(bucket)
+        bucket = self._cache_store.backed_bucket(name)
+        return "" if bucket is None else self._cache_store.write_mark(bucket)
 
-    async def of(self, bucket: Bucket) -> MarkVector | None:
+    async def marks_of(self, bucket: Bucket) -> MarkVector | None:
         """All there are; None while some node that may write does not tell."""
         assert bucket.origin is not None
-        if self._mesh.alone or bucket.origin.write == "off":
-            return (self._shelf.mark(bucket),)
-        cluster = self._mesh.map()
+        if self._mesh.single_node or bucket.origin.write == "off":
+            return (self._cache_store.write_mark(bucket),)
+        cluster = self._mesh.current_map()
         nodes = [node for node in cluster.nodes if node.stores and node.state not in ("away", "down")]
         try:
             async with asyncio.timeout(_PATIENCE):
                 told = await asyncio.gather(*[self._ask(node, bucket) for node in nodes])
         except (TimeoutError, PeerUnreachableError, PeerRefusedError, StaleMapError):
             return None
-        if not all(told) or self._mesh.map().version != cluster.version:
+        if not all(told) or self._mesh.current_map().version != cluster.version:
             return None
         return (str(cluster.version), *told)
 
     async def _ask(self, node: Node, bucket: Bucket) -> str:
         if node.node_id == self._mesh.node_id:
-            return self._shelf.mark(bucket)
+            return self._cache_store.write_mark(bucket)
         call = self._peers.call(node, "POST", WRITE_MARK_PATH, body=bucket.name.encode(), timeout=_PATIENCE)
         async with call as answer:
-            return (await answer.read())[:_LONGEST].decode("ascii", "replace")
+            return (await answer.read_body())[:_LONGEST].decode("ascii", "replace")
 
 
 _KEPT: Final = 512  # pages of one process
@@ -106,24 +106,24 @@ class BackedListings:
         merged: MergedListings,
         marker: WriteMarks,
     ) -> None:
-        self._origins, self._store, self._shelf, self._clock = origins, store, shelf, clock
-        self._mesh, self._merged, self.marker = mesh, merged, marker
+        self._origins, self._store, self._cache_store, self._clock = origins, store, shelf, clock
+        self._mesh, self._merged, self.write_marks = mesh, merged, marker
         self._pages: OrderedDict[PageKey, _Kept] = OrderedDict()
         self._asking: SingleFlight[tuple[PageKey, MarkVector], OriginListing] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<BackedListings {len(self._pages)} pages kept>"
 
-    async def objects(self, operation: ListObjects) -> ObjectListing | None:
+    async def list_objects(self, operation: ListObjects) -> ObjectListing | None:
         """A page of a backed bucket; None for another. Raises S3Error."""
-        bucket = self._shelf.backed(operation.bucket)
+        bucket = self._cache_store.backed_bucket(operation.bucket)
         if bucket is None:
             return None
         if operation.max_keys <= 0:
             return ObjectListing()
         limit = min(operation.max_keys, PAGE)
         try:
-            page = await self.page(bucket, operation.prefix, operation.delimiter, operation.after, limit)
+            page = await self.list_page(bucket, operation.prefix, operation.delimiter, operation.after, limit)
         except OriginError as error:
             raise s3_error_for(error, operation.prefix) from error
         owner = Owner(bucket.owner) if operation.version == 1 or operation.fetch_owner else None
@@ -132,7 +132,7 @@ class BackedListings:
         )
         return ObjectListing(entries, page.prefixes, bool(page.after), page.after)
 
-    async def page(
+    async def list_page(
         self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
     ) -> OriginListing:
         """A page in order of UTF-8 bytes, dirty objects among it. Raises OriginError."""
@@ -145,8 +145,8 @@ class BackedListings:
     ) -> OriginListing:
         assert bucket.origin is not None
         question = (cache_name(bucket), prefix, delimiter, after, limit)
-        marks, now = await self.marker.of(bucket), self._clock.monotonic()
-        origin = self._origins.of(bucket)
+        marks, now = await self.write_marks.marks_of(bucket), self._clock.monotonic()
+        origin = self._origins.origin_for(bucket)
         if marks is None:
             return await origin.list(prefix, delimiter, after, limit)
         kept = self._pages.get(question)
@@ -182,9 +182,9 @@ class BackedListings:
     async def _own(self, bucket: Bucket, prefix: str, after: str) -> EntryPage:
         """Of all nodes, where something may have been acknowledged that the origin does not have."""
         assert bucket.origin is not None
-        if self._mesh.alone or bucket.origin.write != "back":
-            return self._store.own_entries(bucket.name, prefix, after, PAGE)
-        return await self._merged.own(bucket.name, prefix, after, PAGE)
+        if self._mesh.single_node or bucket.origin.write != "back":
+            return self._store.list_stored_entries(bucket.name, prefix, after, PAGE)
+        return await self._merged.list_own_entries(bucket.name, prefix, after, PAGE)
 
 
 def _merged(page: OriginListing, dirty: list[OriginEntry | str], limit: int) -> OriginListing:

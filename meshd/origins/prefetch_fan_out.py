@@ -57,11 +57,11 @@ class PrefetchFanOut:
 
     def homes(self, bucket: Bucket) -> Sequence[str]:
         """The nodes that are to have a copy each; ("",): each name has its one node."""
-        named = () if bucket.origin is None or self._mesh.alone else bucket.origin.homes
-        nodes = [self._mesh.map().node(name) for name in named]
+        named = () if bucket.origin is None or self._mesh.single_node else bucket.origin.homes
+        nodes = [self._mesh.current_map().node(name) for name in named]
         return [node.node_id for node in nodes if node is not None and node.state in COMPLETE_STATES] or [""]
 
-    async def run(
+    async def fan_out(
         self,
         bucket: Bucket,
         work: PrefetchAction,
@@ -79,42 +79,42 @@ class PrefetchFanOut:
         finally:
             await deal.aclose()
 
-    def reader(self, bucket: str, key: str, toward: str = "") -> Node | None:
+    def node_for(self, bucket: str, key: str, toward: str = "") -> Node | None:
         """Who answers for a name now; `toward`, if it is one of them."""
-        if self._mesh.alone:
-            return self._mesh.me or self._mesh.map().nodes[0]
-        readers = self._mesh.route(bucket, key).readers
+        if self._mesh.single_node:
+            return self._mesh.own_node or self._mesh.current_map().nodes[0]
+        readers = self._mesh.route_for(bucket, key).read_set
         return next((node for node in readers if node.node_id == toward), next(iter(readers), None))
 
     async def outcomes(self, node: Node, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
         """What a node says. Raises MeshdError when it ends without having said all."""
         if node.node_id == self._mesh.node_id:
-            async with aclosing(self._own.work(ask)) as said:
+            async with aclosing(self._own.run_request(ask)) as said:
                 async for outcomes in said:
                     yield outcomes
             return
         found = OutcomeDecoder()
         async with self._peers.call(node, "POST", PREFETCH_PATH, body=encode_request(ask)) as answer:
-            async for piece in answer.pieces():
-                yield list(found.feed(piece))
+            async for piece in answer.iter_body():
+                yield list(found.feed_bytes(piece))
 
-    async def lost(self, node: Node, error: Exception, version: int) -> None:
+    async def report_unreachable(self, node: Node, error: Exception, version: int) -> None:
         """A node did not answer as it should: look at it, and wait for what the map says then."""
         if isinstance(error, PeerUnreachableError):
-            await self._mesh.suspect(node.node_id, version)
-        await self.news(version)
+            await self._mesh.report_suspect(node.node_id, version)
+        await self.wait_for_new_map(version)
 
-    async def news(self, version: int) -> None:
+    async def wait_for_new_map(self, version: int) -> None:
         """Wait for a map that is newer than `version`, for a moment."""
-        if self._mesh.lone:
+        if self._mesh.standalone:
             await asyncio.sleep(_PATIENCE)
         else:
-            await self._mesh.newer_than(version, _PATIENCE)
+            await self._mesh.wait_for_newer_map(version, _PATIENCE)
 
     @property
     def version(self) -> int:
         """Of the map this process goes by."""
-        return self._mesh.map().version
+        return self._mesh.current_map().version
 
 
 class _FanOutRun:
@@ -129,7 +129,7 @@ class _FanOutRun:
         budget: RateLimiter,
     ) -> None:
         self._budget = budget
-        self._spreading, self._bucket, self._work = spreading, bucket, work
+        self._fan_out, self._bucket, self._work = spreading, bucket, work
         self._wanted, self._report, self._toward = wanted, report, toward
         self._most = _FETCHED if work == "fetch" else _LOOKED
         self._queues: dict[str, deque[int]] = {}
@@ -143,7 +143,7 @@ class _FanOutRun:
         return self._bucket.name, self._bucket.created_ms, self._work
 
     async def run(self) -> None:
-        self._out(range(len(self._wanted)))
+        self._assign(range(len(self._wanted)))
         self._begin()
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -152,23 +152,23 @@ class _FanOutRun:
                 self._asked[name] -= 1
                 left = task.result()
                 if left:
-                    self._out([*left, *self._queues.pop(name, ())])
+                    self._assign([*left, *self._queues.pop(name, ())])
             if self._silent > _TRIES:
                 raise busy(f"{self._bucket.name} cannot be brought into caches now: {self._why}")
             self._begin()
 
-    def _out(self, numbers: Iterable[int]) -> None:
+    def _assign(self, numbers: Iterable[int]) -> None:
         """Deal names out by the present map; those nobody answers for wait for another one."""
         nobody = []
         for number in numbers:
-            node = self._spreading.reader(self._bucket.name, self._wanted[number].key, self._toward)
+            node = self._fan_out.node_for(self._bucket.name, self._wanted[number].key, self._toward)
             if node is None:
                 nobody.append(number)
                 continue
             self._nodes[node.node_id] = node
             self._queues.setdefault(node.node_id, deque()).append(number)
         if nobody:
-            self._tasks[asyncio.ensure_future(self._wait(nobody, self._spreading.version))] = ""
+            self._tasks[asyncio.ensure_future(self._wait(nobody, self._fan_out.version))] = ""
 
     def _begin(self) -> None:
         for name, queue in self._queues.items():
@@ -189,28 +189,28 @@ class _FanOutRun:
 
     async def _wait(self, numbers: list[int], version: int) -> list[int]:
         self._silent += 1
-        await self._spreading.news(version)
+        await self._fan_out.wait_for_new_map(version)
         return numbers
 
     async def _ask(self, node: Node, numbers: list[int]) -> list[int]:
         """The numbers that are to be dealt out again."""
         wanted = [self._wanted[number] for number in numbers]
         if self._work != "fetch":
-            return await self._heard(node, numbers, PrefetchRequest(*self._which, wanted), Counter())
+            return await self._collect(node, numbers, PrefetchRequest(*self._which, wanted), Counter())
         size, brought = sum(max(0, each.size) for each in wanted), Counter[str]()
-        await self._budget.take(size)
+        await self._budget.acquire_bytes(size)
         try:
             ask = PrefetchRequest(*self._which, wanted, int(self._budget.rate()))
-            return await self._heard(node, numbers, ask, brought)
+            return await self._collect(node, numbers, ask, brought)
         finally:
-            self._budget.give_back(max(0, size - brought["bytes"]))
+            self._budget.refund_bytes(max(0, size - brought["bytes"]))
 
-    async def _heard(
+    async def _collect(
         self, node: Node, numbers: list[int], ask: PrefetchRequest, brought: Counter[str]
     ) -> list[int]:
-        left, version = dict(enumerate(numbers)), self._spreading.version
+        left, version = dict(enumerate(numbers)), self._fan_out.version
         try:
-            async with aclosing(self._spreading.outcomes(node, ask)) as said:
+            async with aclosing(self._fan_out.outcomes(node, ask)) as said:
                 async for outcomes in said:
                     for number, outcome in self._new(outcomes, left):
                         brought["bytes"] += outcome.size if outcome.verdict == "moved" else 0
@@ -218,11 +218,11 @@ class _FanOutRun:
         except (MeshdError, BodyFramingError, msgspec.MsgspecError) as error:
             self._why = f"{node.node_id}: {error}"
             self._silent += 1
-            await self._spreading.lost(node, error, version)
+            await self._fan_out.report_unreachable(node, error, version)
             return list(left.values())
         if left:
             self._silent += 1
-            await self._spreading.news(version)
+            await self._fan_out.wait_for_new_map(version)
         return list(left.values())
 
     def _new(

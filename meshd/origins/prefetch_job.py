@@ -50,28 +50,28 @@ class PrefetchJob:
         births: SnapshotIncarnations,
     ) -> None:
         self._access, self._backed, self._catalog, self._buckets = access, backed, catalog, buckets
-        self._objects, self._spreading, self._births = objects, spreading, births
+        self._objects, self._fan_out, self._births = objects, spreading, births
 
     def __repr__(self) -> str:
         return "<Prefetching>"
 
-    async def work(self, running: JobRun) -> None:
+    async def run_job(self, running: JobRun) -> None:
         """See JobKind.work."""
         spec, tally = running.spec, running.tally
-        bucket = self._backed.shelf.backed(spec.source.bucket)
+        bucket = self._backed.cache_store.backed_bucket(spec.source.bucket)
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {spec.source.bucket!r} with an origin")
-        grant = BucketGrant.of(self._access, running.caller, "s3:GetObject", bucket.name)
+        grant = BucketGrant.for_bucket(self._access, running.caller, "s3:GetObject", bucket.name)
         tally.phase = "listing"
         found: list[PrefetchItem] = []
         async for wanted in self._wanted(running, bucket):
-            grant.require(wanted.key)
+            grant.require_access(wanted.key)
             found.append(wanted)
             tally.outputs_total = tally.samples_total = len(found)
             tally.bytes_total += max(0, wanted.size)
         found = await self._looked(running, bucket, found)
-        homes = self._spreading.homes(bucket)
-        tally.multiply(len(homes))
+        homes = self._fan_out.homes(bucket)
+        tally.scale_totals(len(homes))
         amiss, budget = set[str](), RateLimiter(running.rate)
         for home in homes:
             await self._fill(running, bucket, found, amiss, budget, home)
@@ -90,17 +90,17 @@ class PrefetchJob:
         tally, counted = running.tally, set[str]()
         sound = left = found
         while True:
-            version = self._spreading.version
+            version = self._fan_out.version
             failed = await self._fetch(running, bucket, left, counted, amiss, budget, home)
             sound = [wanted for wanted in sound if wanted.key not in failed]
-            left = await self._lacking(running, bucket, sound, home)
-            if not left or self._spreading.version == version:
+            left = await self._missing(running, bucket, sound, home)
+            if not left or self._fan_out.version == version:
                 break  # else what a node had that is gone is fetched by those who took over
         for wanted in left:
             if wanted.key not in amiss:
                 amiss.add(wanted.key)
                 why = f"not kept{f' on {home}' if home else ''}: what is in the cache is worth more to it"
-                tally.fail(f"s3://{bucket.name}/{wanted.key}", why)
+                tally.record_failure(f"s3://{bucket.name}/{wanted.key}", why)
 
     async def _fetch(
         self,
@@ -120,20 +120,20 @@ class PrefetchJob:
         def count(number: int, outcome: PrefetchOutcome) -> None:
             key = wanted[number].key
             if outcome.verdict == "moved":
-                tally.move(outcome.size)
+                tally.record_bytes(outcome.size)
             elif outcome.verdict == "failed":
                 failed.add(key)
                 if key not in amiss:
                     amiss.add(key)
-                    tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
+                    tally.record_failure(f"s3://{bucket.name}/{key}", outcome.text)
             elif key not in counted:
                 counted.add(key)
-                tally.done(1, max(0, wanted[number].size), there=outcome.verdict == "there")
+                tally.record_output(1, max(0, wanted[number].size), there=outcome.verdict == "there")
 
-        await self._spreading.run(bucket, "fetch", wanted, count, home, budget)
+        await self._fan_out.fan_out(bucket, "fetch", wanted, count, home, budget)
         return failed
 
-    async def _lacking(
+    async def _missing(
         self, running: JobRun, bucket: Bucket, wanted: list[PrefetchItem], home: str
     ) -> list[PrefetchItem]:
         """Those that are not cached where they are asked for."""
@@ -145,7 +145,7 @@ class PrefetchJob:
             if outcome.verdict == "lacking":
                 found.append(number)
 
-        await self._spreading.run(bucket, "have", wanted, check, home)
+        await self._fan_out.fan_out(bucket, "have", wanted, check, home)
         return [wanted[number] for number in sorted(found)]
 
     async def _looked(self, running: JobRun, bucket: Bucket, found: list[PrefetchItem]) -> list[PrefetchItem]:
@@ -163,9 +163,9 @@ class PrefetchJob:
                 tally.bytes_total += outcome.size
             elif outcome.last:
                 known[names[number]] = None
-                tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
+                tally.record_failure(f"s3://{bucket.name}/{key}", outcome.text)
 
-        await self._spreading.run(bucket, "look", [found[number] for number in names], look)
+        await self._fan_out.fan_out(bucket, "look", [found[number] for number in names], look)
         there = [wanted for wanted in known if wanted is not None]
         tally.outputs_total = tally.samples_total = len(there)
         return there
@@ -183,11 +183,11 @@ class PrefetchJob:
         after = ""
         while True:
             try:
-                page = await self._backed.listings.page(bucket, spec.source.prefix, "", after, _PAGE)
+                page = await self._backed.listings.list_page(bucket, spec.source.prefix, "", after, _PAGE)
             except OriginError as error:
                 raise s3_error_for(error, spec.source.prefix) from error
             for entry in page.entries:
-                yield PrefetchItem.of(entry.key, entry.facts())
+                yield PrefetchItem.from_facts(entry.key, entry.facts())
             if not page.after:
                 return
             after = page.after
@@ -196,7 +196,7 @@ class PrefetchJob:
         """What a plan reads under the source, each object once, in its order. Raises BatchError."""
         spec = running.spec
         plan = await self._catalog.plan(spec.plan)
-        await self._births.require(running.caller, plan.snapshot, plan.buckets, f"plans/{spec.plan}")
+        await self._births.require_valid(running.caller, plan.snapshot, plan.buckets, f"plans/{spec.plan}")
         snapshot = await self._catalog.snapshot(plan.snapshot)
         if bucket.name not in cache_names_of(snapshot, self._buckets):
             raise BatchError("BadRequest", f"the plan {spec.plan[:12]} reads nothing of {bucket.name}")
@@ -220,13 +220,13 @@ class PrefetchJob:
         """The lines of an object, of any bucket that the job's maker may read."""
         url = running.spec.manifest
         name, _, key = url.removeprefix("s3://").partition("/")
-        BucketGrant.of(self._access, running.caller, "s3:GetObject", name).require(key)
+        BucketGrant.for_bucket(self._access, running.caller, "s3:GetObject", name).require_access(key)
         record = await self._objects.find(name, key)
         if record is None:
             raise BatchError("NoSuchKey", f"there is no manifest {url}")
         if record.size > _MANIFEST:
             raise BatchError("TooLarge", f"{url} is larger than a manifest may be: {_MANIFEST} bytes")
-        data = await self._objects.read(name, key, record.etag, 0, record.size)
+        data = await self._objects.read_range(name, key, record.etag, 0, record.size)
         try:
             return [line.strip() for line in data.decode().splitlines() if line.strip()]
         except UnicodeDecodeError as error:

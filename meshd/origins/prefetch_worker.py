@@ -47,7 +47,7 @@ class PrefetchItem(Struct, frozen=True, array_like=True):
     modified: int = 0
 
     @classmethod
-    def of(cls, key: str, facts: ObjectFacts) -> PrefetchItem:
+    def from_facts(cls, key: str, facts: ObjectFacts) -> PrefetchItem:
         return cls(key, facts.size, facts.etag, facts.modified)
 
     def facts(self) -> ObjectFacts:
@@ -106,7 +106,7 @@ class OutcomeDecoder:
     def __repr__(self) -> str:
         return f"<Outcomes, {len(self._held)} bytes held>"
 
-    def feed(self, data: bytes) -> Iterator[PrefetchOutcome]:
+    def feed_bytes(self, data: bytes) -> Iterator[PrefetchOutcome]:
         self._held += data
         while len(self._held) >= _LENGTH:
             size = int.from_bytes(self._held[:_LENGTH], "big")
@@ -133,7 +133,7 @@ class RateLimiter:
     def __repr__(self) -> str:
         return f"<Budget of {self.rate():g} bytes/s, {self._owed:.0f} owed>"
 
-    async def take(self, size: int) -> None:
+    async def acquire_bytes(self, size: int) -> None:
         """`size` bytes, when nothing is owed any more."""
         async with self._turn:
             while (rest := self._rest()) > 0:
@@ -143,7 +143,7 @@ class RateLimiter:
                         await self._news.wait()
             self._owed += size
 
-    def give_back(self, size: int) -> None:
+    def refund_bytes(self, size: int) -> None:
         """So much of what was taken was not brought."""
         self._rest()
         self._owed = max(0.0, self._owed - size)
@@ -175,9 +175,9 @@ class PrefetchWorker:
     def __repr__(self) -> str:
         return f"<Warmer of {self._mesh.node_id}>"
 
-    async def work(self, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
+    async def run_request(self, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
         """The outcomes of a question, as they come; one of each name is its last."""
-        bucket = self._backed.shelf.backed(ask.bucket)
+        bucket = self._backed.cache_store.backed_bucket(ask.bucket)
         if bucket is None or bucket.created_ms != ask.created_ms:  # news that has not come yet, or has gone
             yield [PrefetchOutcome(number, "elsewhere") for number in range(len(ask.wanted))]
             return
@@ -185,10 +185,10 @@ class PrefetchWorker:
         tasks = BackgroundTasks("warming")
         try:
             for _ in range(min(_CONCURRENCY, len(ask.wanted))):
-                tasks.spawn(question.lane(), "lane")
+                tasks.spawn(question.run_fetches(), "lane")
             left = len(ask.wanted)
             while left:
-                said = await question.said()
+                said = await question.next_outcomes()
                 left -= sum(outcome.last for outcome in said)
                 yield said
         finally:
@@ -205,7 +205,7 @@ class _RequestRun:
         self._said: asyncio.Queue[PrefetchOutcome] = asyncio.Queue()
         self._pieces = asyncio.Semaphore(_PIECES)
 
-    async def said(self) -> list[PrefetchOutcome]:
+    async def next_outcomes(self) -> list[PrefetchOutcome]:
         """What was said since; now and then that nothing was."""
         try:
             async with asyncio.timeout(_BEAT):
@@ -216,7 +216,7 @@ class _RequestRun:
             said.append(self._said.get_nowait())
         return said
 
-    async def lane(self) -> None:
+    async def run_fetches(self) -> None:
         for number, wanted in self._left:
             try:
                 outcome = await self._outcome(number, wanted)
@@ -232,23 +232,27 @@ class _RequestRun:
         if not self._mesh.is_reader(bucket.name, key):
             return PrefetchOutcome(number, "elsewhere")
         if self._work == "look":
-            facts = await self._backed.looked(bucket, key)
+            facts = await self._backed.origin_facts(bucket, key)
             return PrefetchOutcome(number, "found", facts.size, facts.etag, facts.modified)
-        if self._backed.dirty(bucket, key):  # newer than what the origin has, and no cache's to lose
+        if self._backed.is_dirty(bucket, key):  # newer than what the origin has, and no cache's to lose
             return PrefetchOutcome(number, "there", wanted.size)
         missing = self._missing(key, wanted.facts())
         if self._work == "have":
             return PrefetchOutcome(number, "lacking" if missing else "there")
         if not missing:
-            self._backed.shelf.note(bucket, key, wanted.etag)
+            self._backed.cache_store.mark_fresh(bucket, key, wanted.etag)
             return PrefetchOutcome(number, "there", wanted.size)
         await self._fetch(number, key, wanted.facts(), missing)
-        self._backed.shelf.note(self._bucket, key, wanted.etag)  # of whoever gave it: the origin listed it so
+        self._backed.cache_store.mark_fresh(
+            self._bucket, key, wanted.etag
+        )  # of whoever gave it: the origin listed it so
         return PrefetchOutcome(number, "fetched", wanted.size)
 
     def _missing(self, key: str, facts: ObjectFacts) -> list[int]:
         reader, count = self._backed.reader, max(1, -(-facts.size // CHUNK_BYTES))
-        return [number for number in range(count) if reader.chunk(self._bucket, key, facts, number) is None]
+        return [
+            number for number in range(count) if reader.cached_chunk(self._bucket, key, facts, number) is None
+        ]
 
     async def _fetch(self, number: int, key: str, facts: ObjectFacts, missing: list[int]) -> None:
         """The pieces of an object, several at a time."""
@@ -258,7 +262,7 @@ class _RequestRun:
             for piece in left:
                 size = min(CHUNK_BYTES, facts.size - piece * CHUNK_BYTES)
                 async with self._pieces:
-                    await self._budget.take(size)
+                    await self._budget.acquire_bytes(size)
                     await self._piece(key, facts, piece)
                 self._said.put_nowait(PrefetchOutcome(number, "moved", size))
 
@@ -274,9 +278,9 @@ class _RequestRun:
         pause = _PAUSE
         for attempt in range(_TRIES):
             try:
-                flight = await self._backed.reader.begun(self._bucket, key, piece, facts.etag)
+                flight = await self._backed.reader.start_chunk(self._bucket, key, piece, facts.etag)
                 try:
-                    await flight.over()
+                    await flight.wait_until_done()
                 finally:
                     flight.release()
             except OriginDownError:

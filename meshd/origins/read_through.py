@@ -59,17 +59,17 @@ class Revalidator:
     """One a process. `patience` in seconds."""
 
     def __init__(self, crew: WorkerShards, patience: float) -> None:
-        self._crew, self._patience = crew, patience
+        self._shards, self._patience = crew, patience
         self._silent: dict[str, _Task] = {}  # buckets whose origin said nothing in time, and who asks it
         self._tasks = BackgroundTasks("asking")
 
     def __repr__(self) -> str:
         return f"<Questions, {len(self._silent)} origins silent>"
 
-    async def answered(self, bucket: Bucket, key: str, held: ObjectFacts | None) -> ObjectFacts:
+    async def current_facts(self, bucket: Bucket, key: str, held: ObjectFacts | None) -> ObjectFacts:
         """What the origin has; `held`, what is cached, while it is down or silent. Raises OriginError."""
         if held is None:
-            return await self._crew.of(bucket.name, key).check(bucket, key)
+            return await self._shards.worker_for(bucket.name, key).check_origin(bucket, key)
         name = cache_name(bucket)
         behind = self._silent.get(name)
         if behind is not None:
@@ -93,7 +93,9 @@ class Revalidator:
 
     async def _ask(self, bucket: Bucket, key: str) -> ObjectFacts | OriginError:
         try:
-            found: ObjectFacts | OriginError = await self._crew.of(bucket.name, key).check(bucket, key)
+            found: ObjectFacts | OriginError = await self._shards.worker_for(bucket.name, key).check_origin(
+                bucket, key
+            )
         except OriginError as error:
             found = error
         if not isinstance(found, OriginDownError):
@@ -129,31 +131,31 @@ class BackedReader:
         keeper: CacheManagerApi,
         questions: Revalidator,
     ) -> None:
-        self._store, self._shelf, self._crew, self.keeper = store, shelf, crew, keeper
-        self._questions = questions
+        self._store, self._cache_store, self._shards, self.cache_manager = store, shelf, crew, keeper
+        self._revalidator = questions
 
     def __repr__(self) -> str:
-        return f"<BackedReader of {self._shelf!r}>"
+        return f"<BackedReader of {self._cache_store!r}>"
 
-    def leaves(self, bucket: str, key: str) -> Callable[[], None] | None:
+    def hit_recorder(self, bucket: str, key: str) -> Callable[[], None] | None:
         """What is to be called if the store answers by itself: the bucket has no origin, or the object is
         cached and still so. None: it cannot. Microseconds, and nothing is counted yet."""
-        backed = self._shelf.backed(bucket)
+        backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
             return _uncounted
-        held = self._shelf.held(backed, key)
-        if held is None or not self._shelf.is_fresh(backed, key, held.etag):
-            return None if self._store.own(bucket, key) is None else _uncounted
+        held = self._cache_store.cached_facts(backed, key)
+        if held is None or not self._cache_store.is_fresh(backed, key, held.etag):
+            return None if self._store.get_stored(bucket, key) is None else _uncounted
         return partial(self._note, backed, key, held, 0, held.size) if held.size <= CHUNK_BYTES else None
 
-    async def opened(self, operation: GetObject) -> AssembledRead | None:
+    async def open_object(self, operation: GetObject) -> AssembledRead | None:
         """The answer to a read; None when the store can give it. Raises S3Error."""
-        bucket = self._shelf.backed(operation.bucket)
+        bucket = self._cache_store.backed_bucket(operation.bucket)
         if bucket is None:
             return None
         if operation.version not in (None, "null"):
             raise S3Error("NoSuchVersion", extra={"Key": operation.key})
-        if self._store.own(bucket.name, operation.key) is not None:
+        if self._store.get_stored(bucket.name, operation.key) is not None:
             await failpoints.hit_async("origins.read.kept")
             return None
         try:
@@ -161,25 +163,27 @@ class BackedReader:
                 try:
                     return await self._opened(bucket, operation)
                 except OriginChangedError:  # nothing is sent yet
-                    await self._crew.of(bucket.name, operation.key).check(bucket, operation.key)
+                    await self._shards.worker_for(bucket.name, operation.key).check_origin(
+                        bucket, operation.key
+                    )
             return await self._opened(bucket, operation)
         except OriginError as error:
             raise s3_error_for(error, operation.key) from error
 
     async def _opened(self, bucket: Bucket, operation: GetObject) -> AssembledRead:
         key, start = operation.key, _begins(operation)
-        facts, first = self.known(bucket, key), None
+        facts, first = self.known_facts(bucket, key), None
         if (
             facts is None
             and start is not None
             and not operation.head
-            and self._shelf.held(bucket, key) is None
+            and self._cache_store.cached_facts(bucket, key) is None
         ):
             first = await self._first(bucket, key, start // CHUNK_BYTES, "")
             facts = first[1].facts if first else None
         try:
             if facts is None:
-                facts = await self.facts(bucket, key)
+                facts = await self.current_facts(bucket, key)
             record = None if first else self._whole(bucket, key, facts)
             found = lookup_result(operation, record or record_from_facts(bucket, facts))
             if operation.head or not found.length:
@@ -187,10 +191,10 @@ class BackedReader:
             if record is not None:
                 tear = TruncationReport()
                 return AssembledRead(found, self._cached(bucket, facts, record, key, found, tear), tear)
-            if first is None and self.chunk(bucket, key, facts, found.offset // CHUNK_BYTES) is None:
+            if first is None and self.cached_chunk(bucket, key, facts, found.offset // CHUNK_BYTES) is None:
                 first = await self._first(bucket, key, found.offset // CHUNK_BYTES, facts.etag)
             tear = TruncationReport()
-            groups = self.groups(bucket, key, facts, found.offset, found.length, first, tear)
+            groups = self.span_groups(bucket, key, facts, found.offset, found.length, first, tear)
             first = None
             return AssembledRead(found, groups, tear)
         finally:
@@ -202,9 +206,9 @@ class BackedReader:
     ) -> tuple[int, InFlightPiece] | None:
         """A chunk whose bytes begin to come; None when there is nothing at that place. Raises OriginError."""
         metrics.cache_reads.labels("miss").inc()
-        flight = await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
+        flight = await self._shards.worker_for(bucket.name, key).fetch_piece(bucket, key, number, etag)
         try:
-            await flight.started()
+            await flight.wait_for_facts()
         except OriginRangeError:
             flight.release()
             return None
@@ -213,25 +217,25 @@ class BackedReader:
             raise
         return number, flight
 
-    def known(self, bucket: Bucket, key: str) -> ObjectFacts | None:
+    def known_facts(self, bucket: Bucket, key: str) -> ObjectFacts | None:
         """What is known without asking the origin, if it still counts. Raises S3Error NoSuchKey."""
-        held = self._shelf.held(bucket, key)
+        held = self._cache_store.cached_facts(bucket, key)
         if held is not None:
-            return held if self._shelf.is_fresh(bucket, key, held.etag) else None
-        if self._shelf.is_absent(bucket, key):
+            return held if self._cache_store.is_fresh(bucket, key, held.etag) else None
+        if self._cache_store.is_absent(bucket, key):
             raise S3Error("NoSuchKey", extra={"Key": key})
         return None
 
-    async def facts(self, bucket: Bucket, key: str) -> ObjectFacts:
+    async def current_facts(self, bucket: Bucket, key: str) -> ObjectFacts:
         """What the origin has; what is cached, while it is down or silent. Raises OriginError, S3Error
         NoSuchKey."""
-        known = self.known(bucket, key)
+        known = self.known_facts(bucket, key)
         if known is not None:
             return known
-        return await self._questions.answered(bucket, key, self._shelf.held(bucket, key))
+        return await self._revalidator.current_facts(bucket, key, self._cache_store.cached_facts(bucket, key))
 
     def _whole(self, bucket: Bucket, key: str, facts: ObjectFacts) -> Record | None:
-        record = self._shelf.record(bucket, key)
+        record = self._cache_store.cached_record(bucket, key)
         return record if record is not None and record.etag == facts.etag else None
 
     async def _cached(
@@ -246,17 +250,17 @@ class BackedReader:
         """The bytes of what is cached whole, as long as it is, and can be read."""
         self._note(bucket, key, facts, found.offset, found.length)
         sent: int | None = None
-        reading = self._store.reading(record, found.offset, found.length)
+        reading = self._store.open_spans(record, found.offset, found.length)
         with suppress(*_UNREADABLE), reading as spans:  # evicted this moment, say: nothing was given out
             yield spans
-            sent = tear.take()
+            sent = tear.take_truncation()
             if sent is None:
                 return
             report_unsent_spans(spans, sent)
         offset, length = found.offset + (sent or 0), found.length - (sent or 0)
         ahead = Readahead(self, bucket, key, facts, offset, length, None, tear)
         if sent is not None:
-            ahead.tore(offset // CHUNK_BYTES)
+            ahead.record_truncation(offset // CHUNK_BYTES)
         async for group in self._read(ahead, key):
             yield group
 
@@ -264,10 +268,10 @@ class BackedReader:
         shelf = cache_name(bucket)
         metrics.cache_reads.labels("hit").inc()
         if facts.size <= CHUNK_BYTES:
-            self.keeper.noted(Piece(shelf, key, -1, facts.size))
+            self.cache_manager.record_read(Piece(shelf, key, -1, facts.size))
             return
         for number in range(offset // CHUNK_BYTES, (offset + length - 1) // CHUNK_BYTES + 1):
-            self.keeper.noted(Piece(shelf, key, number, _length(facts, number)))
+            self.cache_manager.record_read(Piece(shelf, key, number, _length(facts, number)))
 
     async def _read(self, ahead: Readahead, key: str) -> AsyncGenerator[Sequence[Span], None]:
         """The bytes, chunk by chunk: cached ones from their files, others from their flights."""
@@ -288,7 +292,7 @@ class BackedReader:
             if ahead.torn:
                 _log_truncation(ahead, key, why)
 
-    def groups(
+    def span_groups(
         self,
         bucket: Bucket,
         key: str,
@@ -306,7 +310,7 @@ class BackedReader:
             return _nothing()
         return self._read(Readahead(self, bucket, key, facts, offset, length, first, tear), key)
 
-    async def pieces(
+    async def read_pieces(
         self,
         bucket: Bucket,
         key: str,
@@ -321,7 +325,7 @@ class BackedReader:
         byte at `offset`. Raises S3Error."""
         ahead = Readahead(self, bucket, key, facts, offset, length, first)
         if torn:
-            ahead.tore(offset // CHUNK_BYTES)
+            ahead.record_truncation(offset // CHUNK_BYTES)
         async with aclosing(self._read(ahead, key)) as groups:
             async for spans in groups:
                 sent = 0
@@ -331,32 +335,32 @@ class BackedReader:
                         yield data
                     sent += len(data)
                     if len(data) != sum(span.length for span in few):
-                        ahead.tear.met(sent)
+                        ahead.tear.record_truncation(sent)
                         break
 
     async def _chunk(
         self, ahead: Readahead, number: int, begin: int, stop: int
     ) -> AsyncGenerator[Sequence[Span], None]:
-        record = ahead.cached(number)
+        record = ahead.cached_chunk(number)
         if record is not None:
-            with suppress(*_UNREADABLE), self._store.reading(record, begin, stop - begin) as spans:
-                ahead.go_on(number)
+            with suppress(*_UNREADABLE), self._store.open_spans(record, begin, stop - begin) as spans:
+                ahead.prefetch_after(number)
                 yield spans
-                sent = ahead.tear.take()
+                sent = ahead.tear.take_truncation()
                 if sent is None:
                     return
                 report_unsent_spans(spans, sent)
                 begin += sent
-                ahead.tore(number)
-            ahead.spoil(number)
+                ahead.record_truncation(number)
+            ahead.mark_unreadable(number)
         for left in range(_LOSSES, -1, -1):
-            flight = await ahead.flight(number)
+            flight = await ahead.chunk_flight(number)
             try:
                 wanted = begin + 1
                 while begin < stop:
-                    have = min(await flight.reaches(wanted), stop)
+                    have = min(await flight.wait_for_bytes(wanted), stop)
                     yield [Span(flight.fd, flight.base + begin, have - begin)]
-                    sent = ahead.tear.take()
+                    sent = ahead.tear.take_truncation()
                     begin = have if sent is None else begin + sent
                     _check(sent)
                     wanted = min(begin + _STEP, stop)
@@ -370,18 +374,18 @@ class BackedReader:
             finally:
                 flight.release()
 
-    def chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
+    def cached_chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
         """A chunk that is cached, or the whole of a small object."""
         if facts.size <= CHUNK_BYTES:
-            record = self._shelf.record(bucket, key)
+            record = self._cache_store.cached_record(bucket, key)
         else:
-            record = self._shelf.chunk(cache_name(bucket), key, facts.etag, number)
+            record = self._cache_store.cached_chunk(cache_name(bucket), key, facts.etag, number)
         return record if record is not None and record.etag == facts.etag else None
 
-    async def begun(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+    async def start_chunk(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
         """A chunk on its way, of exactly this ETag."""
         metrics.cache_reads.labels("miss").inc()
-        return await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
+        return await self._shards.worker_for(bucket.name, key).fetch_piece(bucket, key, number, etag)
 
 
 def s3_error_for(error: OriginError, key: str) -> S3Error:

@@ -25,11 +25,11 @@ _AHEAD: Final = 12  # chunks of one reader under way
 class ChunkSource(Protocol):
     """Where they come from."""
 
-    def chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
+    def cached_chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
         """One that is cached."""
         ...
 
-    async def begun(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+    async def start_chunk(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
         """One on its way."""
         ...
 
@@ -62,37 +62,37 @@ class Readahead:
     def __repr__(self) -> str:
         return f"<Ahead of {self._key[:80]!r}, {len(self._tasks)} chunks under way>"
 
-    def spoil(self, number: int) -> None:
+    def mark_unreadable(self, number: int) -> None:
         """The cache cannot give this chunk."""
         self._spoilt.add(number)
 
-    def tore(self, number: int) -> None:
+    def record_truncation(self, number: int) -> None:
         """In this chunk the cache ended in the middle of an answer."""
-        self.spoil(number)
+        self.mark_unreadable(number)
         self.torn = True
 
-    def cached(self, number: int) -> Record | None:
+    def cached_chunk(self, number: int) -> Record | None:
         """A chunk that the cache has."""
         if number in self._spoilt or (self._first is not None and self._first[0] == number):
             return None
-        return self._chunks.chunk(self.bucket, self._key, self._facts, number)
+        return self._chunks.cached_chunk(self.bucket, self._key, self._facts, number)
 
-    def go_on(self, number: int) -> None:
+    def prefetch_after(self, number: int) -> None:
         """Have what follows chunk `number` fetched."""
         self._next = max(self._next, number + 1)
         while self._tasks and self._tasks[0][0] <= number:
             _let_go(self._tasks.popleft()[1])
         while self._next <= self._last and self._next <= number + _AHEAD:
-            if self.cached(self._next) is None:
+            if self.cached_chunk(self._next) is None:
                 self._tasks.append((self._next, self._fetch(self._next)))
             self._next += 1
 
-    async def flight(self, number: int) -> InFlightPiece:
+    async def chunk_flight(self, number: int) -> InFlightPiece:
         """The flight of chunk `number`, the caller's to release. Raises OriginError."""
         if self._first is not None and self._first[0] == number:
             flight = self._first[1]
             self._first = None
-            self.go_on(number)
+            self.prefetch_after(number)
             return flight
         task = None
         while self._tasks and self._tasks[0][0] <= number:
@@ -103,7 +103,7 @@ class Readahead:
                 _let_go(found)
         if task is None:
             task = self._fetch(number)
-        self.go_on(number)
+        self.prefetch_after(number)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -111,7 +111,9 @@ class Readahead:
             raise
 
     def _fetch(self, number: int) -> asyncio.Task[InFlightPiece]:
-        return asyncio.ensure_future(self._chunks.begun(self.bucket, self._key, number, self._facts.etag))
+        return asyncio.ensure_future(
+            self._chunks.start_chunk(self.bucket, self._key, number, self._facts.etag)
+        )
 
     def close(self) -> None:
         """Idempotent."""

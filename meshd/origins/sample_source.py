@@ -65,46 +65,46 @@ class OriginSampleSource:
         """A page of them. Raises BatchError."""
         bucket = self._bucket(name)
         try:
-            page = await self._backed.listings.page(bucket, prefix, "", after, min(limit, _PAGE))
+            page = await self._backed.listings.list_page(bucket, prefix, "", after, min(limit, _PAGE))
         except (OriginError, S3Error) as error:
             raise _told(f"s3://{name}/{prefix}", error) from error
         entries = tuple((entry.key, _remote_record(bucket, entry.facts())) for entry in page.entries)
         return Page(entries, (), truncated=bool(page.after), next_after=page.after)
 
-    async def find(self, name: str, key: str) -> Record | None:
+    async def find_record(self, name: str, key: str) -> Record | None:
         """The current object's record. Raises BatchError."""
         try:
-            own = self._store.own(name, key)
+            own = self._store.get_stored(name, key)
             if own is not None:
                 return to_remote_record(own)
             return _remote_record(
-                self._bucket(name), await self._backed.reader.facts(self._bucket(name), key)
+                self._bucket(name), await self._backed.reader.current_facts(self._bucket(name), key)
             )
         except (OriginError, S3Error) as error:
             if isinstance(error, OriginMissingError) or getattr(error, "code", "") == "NoSuchKey":
                 return None
             raise _told(f"s3://{name}/{key}", error) from error
 
-    def here(self, name: str, key: str, etag: str) -> Record | None:
+    def cached_record(self, name: str, key: str, etag: str) -> Record | None:
         """All of an object of exactly this content, cached or not yet at its origin."""
-        own = self._store.own(name, key)
-        record = own or self._backed.shelf.record(self._bucket(name), key)
+        own = self._store.get_stored(name, key)
+        record = own or self._backed.cache_store.cached_record(self._bucket(name), key)
         return record if record is not None and record.etag == etag else None
 
-    def used(self, name: str, key: str) -> None:
+    def record_use(self, name: str, key: str) -> None:
         """What is cached of an object is read without a word to the cache."""
         bucket = self._bucket(name)
-        held = self._backed.shelf.held(bucket, key)
+        held = self._backed.cache_store.cached_facts(bucket, key)
         if held is None:
             return
-        shelf, keeper = cache_name(bucket), self._backed.keeper
+        shelf, keeper = cache_name(bucket), self._backed.cache_manager
         if held.size <= CHUNK_BYTES:
-            keeper.noted(Piece(shelf, key, -1, held.size))
+            keeper.record_read(Piece(shelf, key, -1, held.size))
             return
         for number in range(-(-held.size // CHUNK_BYTES)):
-            keeper.noted(Piece(shelf, key, number, min(CHUNK_BYTES, held.size - number * CHUNK_BYTES)))
+            keeper.record_read(Piece(shelf, key, number, min(CHUNK_BYTES, held.size - number * CHUNK_BYTES)))
 
-    async def read(self, part: ObjectRange) -> bytes | ReadFailure:
+    async def read_range(self, part: ObjectRange) -> bytes | ReadFailure:
         """The bytes of a part."""
         try:
             return await self._read(part)
@@ -112,54 +112,54 @@ class OriginSampleSource:
             return _lost(error)
 
     async def _read(self, part: ObjectRange) -> bytes:
-        own = self._store.own(part.bucket, part.key)
+        own = self._store.get_stored(part.bucket, part.key)
         if own is not None and own.etag == part.etag:
             length = own.size - part.offset if part.length < 0 else part.length
-            return await asyncio.to_thread(self._store.read, own, part.offset, length)
+            return await asyncio.to_thread(self._store.read_range, own, part.offset, length)
         bucket, reader = self._bucket(part.bucket), self._backed.reader
-        facts = self._backed.shelf.held(bucket, part.key)
+        facts = self._backed.cache_store.cached_facts(bucket, part.key)
         first: InFlightPiece | None = None
         if facts is None or facts.etag != part.etag:
-            first = await reader.begun(bucket, part.key, part.offset // CHUNK_BYTES, part.etag)
+            first = await reader.start_chunk(bucket, part.key, part.offset // CHUNK_BYTES, part.etag)
         try:
-            facts = facts if first is None else await first.started()
+            facts = facts if first is None else await first.wait_for_facts()
             assert facts is not None
             length = facts.size - part.offset if part.length < 0 else part.length
             if part.size not in (-1, facts.size):
                 return await self._inflated(part, facts)
             if facts.etag != part.etag or part.offset + length > facts.size:
                 raise OriginChangedError(f"s3://{part.bucket}/{part.key} was replaced")
-            flown = None if first is None else (part.offset // CHUNK_BYTES, first.hold())
+            flown = None if first is None else (part.offset // CHUNK_BYTES, first.acquire())
         finally:
             if first is not None:
                 first.release()
-        found = reader.pieces(bucket, part.key, facts, part.offset, length, flown)
+        found = reader.read_pieces(bucket, part.key, facts, part.offset, length, flown)
         async with aclosing(found) as given:
             pieces = [piece async for piece in given]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _inflated(self, part: ObjectRange, facts: ObjectFacts) -> bytes:
         """Of an archive whose members are compressed: from its copy."""
-        await self.bring(part.bucket, part.key, part.etag, facts.size)
-        record = self.here(part.bucket, part.key, part.etag)
+        await self.fetch_into_cache(part.bucket, part.key, part.etag, facts.size)
+        record = self.cached_record(part.bucket, part.key, part.etag)
         if record is None:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} was evicted meanwhile")
-        plain = await self._archives.plain(part.bucket, part.key, record)
+        plain = await self._archives.decompressed(part.bucket, part.key, record)
         if plain.size != part.size:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")
-        return await asyncio.to_thread(self._store.read, plain, part.offset, part.length)
+        return await asyncio.to_thread(self._store.read_range, plain, part.offset, part.length)
 
-    async def bring(self, name: str, key: str, etag: str, size: int) -> None:
+    async def fetch_into_cache(self, name: str, key: str, etag: str, size: int) -> None:
         """Have all of an object in the cache. Raises BatchError."""
-        if self.here(name, key, etag) is not None:
+        if self.cached_record(name, key, etag) is not None:
             return
         bucket, slots = self._bucket(name), asyncio.Semaphore(_AT_ONCE)
 
         async def one(number: int) -> None:
             async with slots:
-                flight = await self._backed.reader.begun(bucket, key, number, etag)
+                flight = await self._backed.reader.start_chunk(bucket, key, number, etag)
                 try:
-                    await flight.over()
+                    await flight.wait_until_done()
                 finally:
                     flight.release()
 
@@ -168,7 +168,7 @@ class OriginSampleSource:
         except OriginError as error:
             raise _told(f"s3://{name}/{key}", error) from error
         for _ in range(_LOOKS):
-            if self.here(name, key, etag) is not None:
+            if self.cached_record(name, key, etag) is not None:
                 return
             await asyncio.sleep(_PAUSE)
         raise BatchError(
@@ -178,7 +178,7 @@ class OriginSampleSource:
         )
 
     def _bucket(self, name: str) -> Bucket:
-        bucket = self._backed.shelf.backed(name)
+        bucket = self._backed.cache_store.backed_bucket(name)
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r} with an origin")
         return bucket

@@ -89,8 +89,8 @@ class BackedService:
         listings: BackedListings,
         mesh: ClusterView,
     ) -> None:
-        self._store, self._shared, self._shelf, self._crew = store, shared, shelf, crew
-        self._mesh, self.bringer = mesh, bringer
+        self._store, self._shared, self._cache_store, self._shards = store, shared, shelf, crew
+        self._mesh, self.write_back_router = mesh, bringer
         self.reader, self.listings = reader, listings
         self._tasks = BackgroundTasks("write-back")
 
@@ -98,22 +98,22 @@ class BackedService:
         return f"<BackedService {self.reader!r}>"
 
     @property
-    def shelf(self) -> CacheStore:
-        return self._shelf
+    def cache_store(self) -> CacheStore:
+        return self._cache_store
 
     @property
-    def keeper(self) -> CacheManagerApi:
-        return self.reader.keeper
+    def cache_manager(self) -> CacheManagerApi:
+        return self.reader.cache_manager
 
     def is_backed(self, bucket: str) -> bool:
         """Whether a bucket has an origin."""
-        return self._shelf.backed(bucket) is not None
+        return self._cache_store.backed_bucket(bucket) is not None
 
     def check(self, operation: ops.Operation) -> None:
         """Raises S3Error for what a backed bucket cannot do."""
         if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
             return
-        bucket = self._shelf.backed(operation.bucket)
+        bucket = self._cache_store.backed_bucket(operation.bucket)
         if bucket is None:
             return
         if isinstance(operation, ops.PutBucketSetting) and operation.setting in _SETTINGS_REFUSED:
@@ -146,21 +146,21 @@ class BackedService:
 
     # --- reading
 
-    def leaves(self, operation: ops.GetObject) -> Callable[[], None] | None:
+    def hit_recorder(self, operation: ops.GetObject) -> Callable[[], None] | None:
         """See `BackedReader.leaves`."""
-        return self.reader.leaves(operation.bucket, operation.key)
+        return self.reader.hit_recorder(operation.bucket, operation.key)
 
-    async def opened(self, operation: ops.GetObject) -> AssembledRead | None:
+    async def open_object(self, operation: ops.GetObject) -> AssembledRead | None:
         """See `BackedReader.opened`."""
-        return await self.reader.opened(operation)
+        return await self.reader.open_object(operation)
 
-    def rest(
+    def resume_from_origin(
         self, bucket: str, key: str, found: LookupResult, sent: int
     ) -> AsyncGenerator[bytes, None] | None:
         """What is left of an answer from the cache of which `sent` bytes are out, from the origin; None for
         one that was not. Raises CutShortError."""
-        backed = self._shelf.backed(bucket)
-        if backed is None or self._store.own(bucket, key) is not None:
+        backed = self._cache_store.backed_bucket(bucket)
+        if backed is None or self._store.get_stored(bucket, key) is not None:
             return None
         return self._rest(backed, key, found, sent)
 
@@ -169,7 +169,7 @@ class BackedService:
     ) -> AsyncGenerator[bytes, None]:
         record, offset = found.record, found.base + found.offset + sent
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
-        pieces = self.reader.pieces(bucket, key, facts, offset, found.length - sent, torn=True)
+        pieces = self.reader.read_pieces(bucket, key, facts, offset, found.length - sent, torn=True)
         try:
             async with aclosing(pieces) as given:
                 async for piece in given:
@@ -177,57 +177,59 @@ class BackedService:
         except S3Error as error:
             raise CutShortError(f"s3://{bucket.name}/{key} from byte {offset} on: {error.message}") from error
 
-    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
+    async def list_objects(self, operation: ops.ListObjects) -> ObjectListing | None:
         """See `BackedListings.objects`."""
-        return await self.listings.objects(operation)
+        return await self.listings.list_objects(operation)
 
-    async def described(self, bucket: str, key: str) -> Record | None:
+    async def head_record(self, bucket: str, key: str) -> Record | None:
         """What an object is, for whoever wants no bytes; None where the store can say. Raises S3Error."""
-        backed = self._shelf.backed(bucket)
-        if backed is None or self._store.own(bucket, key) is not None:
+        backed = self._cache_store.backed_bucket(bucket)
+        if backed is None or self._store.get_stored(bucket, key) is not None:
             return None
         try:
-            return record_from_facts(backed, await self.reader.facts(backed, key))
+            return record_from_facts(backed, await self.reader.current_facts(backed, key))
         except OriginError as error:
             raise s3_error_for(error, key) from error
 
-    def dirty(self, bucket: Bucket, key: str) -> bool:
+    def is_dirty(self, bucket: Bucket, key: str) -> bool:
         """Whether this node has something that the origin does not have yet."""
-        return self._store.own(bucket.name, key) is not None
+        return self._store.get_stored(bucket.name, key) is not None
 
-    async def looked(self, bucket: Bucket, key: str) -> ObjectFacts:
+    async def origin_facts(self, bucket: Bucket, key: str) -> ObjectFacts:
         """What there is, here or at the origin. Raises OriginError, S3Error NoSuchKey."""
-        own = self._store.own(bucket.name, key)
+        own = self._store.get_stored(bucket.name, key)
         if own is not None:
             return ObjectFacts(own.size, own.etag, own.modified)
         check_key(key)
-        return await self.reader.facts(bucket, key)
+        return await self.reader.current_facts(bucket, key)
 
-    async def made(self, bucket: str, key: str) -> AssembledObject | None:
+    async def as_copy_source(self, bucket: str, key: str) -> AssembledObject | None:
         """An object of a backed bucket with its bytes, wherever they are; None for one that the store has."""
-        record = await self.described(bucket, key)
+        record = await self.head_record(bucket, key)
         if record is None:
             return None
-        backed = self._shelf.backed(bucket)
+        backed = self._cache_store.backed_bucket(bucket)
         assert backed is not None
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
         reader = self.reader
         return AssembledObject(
-            record, lambda offset, length: reader.groups(backed, key, facts, offset, length)
+            record, lambda offset, length: reader.span_groups(backed, key, facts, offset, length)
         )
 
-    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
+    async def copy_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """A copy of an object of a backed bucket, as the upload that it is; None for the rest. Raises
         S3Error."""
-        made = await self.made(operation.source.bucket, operation.source.key)
+        made = await self.as_copy_source(operation.source.bucket, operation.source.key)
         if made is None:
             return None
         check_copy_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
         return copy_as_put(operation, made.record), AssembledBody(made)
 
-    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, AssembledBody] | None:
+    async def copy_as_part(
+        self, operation: ops.UploadPartCopy
+    ) -> tuple[ops.UploadPart, AssembledBody] | None:
         """A part made of (a range of) one, as the upload that it is; None for the rest. Raises S3Error."""
-        made = await self.made(operation.source.bucket, operation.source.key)
+        made = await self.as_copy_source(operation.source.bucket, operation.source.key)
         if made is None:
             return None
         check_source_conditions(operation.source_conditions, made.record)
@@ -237,22 +239,22 @@ class BackedService:
 
     # --- writing
 
-    async def stored(self, bucket: str, key: str, record: Record) -> bool:
+    async def object_committed(self, bucket: str, key: str, record: Record) -> bool:
         """An object was committed to the durable store: its origin is to have it; False where there is none.
 
         Write-through waits, and takes the object away again when the origin does not have it. Raises S3Error.
         """
-        backed = self._shelf.backed(bucket)
+        backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
             return False
         assert backed.origin is not None
         if backed.origin.write == "back" and self._survives(bucket, key):
-            await self._crew.of(bucket, key).forget(backed, key)
+            await self._shards.worker_for(bucket, key).forget_object(backed, key)
             self._tasks.spawn(self._behind(backed, key), "push")
             return True
         with store_errors():
             try:
-                await self.bringer.push(backed, key)
+                await self.write_back_router.write_back(backed, key)
             except OriginError as error:
                 same = Conditions(if_match=(record.etag,))
                 with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
@@ -262,34 +264,34 @@ class BackedService:
 
     def _survives(self, bucket: str, key: str) -> bool:
         """Whether no single node's death loses what is only here: else it is written through."""
-        return self._mesh.alone or len(self._mesh.route(bucket, key).writers) > 1
+        return self._mesh.single_node or len(self._mesh.route_for(bucket, key).write_set) > 1
 
-    async def push(self, bucket: Bucket, key: str) -> None:
+    async def write_back(self, bucket: Bucket, key: str) -> None:
         """See `Bringer.push`."""
-        await self.bringer.push(bucket, key)
+        await self.write_back_router.write_back(bucket, key)
 
     async def _behind(self, bucket: Bucket, key: str) -> None:
         try:
-            await self.bringer.push(bucket, key)
+            await self.write_back_router.write_back(bucket, key)
         except (OriginError, StoreError) as error:  # the steward tries again
             _log.warning("not at its origin yet", extra={"bucket": bucket.name, "why": str(error)})
 
-    async def removed(self, bucket: str, key: str) -> bool:
+    async def delete_at_origin(self, bucket: str, key: str) -> bool:
         """Delete an object at its origin; False for a bucket without. Raises S3Error."""
-        backed = self._shelf.backed(bucket)
+        backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
             return False
         try:
             check_key(key)
             with store_errors():
-                await self.bringer.remove(backed, key)
+                await self.write_back_router.delete_at_origin(backed, key)
         except OriginError as error:
             raise s3_error_for(error, key) from error
         return True
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
-        await self.bringer.aclose()
+        await self.write_back_router.aclose()
 
 
 def refused(bucket: Bucket, what: str) -> S3Error:

@@ -129,17 +129,17 @@ _STEP: Final = 512 << 10  # bytes that another process is told of at a time, aft
 class FetchWorker(Protocol):
     """Does what belongs to one worker: here, or behind its socket."""
 
-    async def fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece: ...
+    async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece: ...
 
-    async def check(self, bucket: Bucket, key: str) -> ObjectFacts: ...
+    async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts: ...
 
-    async def forget(self, bucket: Bucket, key: str) -> None: ...
+    async def forget_object(self, bucket: Bucket, key: str) -> None: ...
 
-    async def push(self, bucket: Bucket, key: str) -> str: ...
+    async def write_back(self, bucket: Bucket, key: str) -> str: ...
 
-    async def remove(self, bucket: Bucket, key: str) -> None: ...
+    async def delete_at_origin(self, bucket: Bucket, key: str) -> None: ...
 
-    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool: ...
+    async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool: ...
 
 
 class LocalFetchWorker:
@@ -148,23 +148,23 @@ class LocalFetchWorker:
     def __init__(self, fetcher: Fetcher, writer: OriginWriter) -> None:
         self._fetcher, self._writer = fetcher, writer
 
-    async def fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
-        return self._fetcher.fetch(bucket, key, number, etag)
+    async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+        return self._fetcher.start_fetch(bucket, key, number, etag)
 
-    async def check(self, bucket: Bucket, key: str) -> ObjectFacts:
-        return await self._fetcher.check(bucket, key)
+    async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts:
+        return await self._fetcher.check_origin(bucket, key)
 
-    async def forget(self, bucket: Bucket, key: str) -> None:
-        await self._fetcher.forget(bucket, key)
+    async def forget_object(self, bucket: Bucket, key: str) -> None:
+        await self._fetcher.forget_object(bucket, key)
 
-    async def push(self, bucket: Bucket, key: str) -> str:
-        return await self._writer.push(bucket, key)
+    async def write_back(self, bucket: Bucket, key: str) -> str:
+        return await self._writer.write_back(bucket, key)
 
-    async def remove(self, bucket: Bucket, key: str) -> None:
-        await self._writer.remove(bucket, key)
+    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
+        await self._writer.delete_at_origin(bucket, key)
 
-    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool:
-        return await self._writer.quiet(bucket, key, version)
+    async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
+        return await self._writer.is_finished(bucket, key, version)
 
 
 class WorkerShards:
@@ -173,22 +173,22 @@ class WorkerShards:
     def __init__(
         self, sockets: Sequence[Path], index: int | None = None, own: FetchWorker | None = None
     ) -> None:
-        self._doers: list[FetchWorker] = [
+        self._workers: list[FetchWorker] = [
             own if own is not None and number == index else FetchWorkerClient(path)
             for number, path in enumerate(sockets)
         ]
 
     def __repr__(self) -> str:
-        return f"<Crew of {len(self._doers)}>"
+        return f"<Crew of {len(self._workers)}>"
 
-    def of(self, bucket: str, key: str) -> FetchWorker:
+    def worker_for(self, bucket: str, key: str) -> FetchWorker:
         """Whom a key belongs to."""
-        if len(self._doers) == 1:
-            return self._doers[0]
-        return self._doers[zlib.crc32(f"{bucket}\0{key}".encode()) % len(self._doers)]
+        if len(self._workers) == 1:
+            return self._workers[0]
+        return self._workers[zlib.crc32(f"{bucket}\0{key}".encode()) % len(self._workers)]
 
     async def aclose(self) -> None:
-        for doer in self._doers:
+        for doer in self._workers:
             if isinstance(doer, FetchWorkerClient):
                 await doer.aclose()
 
@@ -208,7 +208,7 @@ class FetchWorkerClient:
     def __repr__(self) -> str:
         return f"<RemoteDoer {self._path.name}>"
 
-    async def fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+    async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
         stream, asked = await self._connected(), next(self._numbers)
         flight = InFlightPiece()
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -222,22 +222,22 @@ class FetchWorkerClient:
             raise
         return flight
 
-    async def check(self, bucket: Bucket, key: str) -> ObjectFacts:
+    async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts:
         told = await self._ask("check", bucket, key)
         if told.facts is None:
             raise OriginMissingError(f"the origin of {bucket.name} has no {key[:200]!r}")
         return told.facts
 
-    async def forget(self, bucket: Bucket, key: str) -> None:
+    async def forget_object(self, bucket: Bucket, key: str) -> None:
         await self._ask("forget", bucket, key)
 
-    async def push(self, bucket: Bucket, key: str) -> str:
+    async def write_back(self, bucket: Bucket, key: str) -> str:
         return (await self._ask("push", bucket, key)).text
 
-    async def remove(self, bucket: Bucket, key: str) -> None:
+    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
         await self._ask("remove", bucket, key)
 
-    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool:
+    async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
         return (await self._ask("quiet", bucket, key, version)).quiet
 
     async def _ask(self, what: str, bucket: Bucket, key: str, version: int = 0) -> WorkerReply:
@@ -300,16 +300,16 @@ class FetchWorkerClient:
             return
         flight, began = flying
         if isinstance(answer, FetchStarted):
-            flight.began(answer.facts, answer.length, (fds[0], answer.base))
-            flight.grew(answer.have)
+            flight.set_response(answer.facts, answer.length, (fds[0], answer.base))
+            flight.extend_to(answer.have)
             if answer.have == answer.length:
-                flight.ended()
+                flight.finish()
         elif isinstance(answer, FetchProgress):
-            flight.grew(answer.have)
+            flight.extend_to(answer.have)
             if answer.done:
-                flight.ended()
+                flight.finish()
         else:
-            flight.failed(decode_error(answer))
+            flight.fail(decode_error(answer))
         if not began.done():
             began.set_result(None)
         if flight.done:
@@ -322,7 +322,7 @@ class FetchWorkerClient:
         error = OriginDownError("the process that fetched this was replaced; ask again")
         flights, self._flights = self._flights, {}
         for flight, began in flights.values():
-            flight.failed(error)
+            flight.fail(error)
             if not began.done():
                 began.set_result(None)
         for answer in self._answers.values():
@@ -347,7 +347,7 @@ class _Conversation:
     """One process's questions, any number at a time."""
 
     def __init__(self, doer: FetchWorker, shelf: CacheStore, stream: MessageStream) -> None:
-        self._doer, self._shelf, self._stream = doer, shelf, stream
+        self._worker, self._cache_store, self._stream = doer, shelf, stream
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -379,31 +379,35 @@ class _Conversation:
                 await self._stream.send(answer)
 
     async def _do(self, ask: WorkerRequest) -> None:
-        bucket = self._shelf.backed(ask.bucket)
+        bucket = self._cache_store.backed_bucket(ask.bucket)
         if bucket is None:
             raise OriginMissingError(f"there is no bucket {ask.bucket} with an origin")
         if ask.what == "fetch":
             await self._fetch(bucket, ask)
         elif ask.what == "check":
-            await self._stream.send(WorkerReply(ask.number, await self._doer.check(bucket, ask.key)))
+            await self._stream.send(WorkerReply(ask.number, await self._worker.check_origin(bucket, ask.key)))
         elif ask.what in {"forget", "remove"}:
-            await (self._doer.forget if ask.what == "forget" else self._doer.remove)(bucket, ask.key)
+            await (self._worker.forget_object if ask.what == "forget" else self._worker.delete_at_origin)(
+                bucket, ask.key
+            )
             await self._stream.send(WorkerReply(ask.number))
         elif ask.what == "quiet":
-            quiet = await self._doer.quiet(bucket, ask.key, ask.version)
+            quiet = await self._worker.is_finished(bucket, ask.key, ask.version)
             await self._stream.send(WorkerReply(ask.number, quiet=quiet))
         else:
-            await self._stream.send(WorkerReply(ask.number, text=await self._doer.push(bucket, ask.key)))
+            await self._stream.send(
+                WorkerReply(ask.number, text=await self._worker.write_back(bucket, ask.key))
+            )
 
     async def _fetch(self, bucket: Bucket, ask: WorkerRequest) -> None:
-        flight = await self._doer.fetch(bucket, ask.key, ask.chunk, ask.etag)
+        flight = await self._worker.fetch_piece(bucket, ask.key, ask.chunk, ask.etag)
         try:
-            facts = await flight.started()
-            told = await flight.reaches(min(flight.length, 1))  # a head goes out with the first bytes
+            facts = await flight.wait_for_facts()
+            told = await flight.wait_for_bytes(min(flight.length, 1))  # a head goes out with the first bytes
             began = FetchStarted(ask.number, facts, flight.length, flight.base, told)
             await self._stream.send(began, [flight.fd])
             while told < flight.length:
-                told = await flight.reaches(min(flight.length, told + _STEP))
+                told = await flight.wait_for_bytes(min(flight.length, told + _STEP))
                 await self._stream.send(FetchProgress(ask.number, told, told == flight.length))
         finally:
             flight.release()

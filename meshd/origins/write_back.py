@@ -81,14 +81,14 @@ class HandoverBarrier:
     def __repr__(self) -> str:
         return f"<Succession of {self._mesh.node_id}, map {self._seen[0]}>"
 
-    async def settled(self, bucket: str, key: str) -> None:
+    async def wait_until_exclusive(self, bucket: str, key: str) -> None:
         """Returns when this node is sure of its map, and nobody else is at the origin of a name by an older
         one, nor will be. Raises NotReplicatedError."""
-        why = "" if self._mesh.sure else await self._doubts.dispel(bucket, key)
+        why = "" if self._mesh.lease_valid else await self._doubts.wait_until_current(bucket, key)
         if why:
             raise NotReplicatedError(f"this node {why}, and does nothing at the origin until it is sure")
-        while not self._mesh.alone and self._is_young():
-            cluster = self._mesh.map()
+        while not self._mesh.single_node and self._is_young():
+            cluster = self._mesh.current_map()
             others = [
                 node
                 for node in cluster.nodes
@@ -97,30 +97,30 @@ class HandoverBarrier:
                 and node.state not in ("away", "down")
             ]
             ask = HandoverQuery(bucket, key)
-            await asyncio.gather(*[self._quiet(node, cluster.version, ask) for node in others])
-            if self._mesh.map().version == cluster.version:
+            await asyncio.gather(*[self._wait_until_finished(node, cluster.version, ask) for node in others])
+            if self._mesh.current_map().version == cluster.version:
                 return
 
     def _is_young(self) -> bool:
         """Whether a write that was begun by an older map may still be under way."""
-        version, now = self._mesh.map().version, self._clock.monotonic()
+        version, now = self._mesh.current_map().version, self._clock.monotonic()
         if self._seen[0] != version:
             self._seen = (version, now)
         return now - self._seen[1] < _YOUNG
 
-    async def _quiet(self, node: Node, version: int, ask: HandoverQuery) -> None:
+    async def _wait_until_finished(self, node: Node, version: int, ask: HandoverQuery) -> None:
         """Returns when a node is done with a name, or there is a newer map. Raises NotReplicatedError."""
         deadline = self._clock.monotonic() + _PATIENCE
-        while self._mesh.map().version == version:
+        while self._mesh.current_map().version == version:
             try:
                 async with self._peers.call(
                     node, "POST", HANDOVER_PATH, body=encode(ask), timeout=_SILENCE
                 ) as answer:
-                    if _decode_reply(await answer.read()):
+                    if _decode_reply(await answer.read_body()):
                         return
                 deadline = self._clock.monotonic() + _PATIENCE
             except PeerUnreachableError:
-                await self._mesh.suspect(node.node_id, version)
+                await self._mesh.report_suspect(node.node_id, version)
                 await self._late(node, version, deadline)
             except (StaleMapError, BodyFramingError, PeerRefusedError):
                 await self._late(node, version, deadline)
@@ -131,7 +131,7 @@ class HandoverBarrier:
             raise NotReplicatedError(
                 f"node {node.node_id} does not say whether it still writes this name to its origin; try again"
             )
-        await self._mesh.newer_than(version, _PAUSE)
+        await self._mesh.wait_for_newer_map(version, _PAUSE)
 
 
 class OriginWriter:
@@ -149,22 +149,24 @@ class OriginWriter:
     ) -> None:
         self._origins, self._store, self._fetcher = origins, store, fetcher
         self._shared, self._mesh = shared, mesh
-        self._succession = succession
+        self._barrier = succession
         self._touched: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
 
     def __repr__(self) -> str:
         return f"<OriginWriter {len(self._locks)} keys under way>"
 
-    async def push(self, bucket: Bucket, key: str) -> str:
+    async def write_back(self, bucket: Bucket, key: str) -> str:
         """Bring what is dirty under a key to the origin; its ETag there, "" when nothing was. Raises
         OriginError, StoreError."""
-        async with self._alone(bucket.name, key):
+        async with self._exclusive(bucket.name, key):
             etag = ""
-            while self._store.own(bucket.name, key) is not None:
-                await self._fetcher.forget(bucket, key)
-                await self._succession.settled(bucket.name, key)
-                record = self._store.own(bucket.name, key)  # another node may have brought it there meanwhile
+            while self._store.get_stored(bucket.name, key) is not None:
+                await self._fetcher.forget_object(bucket, key)
+                await self._barrier.wait_until_exclusive(bucket.name, key)
+                record = self._store.get_stored(
+                    bucket.name, key
+                )  # another node may have brought it there meanwhile
                 if record is not None:
                     with suppress(ExtentGoneError), self._at_origin(bucket, key):  # compaction moved it
                         etag = await self._push(bucket, key, record)
@@ -173,9 +175,9 @@ class OriginWriter:
     async def _push(self, bucket: Bucket, key: str, record: Record) -> str:
         """The origin has it, and it goes from the store; but not what is newer."""
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
-        etag = await self._origins.of(bucket).put(key, self._bytes(record), facts)
-        await self._fetcher.forget(bucket, key)
-        same = self._store.own(bucket.name, key)
+        etag = await self._origins.origin_for(bucket).put(key, self._bytes(record), facts)
+        await self._fetcher.forget_object(bucket, key)
+        same = self._store.get_stored(bucket.name, key)
         if same is not None and same.stamp == record.stamp:
             with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
                 await self._shared.delete_version(
@@ -187,7 +189,7 @@ class OriginWriter:
     def _at_origin(self, bucket: Bucket, key: str) -> Iterator[None]:
         """Within it an origin is changed, by the node that decides. Raises NotDeciderError: another one may
         have taken over, and bring newer writes there."""
-        if not self._mesh.is_decider(bucket.name, key):
+        if not self._mesh.is_primary(bucket.name, key):
             raise NotPrimaryError("another node decides about this name now; it brings it to its origin")
         name = (bucket.name, key)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -198,10 +200,10 @@ class OriginWriter:
             del self._touched[name]
             ended.set_result(None)
 
-    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool:
+    async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
         """Whether this process goes by map `version` or a newer one, and is done with a name at its origin;
         waits a moment for both."""
-        if not await self._mesh.newer_than(version - 1, TURN):
+        if not await self._mesh.wait_for_newer_map(version - 1, TURN):
             return False
         ended = self._touched.get((bucket.name, key))
         if ended is not None:
@@ -212,18 +214,18 @@ class OriginWriter:
         async for piece in read_chunks(self._store, record, 0, record.size):
             yield bytes(piece)
 
-    async def remove(self, bucket: Bucket, key: str) -> None:
+    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
         """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
-        async with self._alone(bucket.name, key):
-            await self._fetcher.forget(bucket, key)
-            await self._succession.settled(bucket.name, key)
+        async with self._exclusive(bucket.name, key):
+            await self._fetcher.forget_object(bucket, key)
+            await self._barrier.wait_until_exclusive(bucket.name, key)
             with self._at_origin(bucket, key):
-                await self._origins.of(bucket).delete([key])
+                await self._origins.origin_for(bucket).delete([key])
                 await self._shared.delete(bucket.name, key)
-            await self._fetcher.forget(bucket, key)
+            await self._fetcher.forget_object(bucket, key)
 
     @asynccontextmanager
-    async def _alone(self, bucket: str, key: str) -> AsyncIterator[None]:
+    async def _exclusive(self, bucket: str, key: str) -> AsyncIterator[None]:
         name = (bucket, key)
         lock, users = self._locks.get(name, (asyncio.Lock(), 0))
         self._locks[name] = (lock, users + 1)

@@ -72,25 +72,31 @@ class WriteBackRouter:
     def __init__(
         self, crew: WorkerShards, shelf: CacheStore, mesh: ClusterView, peers: PeerClient, clock: Clock
     ) -> None:
-        self._crew, self._shelf, self._mesh, self._peers, self._clock = crew, shelf, mesh, peers, clock
+        self._shards, self._cache_store, self._mesh, self._peers, self._clock = (
+            crew,
+            shelf,
+            mesh,
+            peers,
+            clock,
+        )
         self._tasks = BackgroundTasks("bringing")
 
     def __repr__(self) -> str:
         return f"<Bringer of {self._mesh.node_id}>"
 
-    async def push(self, bucket: Bucket, key: str) -> None:
+    async def write_back(self, bucket: Bucket, key: str) -> None:
         """Bring what is dirty under a key to its origin; done when nothing is. Raises OriginError,
         StoreError."""
-        await self._anywhere(bucket, WriteBackRequest("push", bucket.name, key))
+        await self._route(bucket, WriteBackRequest("push", bucket.name, key))
 
-    async def remove(self, bucket: Bucket, key: str) -> None:
+    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
         """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
-        await self._anywhere(bucket, WriteBackRequest("remove", bucket.name, key))
+        await self._route(bucket, WriteBackRequest("remove", bucket.name, key))
 
-    async def carried_out(self, asked: WriteBackRequest) -> WriteBackResult:
+    async def execute(self, asked: WriteBackRequest) -> WriteBackResult:
         """For another node: what this one did, or that it is at it: then it goes on, and is to be asked for
         again. Raises NotDeciderError: it does not decide about the name."""
-        bucket = self._shelf.backed(asked.bucket)
+        bucket = self._cache_store.backed_bucket(asked.bucket)
         if bucket is None:
             return _failed(OriginMissingError(f"there is no bucket {asked.bucket[:80]} with an origin"))
         doing = self._tasks.spawn(self._told(bucket, asked), asked.what)
@@ -100,33 +106,35 @@ class WriteBackRouter:
             raise NotPrimaryError("another node decides about this name now; nothing was changed")
         return brought
 
-    async def quiet(self, asked: HandoverQuery, version: int) -> bool:
+    async def is_finished(self, asked: HandoverQuery, version: int) -> bool:
         """See `OriginWriter.quiet`, of whichever process it is."""
-        bucket = self._shelf.backed(asked.bucket)
+        bucket = self._cache_store.backed_bucket(asked.bucket)
         if bucket is None:
             return True
         try:
-            return await self._crew.of(asked.bucket, asked.key).quiet(bucket, asked.key, version)
+            return await self._shards.worker_for(asked.bucket, asked.key).is_finished(
+                bucket, asked.key, version
+            )
         except OriginDownError:  # that process is being replaced
             return False
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def _anywhere(self, bucket: Bucket, asked: WriteBackRequest) -> None:
+    async def _route(self, bucket: Bucket, asked: WriteBackRequest) -> None:
         deadline = self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < deadline:
-            version = self._mesh.map().version
+            version = self._mesh.current_map().version
             if asked.what == "remove":  # what is pushed was committed for its caller
                 reject_if_abandoned(self._mesh)
-            if self._mesh.is_decider(asked.bucket, asked.key):
+            if self._mesh.is_primary(asked.bucket, asked.key):
                 began = self._clock.monotonic()
-                brought = await self._here(bucket, asked)
+                brought = await self._execute_local(bucket, asked)
                 deadline += self._clock.monotonic() - began  # an upload may have taken minutes
             else:
-                brought = await self._there(version, asked)
+                brought = await self._forward(version, asked)
             if brought is None:
-                await self._mesh.newer_than(version, _PAUSE)
+                await self._mesh.wait_for_newer_map(version, _PAUSE)
             elif brought.going:
                 deadline = self._clock.monotonic() + _PATIENCE
             elif brought.failed is not None:
@@ -135,11 +143,11 @@ class WriteBackRouter:
                 return
         raise NotReplicatedError(f"no node that decides about this name answers; {_UNKNOWN}")
 
-    async def _here(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
+    async def _execute_local(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
         """None where another node decides by now. Raises OriginError, StoreError."""
-        doer = self._crew.of(asked.bucket, asked.key)
+        doer = self._shards.worker_for(asked.bucket, asked.key)
         try:
-            await (doer.push if asked.what == "push" else doer.remove)(bucket, asked.key)
+            await (doer.write_back if asked.what == "push" else doer.delete_at_origin)(bucket, asked.key)
         except NotPrimaryError:
             return None
         return WriteBackResult()
@@ -147,26 +155,26 @@ class WriteBackRouter:
     async def _told(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
         """As `_here`, errors in words."""
         try:
-            return await self._here(bucket, asked)
+            return await self._execute_local(bucket, asked)
         except (OriginError, StoreError) as error:
             return _failed(error)
 
-    async def _there(self, version: int, asked: WriteBackRequest) -> WriteBackResult | None:
+    async def _forward(self, version: int, asked: WriteBackRequest) -> WriteBackResult | None:
         """What the node that decides says; None where it does not, or nobody knows. Raises
         NotReplicatedError."""
-        node = self._mesh.route(asked.bucket, asked.key).decider
+        node = self._mesh.route_for(asked.bucket, asked.key).primary
         if node is None:
             raise NotReplicatedError(f"every node that has this name's data is away; {_UNKNOWN}")
         try:
             async with self._peers.call(
                 node, "POST", WRITE_BACK_PATH, body=encode(asked), timeout=_SILENCE
             ) as answer:
-                brought = _decode_result(await answer.read())
+                brought = _decode_result(await answer.read_body())
         except StaleMapError as error:
             if error.version > version:
-                await self._mesh.newer_than(version, _NEWS)
+                await self._mesh.wait_for_newer_map(version, _NEWS)
         except PeerUnreachableError:
-            await self._mesh.suspect(node.node_id, version)
+            await self._mesh.report_suspect(node.node_id, version)
         except BodyFramingError:
             pass  # cut short: it is asked again
         except PeerRefusedError as error:

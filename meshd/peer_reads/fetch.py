@@ -65,23 +65,23 @@ class OriginReader(Protocol):
 
     async def page(self, name: str, prefix: str, after: str, limit: int) -> Page: ...
 
-    async def find(self, name: str, key: str) -> Record | None: ...
+    async def find_record(self, name: str, key: str) -> Record | None: ...
 
-    def here(self, name: str, key: str, etag: str) -> Record | None: ...
+    def cached_record(self, name: str, key: str, etag: str) -> Record | None: ...
 
-    def used(self, name: str, key: str) -> None: ...
+    def record_use(self, name: str, key: str) -> None: ...
 
-    async def read(self, part: ObjectRange) -> bytes | ReadFailure: ...
+    async def read_range(self, part: ObjectRange) -> bytes | ReadFailure: ...
 
-    async def bring(self, name: str, key: str, etag: str, size: int) -> None: ...
+    async def fetch_into_cache(self, name: str, key: str, etag: str, size: int) -> None: ...
 
 
 class NearCache(Protocol):
     """Copies that this node keeps of what other nodes own."""
 
-    async def parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]: ...
+    async def get_parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]: ...
 
-    async def frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None: ...
+    async def get_frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None: ...
 
     def keep_parts(self, fd: int, kept: Sequence[tuple[ObjectRange, int, int]]) -> None: ...
 
@@ -95,22 +95,22 @@ class PeerFetcher:
     def __init__(self, store: ObjectStore, asking: ReplicaSelector, backs: Callable[[str], bool]) -> None:
         self._store, self._asking, self._mesh, self._backs = store, asking, asking.mesh, backs
         self.origins: OriginReader | None = None
-        self.near: NearCache | None = None
+        self.near_cache: NearCache | None = None
 
     def __repr__(self) -> str:
         return f"<Fetching from {self._mesh.node_id}>"
 
-    def from_origins(self) -> OriginReader:
+    def require_origins(self) -> OriginReader:
         """Raises BatchError Busy."""
         if self.origins is None:
             raise busy("buckets with origins cannot be read by this process")
         return self.origins
 
-    def is_mine(self, bucket: str, key: str) -> bool:
+    def reads_from_origin(self, bucket: str, key: str) -> bool:
         """Whether this node is the one that reads a name of a bucket with an origin."""
         return self._backs(bucket) and self._mesh.is_reader(bucket, key)
 
-    async def fetch(
+    async def fetch_parts(
         self, parts: Sequence[ObjectRange], memory: MemoryAccount, *, proven: bool = False
     ) -> FetchedParts:
         """See Elsewhere.fetch. `proven`: what is a part of an extent is of one that was read and compared as
@@ -122,7 +122,7 @@ class PeerFetcher:
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
             wanted = [parts[number] for number in numbers]
             try:
-                found = await self._compared(node, wanted, room, proven=proven)
+                found = await self._fetch_verified(node, wanted, room, proven=proven)
             except (MeshdError, FrameError):
                 silent.update(numbers)
                 raise
@@ -135,8 +135,10 @@ class PeerFetcher:
 
         try:
             named = {number: (part.bucket, part.key) for number, part in enumerate(parts)}
-            mine = [number for number, name in named.items() if self.is_mine(*name)]
-            lone = [number for number in named if self._mesh.alone and not self._backs(parts[number].bucket)]
+            mine = [number for number, name in named.items() if self.reads_from_origin(*name)]
+            lone = [
+                number for number in named if self._mesh.single_node and not self._backs(parts[number].bucket)
+            ]
             for number in (*mine, *lone):
                 del named[number]
             for number in lone:
@@ -145,10 +147,10 @@ class PeerFetcher:
                 MAX_ORIGIN_READS, [self._read_origin(parts, number, room, places) for number in mine]
             )
             if not proven:  # what is kept here came as it was sent
-                await self._take_near(parts, named, room, places)
+                await self._read_near_cache(parts, named, room, places)
             asked = list(named)
-            left = await self._asking.holders(named, ask)
-            self._keep_near(parts, asked, room, places)
+            left = await self._asking.ask_replicas(named, ask)
+            self._fill_near_cache(parts, asked, room, places)
         except BaseException:
             room.close()
             raise
@@ -164,13 +166,13 @@ class PeerFetcher:
                 )
         return FetchedParts(room, [place or ReadFailure("Busy") for place in places])
 
-    async def _compared(
+    async def _fetch_verified(
         self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
     ) -> list[Location | ReadFailure]:
         """What a node has of these. It sends large objects without a look at them: where such a one does not
         match, the node is to look, so that it learns of damage on its disks, and is asked for no more of it.
         Raises MeshdError, FrameError."""
-        found = await self._asked(node, parts, room, proven=proven)
+        found = await self._fetch_from_node(node, parts, room, proven=proven)
         torn = await _mismatched_parts(room.fd, found)
         if not torn:
             return found
@@ -182,17 +184,17 @@ class PeerFetcher:
         )
         again: Sequence[Location | ReadFailure] = ()
         try:
-            again = await self._asked(node, [parts[number] for number in torn], room, proven=True)
+            again = await self._fetch_from_node(node, [parts[number] for number in torn], room, proven=True)
             still = await _mismatched_parts(room.fd, again)
         except (MeshdError, FrameError) as error:
-            self._asking.note(node, error)
+            self._asking.report_unreachable(node, error)
             still = list(range(len(torn)))
         for place, number in enumerate(torn):
             damage = ReadFailure("Unreadable", f"what {node.node_id} sends of it does not match its checksum")
             found[number] = damage if place in still else again[place]
         return found
 
-    async def _asked(
+    async def _fetch_from_node(
         self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
     ) -> list[Location | ReadFailure]:
         """One call. Raises MeshdError, FrameError."""
@@ -206,7 +208,7 @@ class PeerFetcher:
             start, size = await receive_body(answer, room)
         return _parse_frame(room.fd, start, size, f"/proc/{os.getpid()}/fd/{room.fd}")
 
-    async def _take_near(
+    async def _read_near_cache(
         self,
         parts: Sequence[ObjectRange],
         named: dict[int, tuple[str, str]],
@@ -214,28 +216,28 @@ class PeerFetcher:
         places: list[Location | ReadFailure | None],
     ) -> None:
         """What this node has copies of need not be asked for."""
-        if self.near is None or not named:
+        if self.near_cache is None or not named:
             return
         numbers = list(named)
         for number, data in zip(
-            numbers, await self.near.parts([parts[each] for each in numbers]), strict=True
+            numbers, await self.near_cache.get_parts([parts[each] for each in numbers]), strict=True
         ):
             if data is not None:
                 places[number] = append_bytes(room, data)
                 del named[number]
 
-    def _keep_near(
+    def _fill_near_cache(
         self,
         parts: Sequence[ObjectRange],
         numbers: Sequence[int],
         room: MemoryFrame,
         places: Sequence[Location | ReadFailure | None],
     ) -> None:
-        if self.near is None:
+        if self.near_cache is None:
             return
         came = [(parts[number], places[number]) for number in numbers]
         kept = [(part, place.offset, place.length) for part, place in came if isinstance(place, Location)]
-        self.near.keep_parts(room.fd, kept)
+        self.near_cache.keep_parts(room.fd, kept)
 
     def _gone(self, part: ObjectRange) -> ReadFailure:
         """Why a lone node does not have what it was asked for."""
@@ -250,7 +252,7 @@ class PeerFetcher:
         room: MemoryFrame,
         places: list[Location | ReadFailure | None],
     ) -> None:
-        data = await self.from_origins().read(parts[number])
+        data = await self.require_origins().read_range(parts[number])
         if isinstance(data, ReadFailure):
             places[number] = data
             return
@@ -285,7 +287,7 @@ async def receive_body(answer: PeerResponse, room: MemoryFrame) -> tuple[int, in
     start, size = room.size, int(answer.headers["content-length"])
     room.grow(start + size)
     at = start
-    async for piece in answer.pieces():
+    async for piece in answer.iter_body():
         at += os.pwrite(room.fd, piece, at)
     if at - start != size:
         raise PeerUnreachableError(f"an answer of {size} bytes ended after {at - start}")
@@ -357,13 +359,13 @@ class RendezvousFrameSource:
     def __repr__(self) -> str:
         return f"<MeetingFrames before {self._frames!r}>"
 
-    async def frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress) -> Frame:
         """See FrameSource."""
         if isinstance(address, FrameAddress | BlockAddress):
-            met = await self._remote.met(address)
+            met = await self._remote.assigned_peer_frame(address)
             if met is not None:
                 return met
-        return await self._frames.frame(address)
+        return await self._frames.get_frame(address)
 
 
 class PeerFrames:
@@ -376,10 +378,12 @@ class PeerFrames:
     def __repr__(self) -> str:
         return f"<RemoteFrames from {self._mesh.node_id}>"
 
-    async def met(self, address: FrameAddress | BlockAddress) -> Frame | None:
+    async def assigned_peer_frame(self, address: FrameAddress | BlockAddress) -> Frame | None:
         """The frame as the node has it at which its address meets; None where that is this node, or it does
         not give it: then it is made here."""
-        node = next(iter(rendezvous_order(batch_nodes(self._mesh.map()), _rendezvous_name(address))), None)
+        node = next(
+            iter(rendezvous_order(batch_nodes(self._mesh.current_map()), _rendezvous_name(address))), None
+        )
         if node is None or node.node_id == self._mesh.node_id:
             return None
         room = MemoryFrame(0, self._memory)
@@ -392,12 +396,14 @@ class PeerFrames:
                 room.took = parse_timing(answer.headers.get(TIMING, "")).took
                 return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
         except MeshdError as error:
-            self._asking.note(node, error)
+            self._asking.report_unreachable(node, error)
             return None
 
-    async def kept_frame(self, address: FrameAddress) -> Frame | None:
+    async def cached_frame(self, address: FrameAddress) -> Frame | None:
         """A batch of which this node has a copy."""
-        found = None if self._fetching.near is None else await self._fetching.near.frame(address)
+        found = (
+            None if self._fetching.near_cache is None else await self._fetching.near_cache.get_frame(address)
+        )
         if found is None:
             return None
         pieces, rows = found
@@ -407,10 +413,10 @@ class PeerFrames:
         room.rows = rows
         return room.hand_out("hit")
 
-    def keep_frame(self, address: FrameAddress, frame: Frame) -> None:
+    def cache_frame(self, address: FrameAddress, frame: Frame) -> None:
         """Have this node keep a copy, if it keeps any."""
-        if self._fetching.near is not None:
-            self._fetching.near.keep_frame(address, frame.fd, frame.size, frame.rows)
+        if self._fetching.near_cache is not None:
+            self._fetching.near_cache.keep_frame(address, frame.fd, frame.size, frame.rows)
 
 
 def _rendezvous_name(address: FrameAddress | BlockAddress) -> str:

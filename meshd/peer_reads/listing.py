@@ -51,14 +51,14 @@ class ObjectListings:
     def __repr__(self) -> str:
         return f"<RemoteListings from {self._mesh.node_id}>"
 
-    async def entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
+    async def list_entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
         """See RemoteObjects.entries."""
         pages = await self._all(bucket, lambda node, version: self._listed(node, bucket, prefix, version))
         found = [entry for page in pages for entry in page]
         found.sort(key=lambda entry: entry[0].encode())
         return found
 
-    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+    async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See RemoteObjects.page."""
 
         def ask(node: Node, version: int) -> Awaitable[peer_messages.ListResponse]:
@@ -69,12 +69,12 @@ class ObjectListings:
     async def _all(self, bucket: str, ask: Callable[[Node, int], Awaitable[_T]]) -> list[_T]:
         """What each node that decides says, under one map. Raises BatchError Busy."""
         for _ in range(_ATTEMPTS):
-            cluster = self._mesh.map()
-            asked = [ask(node, cluster.version) for node in self._deciders(cluster, bucket)]
+            cluster = self._mesh.current_map()
+            asked = [ask(node, cluster.version) for node in self._primaries(cluster, bucket)]
             answers = await asyncio.gather(*asked, return_exceptions=True)
             wrong = [answer for answer in answers if isinstance(answer, BaseException)]
             if any(isinstance(error, StaleMapError) for error in wrong):
-                await self._mesh.newer_than(cluster.version, _NEWER_MAP_WAIT_S)
+                await self._mesh.wait_for_newer_map(cluster.version, _NEWER_MAP_WAIT_S)
                 continue
             if wrong and isinstance(wrong[0], MeshdError):
                 raise busy(f"{bucket} cannot be listed now: {wrong[0]}") from wrong[0]
@@ -87,13 +87,13 @@ class ObjectListings:
         if node.node_id == self._mesh.node_id:
             return primary_page(self._store, self._mesh, ask)
         return peer_messages.decode_list_response(
-            await self._asking.post(node, peer_messages.LIST_PATH, peer_messages.encode(ask))
+            await self._asking.post_message(node, peer_messages.LIST_PATH, peer_messages.encode(ask))
         )
 
-    def _deciders(self, cluster: ClusterMap, bucket: str) -> list[Node]:
+    def _primaries(self, cluster: ClusterMap, bucket: str) -> list[Node]:
         """Raises BatchError Busy while there are names nobody decides about."""
-        table = routes(cluster, self._mesh.copies(bucket))  # of this map, whatever comes meanwhile
-        masks = {node.node_id: table.decided_by(node.node_id) for node in cluster.nodes}
+        table = routes(cluster, self._mesh.replica_count(bucket))  # of this map, whatever comes meanwhile
+        masks = {node.node_id: table.primary_slots(node.node_id) for node in cluster.nodes}
         if sum(int(mask.sum()) for mask in masks.values()) < cluster.slots:
             raise busy(f"{bucket} cannot be listed now: nodes that hold a part of it are away")
         return [node for node in cluster.nodes if masks[node.node_id].any()]
@@ -116,10 +116,10 @@ def primary_page(
     store: ObjectStore, mesh: ClusterView, ask: peer_messages.ListRequest
 ) -> peer_messages.ListResponse:
     """A page of what this node decides. Raises StaleMapError unless the map is the one that is meant."""
-    cluster = mesh.map()
+    cluster = mesh.current_map()
     if cluster.version != ask.version:
         raise StaleMapError(cluster.version)
-    decided = routes(cluster, mesh.copies(ask.bucket)).decided_by(mesh.node_id)
+    decided = routes(cluster, mesh.replica_count(ask.bucket)).primary_slots(mesh.node_id)
     page = store.list(ask.bucket, prefix=ask.prefix, after=ask.after, limit=ask.limit)
     entries = [
         (key, record)
@@ -174,12 +174,12 @@ class LocalListings:
     def __repr__(self) -> str:
         return f"<LocalLister of {self._mesh.node_id}>"
 
-    def page(self, asked: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
+    def list_page(self, asked: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
         """The page by map `version`. Raises StaleMapError when this node goes by another, StoreError."""
-        cluster = self._mesh.map()
+        cluster = self._mesh.current_map()
         if cluster.version != version:
             raise StaleMapError(cluster.version)
-        slots = self._mask(self._mesh.routes(asked.bucket), self._mesh.copies(asked.bucket))
+        slots = self._mask(self._mesh.bucket_routes(asked.bucket), self._mesh.replica_count(asked.bucket))
         store, (key, mark) = self._store, asked.marker
         if asked.kind == "own":
             return self._own(asked.bucket, asked.prefix, key, asked.limit, slots)
@@ -217,7 +217,7 @@ class LocalListings:
         if found is None:
             if len(self._masks) > 8:
                 self._masks.clear()
-            found = routes.decided_by(self._mesh.node_id).tobytes()
+            found = routes.primary_slots(self._mesh.node_id).tobytes()
             self._masks[routes.version, copies] = found
         return found
 
@@ -231,7 +231,7 @@ class MergedListings:
     def __repr__(self) -> str:
         return f"<MergedListings of {self._mesh!r}>"
 
-    async def entries(
+    async def list_entries(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = _LIMIT
     ) -> EntryPage:
         """As `ObjectStore.list_entries`, of all nodes. Raises S3Error SlowDown."""
@@ -239,13 +239,13 @@ class MergedListings:
         items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
         return page_merge.entry_page(items, truncated=truncated)
 
-    async def own(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
+    async def list_own_entries(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
         """As `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("own", bucket, prefix, "", (after, ""), limit)
         items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
         return page_merge.entry_page(items, truncated=truncated)
 
-    async def versions(
+    async def list_versions(
         self,
         bucket: str,
         *,
@@ -260,7 +260,7 @@ class MergedListings:
         items, truncated = await self._merged(asked, VersionPage, page_merge.read_versions)
         return page_merge.version_page(items, truncated=truncated)
 
-    async def uploads(
+    async def list_uploads(
         self,
         bucket: str,
         *,
@@ -282,18 +282,18 @@ class MergedListings:
             return [], False
         deadline = self._clock.monotonic() + _LISTING_TIMEOUT_S
         while True:
-            version = self._mesh.map().version
+            version = self._mesh.current_map().version
             try:
                 return await self._attempt(asked, version, kind, read)
             except StaleMapError as error:
                 wanted, what = max(error.version, version), "the nodes do not agree on a map"
-                await self._mesh.newer_than(wanted - 1, min(2.0, _LISTING_TIMEOUT_S))
+                await self._mesh.wait_for_newer_map(wanted - 1, min(2.0, _LISTING_TIMEOUT_S))
                 await asyncio.sleep(0.02)
             except _NoAnswerError as error:
                 what = str(error)
                 if error.node_id:
-                    await self._mesh.suspect(error.node_id, version)
-                await self._mesh.newer_than(version, 0.5)
+                    await self._mesh.report_suspect(error.node_id, version)
+                await self._mesh.wait_for_newer_map(version, 0.5)
             if self._clock.monotonic() > deadline:
                 raise S3Error("SlowDown", f"Not all nodes can be asked at present: {what}. Try again.")
 
@@ -304,20 +304,20 @@ class MergedListings:
         kind: type[P],
         read: Callable[[P], tuple[list[Item], bool, Marker]],
     ) -> tuple[list[Item], bool]:
-        nodes = self._deciders(asked.bucket)
+        nodes = self._primaries(asked.bucket)
         sources = [self._source(node, asked, version, kind) for node in nodes]
         share = page_merge.first_share(asked.limit + 1, len(sources))
         await asyncio.gather(*(source.fill(share, read) for source in sources))
         found = await page_merge.merge_sources(sources, asked.limit, read)
-        if self._mesh.map().version != version:  # pages asked for later went by another map
+        if self._mesh.current_map().version != version:  # pages asked for later went by another map
             raise StaleMapError(version)
         return found
 
-    def _deciders(self, bucket: str) -> Sequence[Node]:
+    def _primaries(self, bucket: str) -> Sequence[Node]:
         """Whoever decides about names of the bucket. Raises _NoAnswerError while nobody does about some."""
-        routes, cluster = self._mesh.routes(bucket), self._mesh.map()
-        found = [node for node in cluster.nodes if routes.decided_by(node.node_id).any()]
-        if sum(int(routes.decided_by(node.node_id).sum()) for node in found) != routes.slots:
+        routes, cluster = self._mesh.bucket_routes(bucket), self._mesh.current_map()
+        found = [node for node in cluster.nodes if routes.primary_slots(node.node_id).any()]
+        if sum(int(routes.primary_slots(node.node_id).sum()) for node in found) != routes.slots:
             raise _NoAnswerError("", "nodes that hold a part of the names are away")
         return found
 
@@ -326,7 +326,7 @@ class MergedListings:
             wanted = msgspec.structs.replace(asked, marker=marker, limit=limit)
             if node.node_id == self._mesh.node_id:
                 with store_errors():
-                    page = self._local.page(wanted, version)
+                    page = self._local.list_page(wanted, version)
                 assert isinstance(page, kind)
                 return page
             return await self._ask(node, wanted, kind)
@@ -339,7 +339,7 @@ class MergedListings:
             async with self._peers.call(
                 node, "POST", LISTING_PATH, body=body, timeout=_PEER_TIMEOUT_S
             ) as answer:
-                return msgspec.msgpack.decode(await answer.read(), type=kind)
+                return msgspec.msgpack.decode(await answer.read_body(), type=kind)
         except (PeerUnreachableError, PeerRefusedError) as error:
             raise _NoAnswerError(node.node_id, f"node {node.node_id}: {error}") from error
 

@@ -37,10 +37,10 @@ class PeerDocuments:
     def __repr__(self) -> str:
         return f"<RemoteDocuments from {self._mesh.node_id}>"
 
-    async def document(self, key: str) -> bytes | None:
+    async def fetch_document(self, key: str) -> bytes | None:
         """See Elsewhere.document."""
         target, silent = peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/"), ""
-        others = self._asking.others()
+        others = self._asking.document_nodes()
         for start in range(0, len(others), _AT_ONCE):
             asked = [self._get(node, target) for node in others[start : start + _AT_ONCE]]
             for answer in await asyncio.gather(*asked, return_exceptions=True):
@@ -54,34 +54,34 @@ class PeerDocuments:
             raise busy(f"another node may have {key}, and does not answer: {silent}")
         return None
 
-    async def documents(self, key: str) -> list[bytes]:
+    async def fetch_from_all_nodes(self, key: str) -> list[bytes]:
         """What each of the nodes that answer has under a key that is every node's own."""
         target = peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/")
-        asked = [self._get(node, target) for node in self._asking.others()]
+        asked = [self._get(node, target) for node in self._asking.document_nodes()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
     async def _get(self, node: Node, target: str) -> bytes | None:
         try:
             async with self._asking.peers.call(node, "GET", target) as answer:
-                return await answer.read()
+                return await answer.read_body()
         except PeerRefusedError as error:
             if error.status == 404:
                 return None
             raise
         except PeerUnreachableError as error:
-            self._asking.note(node, error)
+            self._asking.report_unreachable(node, error)
             raise
 
-    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
+    async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         """See Elsewhere.spread."""
         target, others = (
             peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/"),
-            self._asking.others(),
+            self._asking.document_nodes(),
         )
         if again:
             target += f"?{peer_messages.REWRITE_QUERY}"
-        own = self._mesh.map().node(self._mesh.node_id)
+        own = self._mesh.current_map().node(self._mesh.node_id)
         needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)
         tasks = [self._put(node, target, document) for node in others]
         answers = await asyncio.gather(*tasks, return_exceptions=True)
@@ -89,10 +89,10 @@ class PeerDocuments:
         if len(answers) - len(wrong) < needed:
             raise busy(f"too few nodes could keep {key}: {wrong[0]}")
 
-    async def kept(self, prefix: str) -> PeerInventories:
+    async def list_inventories(self, prefix: str) -> PeerInventories:
         """What each other node has under a prefix, whatever its role, and which could not be asked. One that
         was given up (`down`) is nobody."""
-        there = [node for node in self._mesh.map().nodes if node.node_id != self._mesh.node_id]
+        there = [node for node in self._mesh.current_map().nodes if node.node_id != self._mesh.node_id]
         asked = [node for node in there if node.state not in UNREACHABLE_STATES]
         answers = await asyncio.gather(*[self._table(node, prefix) for node in asked])
         silent = [node.node_id for node, found in zip(asked, answers, strict=True) if found is None]
@@ -106,19 +106,19 @@ class PeerDocuments:
             while more:
                 body = peer_messages.encode(peer_messages.InventoryRequest(prefix, after))
                 answer = peer_messages.decode_inventory_response(
-                    await self._asking.post(node, peer_messages.INVENTORY_PATH, body)
+                    await self._asking.post_message(node, peer_messages.INVENTORY_PATH, body)
                 )
                 found |= {key: DocumentUsage(size, made, used) for key, size, made, used in answer.rows}
                 after, more = answer.after, bool(answer.after)
         except MeshdError as error:
-            self._asking.note(node, error)
+            self._asking.report_unreachable(node, error)
             return None
         return found
 
     async def _put(self, node: Node, target: str, document: bytes) -> None:
         try:
             async with self._asking.peers.call(node, "PUT", target, body=document) as answer:
-                await answer.read()
+                await answer.read_body()
         except PeerUnreachableError as error:
-            self._asking.note(node, error)
+            self._asking.report_unreachable(node, error)
             raise

@@ -56,7 +56,7 @@ class ReplicaSelector:
         """End what runs in the background."""
         await self._tasks.aclose()
 
-    async def holders(
+    async def ask_replicas(
         self,
         names: dict[int, tuple[str, str]],
         ask: Callable[[Node, Sequence[int]], Awaitable[list[int]]],
@@ -72,7 +72,7 @@ class ReplicaSelector:
             groups: dict[str, list[int]] = defaultdict(list)
             nodes: dict[str, Node] = {}
             for number in left:
-                readers = self.mesh.route(*names[number]).readers
+                readers = self.mesh.route_for(*names[number]).read_set
                 node = next((node for node in readers if node.node_id not in tried[number]), None)
                 if node is None:
                     why.setdefault(number, "no node that holds it answers")
@@ -80,11 +80,11 @@ class ReplicaSelector:
                 tried[number].add(node.node_id)
                 nodes[node.node_id] = node
                 groups[node.node_id].append(number)
-            asked = [self._ask_one(nodes[each], numbers, ask, why) for each, numbers in groups.items()]
+            asked = [self._ask_replica(nodes[each], numbers, ask, why) for each, numbers in groups.items()]
             left = [number for again in await asyncio.gather(*asked) for number in again]
         return why
 
-    async def _ask_one(
+    async def _ask_replica(
         self,
         node: Node,
         numbers: list[int],
@@ -99,7 +99,7 @@ class ReplicaSelector:
                 left = await ask(node, some)
             except (MeshdError, FrameError) as error:
                 metrics.remote_failures.labels(type(error).__name__).inc()
-                self.note(node, error)
+                self.report_unreachable(node, error)
                 why |= dict.fromkeys(some, f"{node.node_id}: {error}")
                 again += some
                 continue
@@ -109,30 +109,30 @@ class ReplicaSelector:
             again += left
         return again
 
-    def note(self, node: Node, error: Exception) -> None:
+    def report_unreachable(self, node: Node, error: Exception) -> None:
         """Has a node that does not answer looked at, once at a time."""
         if isinstance(error, PeerUnreachableError) and node.node_id not in self._suspected:
             self._suspected.add(node.node_id)
-            self._tasks.spawn(self._suspect(node.node_id, self.mesh.map().version), "suspect")
+            self._tasks.spawn(self._suspect(node.node_id, self.mesh.current_map().version), "suspect")
 
     async def _suspect(self, node_id: str, version: int) -> None:
         try:
-            await self.mesh.suspect(node_id, version)
+            await self.mesh.report_suspect(node_id, version)
         finally:
             self._suspected.discard(node_id)
 
-    def others(self) -> list[Node]:
+    def document_nodes(self) -> list[Node]:
         """The storing nodes besides this one that are to have documents."""
         return [
             node
-            for node in self.mesh.map().nodes
+            for node in self.mesh.current_map().nodes
             if node.node_id != self.mesh.node_id and node.stores and node.state not in UNREACHABLE_STATES
         ]
 
-    async def post(self, node: Node, target: str, body: bytes) -> bytes:
+    async def post_message(self, node: Node, target: str, body: bytes) -> bytes:
         """An answer of another node. Raises MeshdError."""
         async with self.peers.call(node, "POST", target, body=body) as answer:
-            return await answer.read()
+            return await answer.read_body()
 
 
 def missing_part_error(name: str, lost: ReadFailure) -> BatchError:

@@ -48,12 +48,14 @@ class ReadResumer:
     def __repr__(self) -> str:
         return f"<Continuing {self._asking!r}>"
 
-    def rest(self, bucket: str, key: str, found: LookupResult, sent: int) -> AsyncGenerator[bytes, None]:
+    def resume_response(
+        self, bucket: str, key: str, found: LookupResult, sent: int
+    ) -> AsyncGenerator[bytes, None]:
         """What is left of an answer of which `sent` bytes are out. Raises CutShortError."""
         offset = found.base + found.offset + sent
-        return self.of_others(bucket, key, found.record, offset, found.length - sent)
+        return self.read_from_peers(bucket, key, found.record, offset, found.length - sent)
 
-    async def of_others(
+    async def read_from_peers(
         self, bucket: str, key: str, record: Record, offset: int, length: int
     ) -> AsyncGenerator[bytes, None]:
         """Bytes of this version, as other nodes have them. Raises CutShortError."""
@@ -61,7 +63,7 @@ class ReadResumer:
             bucket, key, record.version, record.etag, record.size, offset, length
         )
         why = "no other node holds it"
-        for node in self._holders(bucket, key):
+        for node in self._other_replicas(bucket, key):
             given = 0
             try:
                 async with aclosing(self._from(node, ask)) as pieces:
@@ -70,7 +72,7 @@ class ReadResumer:
                         yield piece
             except MeshdError as error:
                 metrics.remote_failures.labels(type(error).__name__).inc()
-                self._asking.note(node, error)
+                self._asking.report_unreachable(node, error)
                 why = f"{node.node_id}: {error}"
                 if given:
                     break
@@ -86,9 +88,9 @@ class ReadResumer:
         metrics.reads_continued.labels("cut").inc()
         raise CutShortError(f"s3://{bucket}/{key} from byte {offset} on: {why}")
 
-    def _holders(self, bucket: str, key: str) -> list[Node]:
+    def _other_replicas(self, bucket: str, key: str) -> list[Node]:
         """The other nodes that hold it and may be read; also what is not at its bucket's origin yet."""
-        readers = self._asking.mesh.routes(bucket).of(bucket, key).readers
+        readers = self._asking.mesh.bucket_routes(bucket).route_of_key(bucket, key).read_set
         return [node for node in readers if node.node_id != self._asking.mesh.node_id]
 
     async def _from(self, node: Node, ask: peer_messages.ResumeRequest) -> AsyncGenerator[bytes, None]:
@@ -96,7 +98,7 @@ class ReadResumer:
             node, "POST", peer_messages.RESUME_PATH, body=peer_messages.encode(ask)
         ) as answer:
             left = ask.length
-            async for piece in answer.pieces():
+            async for piece in answer.iter_body():
                 left -= len(piece)
                 if left < 0:
                     raise CutShortError(f"{node.node_id} gave more than it was asked for")
@@ -112,7 +114,7 @@ class ResumeSource:
     def __repr__(self) -> str:
         return f"<Rests of {self._node_id}>"
 
-    def rest(self, body: bytes) -> AsyncGenerator[bytes, None]:
+    def read_rest(self, body: bytes) -> AsyncGenerator[bytes, None]:
         """The bytes of `wire.RestAsk`. Raises S3Error NoSuchVersion, msgspec.MsgspecError; while they come,
         StoreError."""
         asked = peer_messages.decode_resume_request(body)
@@ -127,10 +129,10 @@ class ResumeSource:
     async def _pieces(self, record: Record, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Extents that pass as a whole are compared with their checksums."""
         passing = StreamVerifier()
-        with self._store.reading(record, offset, length) as spans:
+        with self._store.open_spans(record, offset, length) as spans:
             for span in spans:
                 for start in range(0, span.length, _PIECE):
-                    part = span.part(start, min(_PIECE, span.length - start))
+                    part = span.sub_span(start, min(_PIECE, span.length - start))
                     yield await asyncio.shield(asyncio.to_thread(_read_span, part, passing))
 
 
@@ -141,5 +143,5 @@ def _read_span(span: Span, passing: StreamVerifier) -> bytes:
         raise DiskFailedError(f"the disk failed: {error.strerror}") from error
     if len(data) != span.length:
         raise DiskFailedError(f"a data file ends {span.length - len(data)} bytes before its extent does")
-    passing.take(span, data)
+    passing.verify_chunk(span, data)
     return data

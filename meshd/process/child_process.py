@@ -41,15 +41,15 @@ class ChildReporter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def ready(self) -> None:
+    def report_ready(self) -> None:
         """The child does its work from now on."""
         self._write({"state": "ready"})
 
-    def alive(self) -> None:
+    def report_alive(self) -> None:
         """Sent every few seconds by children with an event loop: it still turns."""
         self._write({"state": "alive"})
 
-    def failed(self, reason: str) -> None:
+    def report_failure(self, reason: str) -> None:
         """Why the child cannot do its work; it ends after this."""
         self._write({"state": "failed", "reason": reason[:2000]})
 
@@ -70,7 +70,7 @@ class ChildSpec:
     fds: frozenset[int] = frozenset()
     longest_delay: float = MAX_DELAY
     """Seconds between a death and the next start, at most."""
-    door: int | None = None
+    listen_fd: int | None = None
     """A listening socket: the child is started when somebody connects, and ends by itself (with code 0) when
     it has nothing to do. None: it always runs."""
 
@@ -90,12 +90,12 @@ class Child:
     started: float = 0.0
     due: float = 0.0
     reason: str = ""
-    deaths: CrashHistory = field(default_factory=CrashHistory)
-    heard: float = 0.0
+    crashes: CrashHistory = field(default_factory=CrashHistory)
+    last_heard: float = 0.0
     """When it last said that its loop turns; 0 for a child that never does."""
     unread: bytearray = field(default_factory=bytearray)
 
-    def reports(self) -> list[dict[str, str]]:
+    def read_reports(self) -> list[dict[str, str]]:
         """What the child wrote since the last call; empty when nothing did."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.pipe, 65536):
@@ -144,10 +144,10 @@ def _run(spec: ChildSpec, reporter: ChildReporter) -> int:
     try:
         spec.body(reporter)
     except MeshdError as error:
-        reporter.failed(str(error))
+        reporter.report_failure(str(error))
     except Exception as error:
         _log.exception("%s failed", spec.name)
-        reporter.failed(f"{type(error).__name__}: {error}")
+        reporter.report_failure(f"{type(error).__name__}: {error}")
     else:
         return 0
     return 1

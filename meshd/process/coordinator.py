@@ -48,7 +48,7 @@ def run_coordinator(settings: NodeSettings, doors: ListenSockets, reporter: Chil
         open_node(settings, "s", rebalance_socket(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_run_until_stopped(node, doors.steward, reporter))
+        runner.run(_run_until_stopped(node, doors.coordinator, reporter))
 
 
 async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
@@ -57,7 +57,7 @@ async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporte
     chores = BackgroundTasks("chores")
     async with start_coordinator(node, listener):
         start_periodic_tasks(process_tasks(node, reporter), chores)
-        reporter.ready()
+        reporter.report_ready()
         await stop.wait()
     await chores.aclose()
 
@@ -82,7 +82,7 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
             tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
             tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
             keeper = cache_manager(node)
-            tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")
+            tasks.spawn(_vital(keeper.serve(settings.cache_manager_socket)), "keeper")
             hints = assembler.hints = PlanReadHints(keeper, node.buckets)
             start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, keeper, backed)], tasks)
             access = node_access(node)

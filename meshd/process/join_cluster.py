@@ -57,11 +57,13 @@ async def _join(control: ControlStore, settings: NodeSettings, root_given: bool)
         cluster = maps.current()
         copies = settings.cluster.copies if cluster is None else cluster.copies
         counts = () if cluster is None else cluster.counts
-        await establish_identity(control, maps, settings, BucketTable(control).fewest_copies(copies, counts))
+        await establish_identity(
+            control, maps, settings, BucketTable(control).min_replica_count(copies, counts)
+        )
         if not root_given:
             await _share_root(control, settings)
     finally:
-        await control.release(lease)
+        await control.release_lease(lease)
 
 
 async def _wait_until_exclusive(control: ControlStore, settings: NodeSettings) -> None:
@@ -72,9 +74,9 @@ async def _wait_until_exclusive(control: ControlStore, settings: NodeSettings) -
         SystemClock(),
         node_lease_name(settings.node_id),
     )
-    mine = None if found is None else found.holder
+    mine = None if found is None else found.lease_holder
     until = clock.monotonic() + 2 * settings.cluster.lease + 1
-    while (await control.leases(name)).get(name, mine) != mine:
+    while (await control.lease_holders(name)).get(name, mine) != mine:
         if clock.monotonic() > until:
             raise StartupError(id_in_use_message(settings.node_id))
         await asyncio.sleep(_STEP)
@@ -83,7 +85,7 @@ async def _wait_until_exclusive(control: ControlStore, settings: NodeSettings) -
 async def _acquire_founding_lease(control: ControlStore, node_id: str) -> Lease:
     """Wait until nobody else founds or joins."""
     while True:
-        lease = await control.acquire(_LEASE, node_id, _LEASE_TTL)
+        lease = await control.acquire_lease(_LEASE, node_id, _LEASE_TTL)
         if lease is not None:
             return lease
         await asyncio.sleep(_STEP)
@@ -117,4 +119,4 @@ async def _share_root(control: ControlStore, settings: NodeSettings) -> None:
     if mine is None:
         mine = generate_credentials(data_dir)
         (settings.run_dir / ROOT_MADE).touch()
-    await table.replace(frozenset({"root"}), [mine.account()], SystemClock().now_ms())
+    await table.replace_accounts(frozenset({"root"}), [mine.account()], SystemClock().now_ms())

@@ -26,18 +26,18 @@ class ListenSockets:
     """Every listening socket of a node, what is spoken on that of HTTP, and how busy its workers are."""
 
     http: socket.socket
-    steward: socket.socket
-    mover: socket.socket
+    coordinator: socket.socket
+    rebalancer: socket.socket
     transforms: tuple[socket.socket, ...]
     tally: ConnectionCounts
     tls: ServerTls | None = None
 
     def fds(self) -> list[int]:
         """Descriptors of those still open here."""
-        every = (self.http, self.steward, self.mover, *self.transforms)
+        every = (self.http, self.coordinator, self.rebalancer, *self.transforms)
         return [sock.fileno() for sock in every if sock.fileno() >= 0]
 
-    def listen(self, backlog: int) -> None:
+    def listen_http(self, backlog: int) -> None:
         """Let HTTP clients in."""
         self.http.listen(backlog)
 
@@ -52,8 +52,8 @@ def open_listen_sockets(settings: NodeSettings) -> ListenSockets:
     tls = _tls(settings.http)
     return ListenSockets(
         http=bind_http(settings.http),
-        steward=listen(settings.steward_socket),
-        mover=listen(settings.mover_socket),
+        coordinator=listen(settings.coordinator_socket),
+        rebalancer=listen(settings.rebalancer_socket),
         transforms=tuple(
             listen(settings.transform_socket(index)) for index in range(settings.transform.processes)
         ),

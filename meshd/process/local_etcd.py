@@ -119,14 +119,14 @@ class EtcdCluster:
 
     def __exit__(self, *_: object) -> None:
         for number in list(self._running):
-            self.kill(number)
+            self.kill_member(number)
 
     @property
     def pids(self) -> set[int]:
         """Process ids of the members that run."""
         return {process.pid for process in self._running.values()}
 
-    def start(self, number: int) -> None:
+    def start_member(self, number: int) -> None:
         """Start a member on what it has on disk."""
         client, peer = f"{self._scheme}://{self.members[number]}", f"http://127.0.0.1:{self._peers[number]}"
         everybody = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(self._peers))
@@ -157,9 +157,9 @@ class EtcdCluster:
         """Start the members that do not run, let those that were stopped go on, and wait until reads work."""
         for number in range(len(self.members)):
             if number in self._running:
-                self.signal(number, signal.SIGCONT)
+                self.signal_member(number, signal.SIGCONT)
             else:
-                self.start(number)
+                self.start_member(number)
         self.await_reads()
 
     def await_reads(self) -> None:
@@ -179,26 +179,26 @@ class EtcdCluster:
                 return number
         raise AssertionError("nobody leads")
 
-    def save(self, backup: Path) -> None:
+    def save_snapshot(self, backup: Path) -> None:
         """What the members have, into a file."""
         _tool("etcdctl", f"--endpoints={self._scheme}://{self.members[0]}", "snapshot", "save", str(backup))
 
-    def restore(self, backup: Path) -> None:
+    def restore_snapshot(self, backup: Path) -> None:
         """Put the only member, which does not run, back from a file."""
         directory, peer = self._place / "m0", f"http://127.0.0.1:{self._peers[0]}"
         shutil.rmtree(directory)
         about = ("--name=m0", f"--initial-cluster=m0={peer}", f"--initial-advertise-peer-urls={peer}")
         _tool("etcdutl", "snapshot", "restore", str(backup), *about, f"--data-dir={directory}")
 
-    def empty(self) -> None:
+    def remove_data(self) -> None:
         """Take all it has from the only member, which does not run."""
         shutil.rmtree(self._place / "m0")
 
-    def signal(self, number: int, what: signal.Signals) -> None:
+    def signal_member(self, number: int, what: signal.Signals) -> None:
         """Send a signal to a member."""
         self._running[number].send_signal(what)
 
-    def kill(self, number: int) -> None:
+    def kill_member(self, number: int) -> None:
         """End a member as a power cut would."""
         process = self._running.pop(number)
         process.send_signal(signal.SIGCONT)

@@ -36,22 +36,22 @@ class LogLevelWatcher:
     def __repr__(self) -> str:
         return f"<LevelWatch {self._last}>"
 
-    def due(self) -> float | None:
+    def next_check(self) -> float | None:
         """The second of the monotonic clock at which to look again."""
         return self._last.until if self._last else None
 
-    def toggle(self) -> None:
+    def toggle_debug(self) -> None:
         """`debug` for a while, or an end to what was asked for."""
-        if self._verbosity.asked():
-            self._verbosity.forget()
+        if self._verbosity.requested():
+            self._verbosity.reset_level()
         else:
-            self._verbosity.ask("debug", self._clock.monotonic() + DEFAULT_SECONDS)
+            self._verbosity.request_level("debug", self._clock.monotonic() + DEFAULT_SECONDS)
 
-    def look(self) -> bool:
+    def check_change(self) -> bool:
         """Whether the level is another than it was: the children are to be told."""
-        now, asked = self._clock.monotonic(), self._verbosity.asked()
+        now, asked = self._clock.monotonic(), self._verbosity.requested()
         if asked and now >= asked.until:
-            self._verbosity.forget()
+            self._verbosity.reset_level()
             asked = None
         if asked == self._last:
             return False

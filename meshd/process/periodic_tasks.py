@@ -60,13 +60,13 @@ def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTa
     """What every process with a store has to do."""
 
     async def tidy() -> None:
-        node.store.tidy()
+        node.store.close_deleted_files()
 
     async def beat() -> None:
-        reporter.alive()
+        reporter.report_alive()
 
     async def look() -> None:
-        node.mesh.map()  # the node waits for the slowest of its processes to go by a new map
+        node.mesh.current_map()  # the node waits for the slowest of its processes to go by a new map
 
     return [
         PeriodicTask("tidy", 10.0, tidy),
@@ -80,22 +80,22 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
     """What is done once a node: the steward's."""
     settings = node.settings
     lifecycle = LifecycleRunner(
-        node.shared, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh
+        node.replicated_store, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh
     )
-    results = ResultEvictor(node.store, node.uses, settings.view_cache_bytes)
+    results = ResultEvictor(node.store, node.last_used, settings.view_cache_bytes)
     indexer = BackgroundIndexer(
-        node.store, node.archives, lambda: _bucket_names(node), results.room, node.clock
+        node.store, node.archives, lambda: _bucket_names(node), results.free_bytes, node.clock
     )
     documents = document_collector(node)
-    indexes = IndexCollector(node.store, node.uses, node.clock)
+    indexes = IndexCollector(node.store, node.last_used, node.clock)
     return [
         PeriodicTask("indexes of files", 6 * 3600.0, indexes.sweep),
         PeriodicTask("documents", 6 * 3600.0, documents.sweep),
-        PeriodicTask("removed documents", 30.0, documents.clear),
-        PeriodicTask("measure documents", 300.0, lambda: asyncio.to_thread(documents.measure)),
-        PeriodicTask("archives", 1.0, indexer.work),
-        PeriodicTask("archive indexes", 6 * 3600.0, indexer.tidy),
-        PeriodicTask("view results", 60.0, results.sweep),
+        PeriodicTask("removed documents", 30.0, documents.remove_local_copies),
+        PeriodicTask("measure documents", 300.0, lambda: asyncio.to_thread(documents.update_gauges)),
+        PeriodicTask("archives", 1.0, indexer.index_queued),
+        PeriodicTask("archive indexes", 6 * 3600.0, indexer.remove_orphans),
+        PeriodicTask("view results", 60.0, results.evict_results),
         PeriodicTask("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         PeriodicTask("measure", 15.0, lambda: asyncio.to_thread(measure_store, node)),
         PeriodicTask("memory", 15.0, lambda: asyncio.to_thread(measure_memory)),
@@ -103,7 +103,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("disks", 5.0, lambda: watch_disks(node)),
         PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
         PeriodicTask("compact", 60.0, lambda: compact(node.store, node.clock)),
-        PeriodicTask("removals", 3600.0, node.store.forget_graves),
+        PeriodicTask("removals", 3600.0, node.store.prune_tombstones),
     ]
 
 
@@ -170,19 +170,19 @@ async def measure_peers(node: NodeContext) -> None:
     open hide both until they end."""
     seen = await survey_peers(node.mesh, node.peers, node.clock)
     metrics.cluster_refused.set(len(seen.refused))
-    metrics.cluster_clock_ahead.set(compare_clocks(seen.ahead).of(node.mesh.node_id))
+    metrics.cluster_clock_ahead.set(compare_clocks(seen.ahead).skew_of(node.mesh.node_id))
 
 
 async def compact(store: Store, clock: Clock) -> int:
     """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier; how many
     were emptied now."""
     emptied = 0
-    for file in store.compactable(_COMPACTION_SHARE):
+    for file in store.compaction_candidates(_COMPACTION_SHARE):
         began = clock.monotonic()
         try:
             emptied += await store.compact(file)
         except StoreError as error:
             _log.warning("a segment cannot be compacted", extra={"file": file, "why": str(error)})
         await asyncio.sleep(clock.monotonic() - began)
-    await store.purge()
+    await store.purge_retired_files()
     return emptied

@@ -50,7 +50,7 @@ _POLL_INTERVAL: Final = 0.5
 
 def rebalance_socket(settings: NodeSettings) -> WorkerSocket | None:
     """The way there, of a node in a mesh."""
-    return None if settings.cluster.control is None else WorkerSocket(settings.mover_socket)
+    return None if settings.cluster.control is None else WorkerSocket(settings.rebalancer_socket)
 
 
 def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
@@ -63,7 +63,7 @@ def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         lower_thread_priority()
-        runner.run(_until_idle(node, doors.mover, reporter))
+        runner.run(_until_idle(node, doors.rebalancer, reporter))
 
 
 async def _until_idle(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
@@ -71,10 +71,10 @@ async def _until_idle(node: NodeContext, listener: socket.socket, reporter: Chil
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     work = _Connections(node)
     start_periodic_tasks(process_tasks(node, reporter), tasks)
-    tasks.spawn(accept_streams(listener, work.take), "work")
-    reporter.ready()
+    tasks.spawn(accept_streams(listener, work.serve_stream), "work")
+    reporter.report_ready()
     try:
-        while not stop.is_set() and not work.is_over():
+        while not stop.is_set() and not work.is_idle():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _POLL_INTERVAL)
     finally:
@@ -88,10 +88,10 @@ class _Connections:
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
-        rest = BackgroundThrottle(node.clock, metrics.moves_pause.set).rest
+        rest = BackgroundThrottle(node.clock, metrics.moves_pause.set).yield_to_clients
         given, holder = sync_source(node, rest), partial(RemoteSyncPeer, node.peers)
         self._carrier = LocalWorker(node.store, given, node.mesh, holder, rest, node.clock)
-        gate = PeerAuthenticator(ClusterSecret(node.control).derive, node.clock)
+        gate = PeerAuthenticator(ClusterSecret(node.control).derive_key, node.clock)
         self._guests = HandoffServer(
             local_rebalance_routes(node, given), gate, node.clock, node.settings.http
         )
@@ -101,10 +101,10 @@ class _Connections:
     def __repr__(self) -> str:
         return f"<_Work, carrying {self._carrying}, {self._guests!r}>"
 
-    def is_over(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether there was none for a while."""
         now = self._node.clock.monotonic()
-        if self._carrying or self._guests.answering:
+        if self._carrying or self._guests.requests_in_flight:
             self._last = now
         return now - self._last > _IDLE_TIMEOUT
 
@@ -112,19 +112,19 @@ class _Connections:
         await self._guests.aclose()
         await self._node.peers.aclose()
 
-    async def take(self, stream: MessageStream) -> None:
+    async def serve_stream(self, stream: MessageStream) -> None:
         body, fds = await stream.receive()
         self._last = self._node.clock.monotonic()
         try:
             wanted = msgspec.convert(body, SyncRequest | HandedConnection, str_keys=True)
             if isinstance(wanted, HandedConnection):
-                await self._guests.welcome(wanted, fds)
+                await self._guests.adopt_connection(wanted, fds)
                 return
         finally:
             for fd in fds:
                 os.close(fd)
         self._carrying += 1
         try:
-            await self._carrier.serve(wanted, stream)
+            await self._carrier.serve_request(wanted, stream)
         finally:
             self._carrying -= 1

@@ -21,11 +21,11 @@ class CrashHistory:
     in_a_row: int = 0
     was_ready: bool = False
 
-    def ready(self) -> CrashHistory:
+    def after_ready(self) -> CrashHistory:
         """The child came up."""
         return CrashHistory(self.in_a_row, was_ready=True)
 
-    def died(self, lived: float) -> CrashHistory:
+    def after_crash(self, lived: float) -> CrashHistory:
         """The child died after `lived` seconds."""
         return CrashHistory(1 if lived >= RESET_AFTER else self.in_a_row + 1, self.was_ready)
 
@@ -37,6 +37,6 @@ class CrashHistory:
         return min(FIRST_DELAY * 2.0 ** min(self.in_a_row - 2, 30), MAX_DELAY)
 
     @property
-    def hopeless(self) -> bool:
+    def should_give_up(self) -> bool:
         """It never came up, and several tries are enough to know."""
         return not self.was_ready and self.in_a_row >= MAX_START_ATTEMPTS

@@ -30,10 +30,10 @@ class RootCredentials:
 
     access_key: str
     secret_key: str
-    made: bool = False
+    generated: bool = False
 
     def __repr__(self) -> str:
-        return f"RootCredentials(access_key={self.access_key!r}, made={self.made})"
+        return f"RootCredentials(access_key={self.access_key!r}, made={self.generated})"
 
     def account(self) -> Account:
         """Root and this key."""
@@ -87,7 +87,7 @@ def _read(path: Path) -> RootCredentials:
 
 def generate_credentials(data_dir: Path) -> RootCredentials:
     """A new pair, kept."""
-    pair = RootCredentials(new_access_key(), new_secret_key(), made=True)
+    pair = RootCredentials(new_access_key(), new_secret_key(), generated=True)
     store_credentials(data_dir, pair)
     return pair
 

@@ -91,7 +91,7 @@ def _is_covered(settings: NodeSettings) -> bool:
         cluster = ClusterMapStore(control).current()
         if cluster is None:
             return False
-        copies = BucketTable(control).fewest_copies(cluster.copies, cluster.counts)
+        copies = BucketTable(control).min_replica_count(cluster.copies, cluster.counts)
         return turn.can_lose_node(cluster, settings.node_id, copies)
 
 
@@ -137,7 +137,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     _check_audit(settings.audit_log)
     doors = open_listen_sockets(settings)
     settings = _advertised(settings, doors)
-    if root.made or (settings.run_dir / ROOT_MADE).exists():
+    if root.generated or (settings.run_dir / ROOT_MADE).exists():
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
             f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})\n"
@@ -145,7 +145,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
             f"AWS_ACCESS_KEY_ID={root.access_key} AWS_SECRET_ACCESS_KEY={root.secret_key}"
         )
     _in_child("recovery", lambda _: _recover(settings, people))
-    doors.listen(settings.http.backlog)
+    doors.listen_http(settings.http.backlog)
     try:
         _supervise(settings, doors, people, say)
     except IndexLostError as error:
@@ -200,12 +200,16 @@ def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, na
         body = partial(run_transform, settings, index, sock)
         return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
     if role == "mover":
-        door = doors.mover.fileno()
-        return ChildSpec(name, partial(run_rebalance_process, settings, doors), frozenset([door]), door=door)
+        door = doors.rebalancer.fileno()
+        return ChildSpec(
+            name, partial(run_rebalance_process, settings, doors), frozenset([door]), listen_fd=door
+        )
     if role == "steward":
-        return ChildSpec(name, partial(run_coordinator, settings, doors), frozenset([doors.steward.fileno()]))
-    own = {doors.http.fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())
-    return ChildSpec(name, partial(run_worker, settings, index, doors, board.trouble), frozenset(own))
+        return ChildSpec(
+            name, partial(run_coordinator, settings, doors), frozenset([doors.coordinator.fileno()])
+        )
+    own = {doors.http.fileno()} | ({doors.coordinator.fileno()} if settings.workers == 1 else set())
+    return ChildSpec(name, partial(run_worker, settings, index, doors, board.unready_reason), frozenset(own))
 
 
 def _stages(settings: NodeSettings) -> Sequence[Stage]:
@@ -253,7 +257,7 @@ class _Accounts:
             from meshd.process.users_file import read_users  # it needs YAML, which most nodes do not
 
             self._users = read_users(path, [self._root.key.access_key])
-        logs.secret_masker.hide(account.key.secret_key for account in (self._root, *self._users))
+        logs.secret_masker.add_secrets(account.key.secret_key for account in (self._root, *self._users))
 
     def reload(self) -> None:
         """Read the file again and have a child write it to the control state, and say how that went; a bad
@@ -263,10 +267,10 @@ class _Accounts:
         except ConfigError as error:
             _log.error("users not reloaded", extra={"why": str(error)})
             return
-        _, pipe = fork_child(ChildSpec("users-0", lambda _: self._store_anew()), ())
+        _, pipe = fork_child(ChildSpec("users-0", lambda _: self._store_again()), ())
         os.close(pipe)
 
-    def _store_anew(self) -> None:
+    def _store_again(self) -> None:
         try:
             self.store()
         except MeshdError as error:
@@ -282,13 +286,13 @@ class _Accounts:
             asyncio.run(self._store(control, clock.now_ms()))
 
     async def _store(self, control: ControlStore, now_ms: int) -> None:
-        await ClusterSecret(control).ensure()
+        await ClusterSecret(control).create_if_missing()
         await migrate_control_state(control, now_ms)
         accounts = (self._root, *self._users)
         # In a mesh a node without a users file says nothing about those of another node's.
         shared = self._settings.cluster.control is not None and self._settings.users_file is None
         origins: frozenset[Origin] = frozenset({"root"} if shared else {"root", "file"})
-        await IdentityTable(control).replace(origins, accounts, now_ms)
+        await IdentityTable(control).replace_accounts(origins, accounts, now_ms)
 
 
 def _recover(settings: NodeSettings, people: _Accounts) -> None:
@@ -306,7 +310,7 @@ def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
         try:
             work(reporter)
         except MeshdError as error:
-            reporter.failed(str(error))
+            reporter.report_failure(str(error))
             raise
 
     pid, pipe = fork_child(ChildSpec(name, body), ())

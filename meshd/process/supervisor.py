@@ -48,18 +48,18 @@ class ProcessStatus:
         self._slots = {name: index for index, name in enumerate(("", *names, *on_demand))}
         self._on_demand = frozenset(on_demand)
         self._page = mmap.mmap(-1, max(len(self._slots), mmap.PAGESIZE))
-        self.node = Phase.STARTING
+        self.node_phase = Phase.STARTING
 
     def __repr__(self) -> str:
-        return f"<Board {self.node.name} { ({name: self[name].name for name in self._slots if name}) }>"
+        return f"<Board {self.node_phase.name} { ({name: self[name].name for name in self._slots if name}) }>"
 
     @property
-    def node(self) -> Phase:
+    def node_phase(self) -> Phase:
         """The node as a whole."""
         return self[""]
 
-    @node.setter
-    def node(self, phase: Phase) -> None:
+    @node_phase.setter
+    def node_phase(self, phase: Phase) -> None:
         self[""] = phase
 
     def __getitem__(self, name: str) -> Phase:
@@ -68,19 +68,21 @@ class ProcessStatus:
     def __setitem__(self, name: str, phase: Phase) -> None:
         self._page[self._slots[name]] = phase
 
-    def names(self, role: str) -> list[str]:
+    def names_of_role(self, role: str) -> list[str]:
         """The processes of a role: `worker`, `steward`, `transform`."""
         return [name for name in self._slots if name.partition("-")[0] == role]
 
-    def trouble(self) -> str:
+    def unready_reason(self) -> str:
         """Why the node should get no traffic; empty when it should."""
-        if self.node is not Phase.READY:
+        if self.node_phase is not Phase.READY:
             needed = [name for name in self._slots if name and name not in self._on_demand]
             waiting = [name for name in needed if self[name] is not Phase.READY]
-            return f"the node is {self.node.name.lower()}" + (f": {', '.join(waiting)}" if waiting else "")
-        if any(self[name] is not Phase.READY for name in self.names("steward")):
+            return f"the node is {self.node_phase.name.lower()}" + (
+                f": {', '.join(waiting)}" if waiting else ""
+            )
+        if any(self[name] is not Phase.READY for name in self.names_of_role("steward")):
             return "the steward is being restarted"
-        transforms = self.names("transform")
+        transforms = self.names_of_role("transform")
         if transforms and all(self[name] is not Phase.READY for name in transforms):
             return "no transform process is up"
         return ""
@@ -156,15 +158,15 @@ class Supervisor:
             self._wakeups = wakeups
             self._selector.register(wakeups, selectors.EVENT_READ)
             for child in self._children:
-                if child.spec.door is not None:
-                    self._wait_at(child.spec.door, child)
-            while not self._turn():
+                if child.spec.listen_fd is not None:
+                    self._watch_socket(child.spec.listen_fd, child)
+            while not self._run_once():
                 pass
         self._selector.close()
         if self._failure is not None:
             raise self._failure
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """Look at everything once, wait for more. True when there is nothing left to keep."""
         self._reap()
         self._advance()
@@ -172,28 +174,28 @@ class Supervisor:
             return True
         self._start_due()
         self._announce()
-        for key, _ in self._selector.select(self._patience()):
+        for key, _ in self._selector.select(self._seconds_until_due()):
             if isinstance(key.data, Child) and not self._draining:
-                self._let_in(key.data)
+                self._start_on_demand(key.data)
         for child in self._running():
-            self._listen(child)
+            self._read_reports(child)
         self._end_hung()
         for number in self._signals():
             self._on_signal(number)
-        self._tell_level()
+        self._propagate_log_level()
         return False
 
     def _running(self) -> list[Child]:
         return [child for child in self._children if child.pid]
 
-    def _patience(self) -> float | None:
+    def _seconds_until_due(self) -> float | None:
         """Seconds until something is due; None when only events matter."""
         now = self._clock.monotonic()
         if self._draining:
             return max(self._deadline - now, 0.0)
         due = [child.due for child in self._children if not child.pid and child.due < math.inf]
-        due += [over] if (over := self._level.due()) is not None else []
-        due += [child.heard + self._hang_timeout for child in self._running() if child.heard]
+        due += [over] if (over := self._level.next_check()) is not None else []
+        due += [child.last_heard + self._hang_timeout for child in self._running() if child.last_heard]
         return max(min(due) - now, 0.0) if due else None
 
     # starting and dying
@@ -207,54 +209,54 @@ class Supervisor:
     def _start(self, child: Child, now: float) -> None:
         pipes = [other.pipe for other in self._running()]
         close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
-        child.reason, child.started, child.heard = "", now, 0.0
+        child.reason, child.started, child.last_heard = "", now, 0.0
         self._board[child.spec.name] = Phase.STARTING
         child.pid, child.pipe = fork_child(child.spec, close)
         self._selector.register(child.pipe, selectors.EVENT_READ)
 
-    def _listen(self, child: Child) -> None:
-        for report in child.reports():
+    def _read_reports(self, child: Child) -> None:
+        for report in child.read_reports():
             if report["state"] == "alive":
-                child.heard = self._clock.monotonic()
+                child.last_heard = self._clock.monotonic()
             elif report["state"] == "ready":
-                child.deaths = child.deaths.ready()
+                child.crashes = child.crashes.after_ready()
                 self._board[child.spec.name] = Phase.READY
                 self._count(child.spec.role)
             else:
                 child.reason = report["reason"]
 
-    def _wait_at(self, door: int, child: Child) -> None:
+    def _watch_socket(self, door: int, child: Child) -> None:
         """Start the child when somebody connects."""
         child.due = math.inf
         self._selector.register(door, selectors.EVENT_READ, child)
 
-    def _let_in(self, child: Child) -> None:
+    def _start_on_demand(self, child: Child) -> None:
         """Somebody is at its door."""
         child.due = self._clock.monotonic()
-        assert child.spec.door is not None
-        self._selector.unregister(child.spec.door)
+        assert child.spec.listen_fd is not None
+        self._selector.unregister(child.spec.listen_fd)
 
     def _end_hung(self) -> None:
         """A child whose loop has stood still for too long answers nobody: it is killed, and replaced."""
         now = self._clock.monotonic()
         for child in self._running():
-            if child.heard and now - child.heard >= self._hang_timeout:
-                _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.heard})
-                child.heard, child.reason = 0.0, "its event loop stood still"
+            if child.last_heard and now - child.last_heard >= self._hang_timeout:
+                _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.last_heard})
+                child.last_heard, child.reason = 0.0, "its event loop stood still"
                 os.kill(child.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         for child in self._running():
             pid, status = os.waitpid(child.pid, os.WNOHANG)
             if pid:
-                self._listen(child)
-                self._bury(child, status)
+                self._read_reports(child)
+                self._record_exit(child, status)
         with contextlib.suppress(ChildProcessError):
             while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                if not self._reap_stranger():
+                if not self._reap_unknown():
                     break
 
-    def _reap_stranger(self) -> bool:
+    def _reap_unknown(self) -> bool:
         """A short-lived child that some hook started."""
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None or any(child.pid == found.si_pid for child in self._children):
@@ -262,7 +264,7 @@ class Supervisor:
         os.waitpid(found.si_pid, 0)
         return True
 
-    def _bury(self, child: Child, status: int) -> None:
+    def _record_exit(self, child: Child, status: int) -> None:
         now, name = self._clock.monotonic(), child.spec.name
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
@@ -272,11 +274,11 @@ class Supervisor:
         self._count(child.spec.role)
         if self._draining:
             return
-        if child.spec.door is not None and not status:
-            self._wait_at(child.spec.door, child)
+        if child.spec.listen_fd is not None and not status:
+            self._watch_socket(child.spec.listen_fd, child)
             return
-        child.deaths = child.deaths.died(now - child.started)
-        delay = min(child.deaths.delay, child.spec.longest_delay)
+        child.crashes = child.crashes.after_crash(now - child.started)
+        delay = min(child.crashes.delay, child.spec.longest_delay)
         child.due = now + delay
         metrics.process_restarts.labels(child.spec.role).inc()
         why = child.reason or describe_exit(status)
@@ -287,7 +289,7 @@ class Supervisor:
             self._fail(
                 IndexLostError(f"{_MAX_INDEX_DEATHS} processes were {describe_exit(status)} within minutes")
             )
-        elif child.deaths.hopeless and child.spec.door is None:
+        elif child.crashes.should_give_up and child.spec.listen_fd is None:
             self._fail(StartupError(f"{name} cannot start: {why}"))
 
     def _fail(self, failure: StartupError) -> None:
@@ -295,15 +297,15 @@ class Supervisor:
         self._drain()
 
     def _count(self, role: str) -> None:
-        up = sum(self._board[name] is Phase.READY for name in self._board.names(role))
+        up = sum(self._board[name] is Phase.READY for name in self._board.names_of_role(role))
         metrics.processes_up.labels(role).set(up)
 
     def _announce(self) -> None:
-        if self._board.node is not Phase.STARTING or self._draining:
+        if self._board.node_phase is not Phase.STARTING or self._draining:
             return
-        needed = [child.spec.name for child in self._children if child.spec.door is None]
+        needed = [child.spec.name for child in self._children if child.spec.listen_fd is None]
         if all(self._board[name] is Phase.READY for name in needed):
-            self._board.node = Phase.READY
+            self._board.node_phase = Phase.READY
             self._hooks.ready()
 
     # signals and stopping
@@ -319,7 +321,7 @@ class Supervisor:
             for child in self._running():
                 os.kill(child.pid, signal.SIGHUP)  # ignored by those that have nothing to do
         elif number == signal.SIGUSR2:
-            self._level.toggle()
+            self._level.toggle_debug()
         elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
             _log.info("stopping", extra={"signal": signal.Signals(number).name})
             self._drain()
@@ -327,9 +329,9 @@ class Supervisor:
             _log.warning("asked twice to stop: not waiting any longer")
             self._deadline = 0.0
 
-    def _tell_level(self) -> None:
+    def _propagate_log_level(self) -> None:
         """Have all children look at the log level, if it is another."""
-        if self._level.look():
+        if self._level.check_change():
             for child in self._running():
                 os.kill(child.pid, signal.SIGUSR1)
 
@@ -337,14 +339,14 @@ class Supervisor:
         if self._draining:
             return
         self._draining = True
-        self._board.node = Phase.DRAINING
+        self._board.node_phase = Phase.DRAINING
         for child in self._children:
-            if child.spec.door is not None and child.due == math.inf and not child.pid:
-                self._selector.unregister(child.spec.door)
+            if child.spec.listen_fd is not None and child.due == math.inf and not child.pid:
+                self._selector.unregister(child.spec.listen_fd)
         self._hooks.draining()
-        self._ask()
+        self._terminate_stage()
 
-    def _ask(self) -> None:
+    def _terminate_stage(self) -> None:
         """Ask the children of the present stage to end."""
         if self._stages:
             self._deadline = self._clock.monotonic() + self._stages[0].grace
@@ -363,10 +365,10 @@ class Supervisor:
             for child in self._of_stage():
                 _log.warning("%s did not end in time; killing it", child.spec.name)
                 os.kill(child.pid, signal.SIGKILL)
-                self._bury(child, os.waitpid(child.pid, 0)[1])
+                self._record_exit(child, os.waitpid(child.pid, 0)[1])
         while self._stages and not self._of_stage():
             self._stages.pop(0)
-            self._ask()
+            self._terminate_stage()
 
 
 @contextlib.contextmanager

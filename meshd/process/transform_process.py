@@ -41,5 +41,5 @@ def run_transform(
     granted = sandbox_limits(settings)
     if granted is not None:
         MODULES.processes = SandboxProcessPool(granted)
-    reporter.ready()
+    reporter.report_ready()
     worker_main.main(listener, RowLimits(memory=settings.transform.process_bytes))

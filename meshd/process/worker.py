@@ -65,7 +65,7 @@ async def local_handover(settings: NodeSettings, index: int) -> AsyncIterator[Lo
         yield None
         return
     tasks = BackgroundTasks("handing")
-    tasks.spawn(desk.run(), "desk")
+    tasks.spawn(desk.serve_forever(), "desk")
     try:
         yield desk
     finally:
@@ -73,7 +73,7 @@ async def local_handover(settings: NodeSettings, index: int) -> AsyncIterator[Lo
 
 
 def _open_handover(settings: NodeSettings, index: int) -> LocalFrameService | None:
-    directory = settings.local_dir
+    directory = settings.local_handover_dir
     if directory is None:
         return None
     most = max(1, settings.transform.frame_cache_bytes // settings.workers)
@@ -121,10 +121,10 @@ async def _serve_node(
             [*process_tasks(node, reporter), PeriodicTask("keyuse", 60.0, lambda: _save_key_usage(node))],
             chores,
         )
-        if node.mover is not None:
+        if node.rebalance_socket is not None:
             chores.spawn(measure_loop_delay(node.clock, index + 1), "waits")
-        native = native_routes(node, access, data, backed.keeper, desk)
-        routes = [*health_routes(trouble, lambda: node.mesh.map().version, node.clock), *native]
+        native = native_routes(node, access, data, backed.cache_manager, desk)
+        routes = [*health_routes(trouble, lambda: node.mesh.current_map().version, node.clock), *native]
         routes += admin_routes(node, deps.sessions) + peer_services(node, backed).routes()
         if doors.tls is not None:
             start_periodic_tasks([_tls_refresh_task(doors.tls)], chores)
@@ -135,16 +135,16 @@ async def _serve_node(
 
 
 async def _save_key_usage(node: NodeContext) -> None:
-    await node.use.save(node.clock.now_ms(), node.identities.keys())
+    await node.key_usage.save(node.clock.now_ms(), node.identities.keys())
 
 
 @asynccontextmanager
 async def _frame_source(node: NodeContext, doors: ListenSockets) -> AsyncIterator[FrameSource]:
     if node.settings.workers == 1:
-        async with start_coordinator(node, doors.steward) as assembler:
+        async with start_coordinator(node, doors.coordinator) as assembler:
             yield assembler
         return
-    remote = AssemblerClient(node.settings.steward_socket)
+    remote = AssemblerClient(node.settings.coordinator_socket)
     try:
         yield remote
     finally:
@@ -172,13 +172,13 @@ def _handle_sighup(audit: AuditLog | None, tls: ServerTls | None) -> None:
         if audit is not None:
             audit.reopen()
         if tls is not None:
-            loop.run_in_executor(None, partial(tls.refresh, anyway=True))
+            loop.run_in_executor(None, partial(tls.reload_if_changed, anyway=True))
 
     loop.add_signal_handler(signal.SIGHUP, again)
 
 
 def _tls_refresh_task(tls: ServerTls) -> PeriodicTask:
-    return PeriodicTask("tls", 1.0, lambda: asyncio.to_thread(tls.refresh))
+    return PeriodicTask("tls", 1.0, lambda: asyncio.to_thread(tls.reload_if_changed))
 
 
 async def _serve(
@@ -190,9 +190,9 @@ async def _serve(
     server = build_server(deps, routes)
     options = tls_listen_options(doors.tls, http.head_timeout)
     porter = Acceptor(doors.http, server, doors.tally, index, options)
-    reporter.ready()
+    reporter.report_ready()
     await stop.wait()
     porter.close()
-    await porter.settled()
+    await porter.wait_for_handshakes()
     await drain_server(server, deps.clock, http.drain_timeout)
     flush_request_counters()

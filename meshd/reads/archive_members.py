@@ -61,7 +61,7 @@ class MemberService:
     def __repr__(self) -> str:
         return f"<MemberService over {self._archives!r}>"
 
-    def addressed(self, operation: ops.Operation) -> ops.Operation:
+    def resolve_member_key(self, operation: ops.Operation) -> ops.Operation:
         """The operation, a key that names a member (`x.tar/-/a.jpg`) turned to the archive's."""
         if (
             isinstance(operation, ops.GetObject)
@@ -82,14 +82,14 @@ class MemberService:
 
     def _addressed(self, bucket: str, key: str) -> tuple[str, str] | None:
         with store_errors():
-            if self._store.newest(bucket, key) is not None:
+            if self._store.newest_version(bucket, key) is not None:
                 return None
             for path in member_paths(key):
-                if path.member and self._store.newest(bucket, path.key) is not None:
+                if path.member and self._store.newest_version(bucket, path.key) is not None:
                     return path
         return None
 
-    async def find(self, operation: ops.GetObject) -> LookupResult:
+    async def find_member(self, operation: ops.GetObject) -> LookupResult:
         """What GET or HEAD of a member answers. Raises S3Error, as for an object, and UnprocessableSource."""
         assert operation.member is not None
         bucket, key, member = operation.bucket, operation.key, operation.member
@@ -97,20 +97,22 @@ class MemberService:
         place = (await self._index(bucket, key, record)).find(member)
         if place is None:
             raise _missing(key, member)
-        version = self._versions.name(bucket, record)
+        version = self._versions.version_header(bucket, record)
         found = lookup_result(operation, _as_object(record, member, place[1]), version)
         if operation.head or not found.length:  # nothing need be inflated for that
             return found
         with _archive_errors():
-            plain = await self._archives.plain(bucket, key, record)
+            plain = await self._archives.decompressed(bucket, key, record)
         return replace(found, record=plain, base=place[0])
 
-    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
+    async def member_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """A copy of a member as the upload that it is; None for a copy of an object."""
         made = await self._made(operation)
         return None if made is None else (copy_as_put(operation, made.record), AssembledBody(made))
 
-    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, AssembledBody] | None:
+    async def member_as_part(
+        self, operation: ops.UploadPartCopy
+    ) -> tuple[ops.UploadPart, AssembledBody] | None:
         """The same for a part. Raises S3Error InvalidArgument."""
         made = await self._made(operation)
         if made is None:
@@ -122,11 +124,11 @@ class MemberService:
     async def _made(self, operation: ops.CopyObject | ops.UploadPartCopy) -> AssembledObject | None:
         if operation.source.member is None:
             return None
-        made = await self.source(operation.source)
+        made = await self.open_member(operation.source)
         check_source_conditions(operation.source_conditions, made.record)
         return made
 
-    async def source(self, source: ops.CopySource) -> AssembledObject:
+    async def open_member(self, source: ops.CopySource) -> AssembledObject:
         """A member as the source of a copy. Raises S3Error."""
         assert source.member is not None
         record = self._record(source.bucket, source.key, source.version)
@@ -135,19 +137,19 @@ class MemberService:
         name = f"s3://{source.bucket}/{source.key}"
         return AssembledObject(pretended, lambda offset, length: self._groups(place, name, offset, length))
 
-    async def members(self, operation: ops.ListMembers) -> MemberListing:
+    async def list_members(self, operation: ops.ListMembers) -> MemberListing:
         """A page of an archive's files. Raises S3Error."""
         record = self._record(operation.bucket, operation.key, operation.version)
         index = await self._index(operation.bucket, operation.key, record)
         known, numbers = await asyncio.to_thread(lambda: index.ordered)
         page = name_page(known, operation.prefix, "", operation.after, operation.limit)
         entries = tuple(_entry(record, index, known[place], numbers[place]) for place in page.places)
-        version = self._versions.name(operation.bucket, record)
+        version = self._versions.version_header(operation.bucket, record)
         return MemberListing(
             index.kind, record.etag, record.size, len(known), entries, page.next_after, version
         )
 
-    async def listing(
+    async def list_member_keys(
         self, operation: ops.ListObjects, may_read: Callable[[str], bool]
     ) -> ObjectListing | None:
         """A page of an archive's files as keys, where the prefix leads into one (`x.tar/-/`) and no stored
@@ -156,7 +158,7 @@ class MemberService:
         if found is None or not may_read(found[0]):
             return None
         key, within = found
-        record = self._versions.find(operation.bucket, key)
+        record = self._versions.find_version(operation.bucket, key)
         index = await self._index(operation.bucket, key, record)
         base = key + MEMBER_SEPARATOR
         known, numbers = await asyncio.to_thread(lambda: index.ordered)
@@ -195,7 +197,7 @@ class MemberService:
     def _record(self, bucket: str, key: str, version: str | None) -> Record:
         if self._is_view(bucket):
             raise S3Error("NotImplemented", "Members are read of stored archives, not of those of a view.")
-        record = self._versions.find(bucket, key, version)
+        record = self._versions.find_version(bucket, key, version)
         if archive_kind(key) is None:
             raise S3Error(
                 "InvalidRequest",
@@ -205,11 +207,11 @@ class MemberService:
 
     async def _index(self, bucket: str, key: str, record: Record) -> ArchiveIndex:
         with _archive_errors():
-            return await self._archives.index(bucket, key, record)
+            return await self._archives.get_index(bucket, key, record)
 
     async def _place(self, bucket: str, key: str, record: Record, member: str) -> MemberLocation:
         with _archive_errors():
-            place = await self._archives.member(bucket, key, record, member)
+            place = await self._archives.locate_member(bucket, key, record, member)
         if place is None:
             raise _missing(key, member)
         return place
@@ -219,8 +221,11 @@ class MemberService:
     ) -> AsyncGenerator[Sequence[Span], None]:
         for at in range(offset, offset + length, _GROUP):
             taken = min(_GROUP, offset + length - at)
-            with damage_context(name), self._store.reading(place.record, place.offset + at, taken) as spans:
-                yield [span.named(name) for span in spans]
+            with (
+                damage_context(name),
+                self._store.open_spans(place.record, place.offset + at, taken) as spans,
+            ):
+                yield [span.with_name(name) for span in spans]
 
 
 def member_etag(archive: Record, member: str) -> str:

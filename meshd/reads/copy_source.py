@@ -83,16 +83,16 @@ class LocalCopySources:
     def __repr__(self) -> str:
         return "<LocalSources>"
 
-    def has(self, bucket: str, key: str) -> bool:
+    def has_versions(self, bucket: str, key: str) -> bool:
         """Whether a name has any version here."""
-        return self._store.newest(bucket, key) is not None
+        return self._store.newest_version(bucket, key) is not None
 
-    async def find(self, ask: CopySourceRequest) -> Record:
+    async def find_source(self, ask: CopySourceRequest) -> Record:
         """What a copy reads, without what only this node can use. Raises S3Error."""
         record = await self._find(ask)
         return msgspec.structs.replace(record, extents=(), manifest=None)
 
-    async def read(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
+    async def read_source(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
         """Its bytes. Raises S3Error PreconditionFailed when the content is another one by now."""
         if ask.member is not None:
             body = await self._member(ask)
@@ -113,23 +113,23 @@ class LocalCopySources:
 
     async def _find(self, ask: CopySourceRequest) -> Record:
         if ask.member is not None:
-            return (await self._members.source(_source(ask))).record
+            return (await self._members.open_member(_source(ask))).record
         record = await retry_if_written_back(partial(self._place, ask))
         return record.record if isinstance(record, AssembledObject) else record
 
     async def _place(self, ask: CopySourceRequest) -> AssembledObject | Record:
         """Where the bytes of a source are: at an origin, or here. Raises S3Error."""
-        return await self._made(ask) or self._versions.source(_source(ask))
+        return await self._made(ask) or self._versions.find_copy_source(_source(ask))
 
     async def _made(self, ask: CopySourceRequest) -> AssembledObject | None:
         """What lies at an origin; None for the rest. Raises S3Error."""
-        made = None if self._backed is None else await self._backed.made(ask.bucket, ask.key)
+        made = None if self._backed is None else await self._backed.as_copy_source(ask.bucket, ask.key)
         if made is not None and ask.etag and made.record.etag != ask.etag:
             raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
         return made
 
     async def _member(self, ask: CopySourceRequest) -> AssembledBody:
-        made = await self._members.source(_source(ask))
+        made = await self._members.open_member(_source(ask))
         if made.record.etag != ask.etag:
             raise S3Error("PreconditionFailed", "The archive was replaced while it was copied from.")
         return AssembledBody(made, ask.offset, ask.length)
@@ -150,29 +150,29 @@ class RemoteCopySources:
     def __repr__(self) -> str:
         return f"<FarSources of {self._mesh.node_id}>"
 
-    def is_far(self, source: ops.CopySource) -> bool:
+    def is_remote(self, source: ops.CopySource) -> bool:
         """Whether other nodes hold a source, and this one does not."""
-        return not self._mesh.alone and not self._mesh.is_reader(source.bucket, source.key)
+        return not self._mesh.single_node and not self._mesh.is_reader(source.bucket, source.key)
 
-    async def has(self, bucket: str, key: str) -> bool:
+    async def has_versions(self, bucket: str, key: str) -> bool:
         """Whether a name has any version, wherever it is. Raises S3Error SlowDown."""
         found = await self._asked(CopySourceRequest(bucket, key), SOURCE_EXISTS_PATH)
-        return self._local.has(bucket, key) if found is None else bool(found)
+        return self._local.has_versions(bucket, key) if found is None else bool(found)
 
-    async def find(self, source: ops.CopySource) -> Record:
+    async def find_source(self, source: ops.CopySource) -> Record:
         """What a copy reads of another node. Raises S3Error, as `Versions.source` does, and SlowDown."""
         ask = CopySourceRequest(source.bucket, source.key, source.version, source.member)
         found = await self._asked(ask, FIND_SOURCE_PATH)
         if found is None:
             with store_errors():
-                return await self._local.find(ask)
+                return await self._local.find_source(ask)
         return msgspec.msgpack.decode(found, type=Record)
 
-    async def copied(
+    async def copy_as_upload(
         self, operation: ops.CopyObject, record: Record
     ) -> tuple[ops.PutObject, RemoteSourceBody]:
         """The copy as the upload that it is. Raises S3Error."""
-        versioned = bool(self._versions.setting(operation.bucket))
+        versioned = bool(self._versions.versioning_of(operation.bucket))
         check_copy_source(record, operation, MAX_PUT_BYTES, versioned=versioned)
         meta = copy_meta(record, operation, "")
         algorithm = operation.checksum_algorithm or next(iter(record.checksums), None)
@@ -187,7 +187,7 @@ class RemoteCopySources:
         )
         return put, RemoteSourceBody(self, operation.source, record, 0, record.size)
 
-    async def part_copied(
+    async def copy_as_part(
         self, operation: ops.UploadPartCopy, record: Record
     ) -> tuple[ops.UploadPart, RemoteSourceBody]:
         """The part as the upload that it is. Raises S3Error."""
@@ -198,16 +198,16 @@ class RemoteCopySources:
             self, operation.source, record, offset, length
         )
 
-    async def pieces(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
+    async def read_source(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
         """Bytes of a source, from a node that holds it; from the next one while none came. Raises S3Error."""
         search = _ReplicaSearch(self._mesh, ask)
-        while (node := await search.holder()) is not None:
+        while (node := await search.next_replica()) is not None:
             begun = False
             try:
                 async with self._peers.call(
                     node, "POST", READ_SOURCE_PATH, body=msgspec.msgpack.encode(ask), timeout=_SILENCE
                 ) as answer:
-                    async for piece in answer.pieces():
+                    async for piece in answer.iter_body():
                         begun = True
                         yield piece
             except PeerRefusedError as refused:
@@ -216,25 +216,25 @@ class RemoteCopySources:
                 if begun:
                     why = f"The source cannot be read at present: {lost}. Try again."
                     raise S3Error("SlowDown", why) from lost
-                await search.missed(node, lost)
+                await search.mark_failed(node, lost)
             else:
                 return
         with store_errors():
-            async with aclosing(self._local.read(ask)) as pieces:
+            async with aclosing(self._local.read_source(ask)) as pieces:
                 async for piece in pieces:
                     yield piece
 
     async def _asked(self, ask: CopySourceRequest, door: str) -> bytes | None:
         """What a node that holds it answers; None: this one holds it, by now. Raises S3Error."""
         body, search = msgspec.msgpack.encode(ask), _ReplicaSearch(self._mesh, ask)
-        while (node := await search.holder()) is not None:
+        while (node := await search.next_replica()) is not None:
             try:
                 async with self._peers.call(node, "POST", door, body=body, timeout=_SILENCE) as answer:
-                    return await answer.read()
+                    return await answer.read_body()
             except PeerRefusedError as refused:
                 raise _refusal(refused) from refused
             except _RETRYABLE as lost:
-                await search.missed(node, lost)
+                await search.mark_failed(node, lost)
         return None
 
 
@@ -250,27 +250,27 @@ class _ReplicaSearch:
     def __repr__(self) -> str:
         return f"<_Search of {self._ask.bucket}/{self._ask.key}, {self._rounds} rounds left>"
 
-    async def holder(self) -> Node | None:
+    async def next_replica(self) -> Node | None:
         """The next to be asked; None: this node. Raises S3Error SlowDown when nobody is left."""
         while not self._mesh.is_reader(self._ask.bucket, self._ask.key):
-            self._version = self._mesh.map().version
-            for node in self._mesh.route(self._ask.bucket, self._ask.key).readers:
+            self._version = self._mesh.current_map().version
+            for node in self._mesh.route_for(self._ask.bucket, self._ask.key).read_set:
                 if self._missed.get(node.node_id, -1) < self._version:
                     return node
             if not self._rounds:
                 raise _no_replica_error(self._ask)
             self._rounds -= 1
             self._missed.clear()
-            await self._mesh.newer_than(self._version, _PAUSE)
+            await self._mesh.wait_for_newer_map(self._version, _PAUSE)
         return None
 
-    async def missed(self, node: Node, lost: Exception) -> None:
+    async def mark_failed(self, node: Node, lost: Exception) -> None:
         """It did not give it: by this map the others are asked first."""
         self._missed[node.node_id] = self._version
         if isinstance(lost, StaleMapError):
-            await self._mesh.newer_than(max(lost.version - 1, self._version), _PAUSE)
+            await self._mesh.wait_for_newer_map(max(lost.version - 1, self._version), _PAUSE)
         else:
-            await self._mesh.suspect(node.node_id, self._version)
+            await self._mesh.report_suspect(node.node_id, self._version)
 
 
 def _refusal(refused: PeerRefusedError) -> S3Error:
@@ -303,7 +303,7 @@ class RemoteSourceBody:
     async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         verifier = BodyVerifier(digests, extra=also)
         if self._size:
-            async with aclosing(self._far.pieces(self._ask)) as pieces:
+            async with aclosing(self._far.read_source(self._ask)) as pieces:
                 async for piece in pieces:
                     await asyncio.to_thread(verifier.update, piece)
                     yield piece

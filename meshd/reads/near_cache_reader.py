@@ -41,12 +41,14 @@ class NearCacheReader:
     def __repr__(self) -> str:
         return f"<NearReader {self._memory!r}>"
 
-    def takes(self, operation: GetObject) -> bool:
+    def handles(self, operation: GetObject) -> bool:
         """Whether this node keeps copies, and of such as this."""
         plain = operation.version is None and operation.member is None and operation.part_number is None
-        return plain and self._objects.near is not None and not self._objects.backs(operation.bucket)
+        return (
+            plain and self._objects.near_cache is not None and not self._objects.has_origin(operation.bucket)
+        )
 
-    async def find(self, operation: GetObject) -> Record | None:
+    async def find_record(self, operation: GetObject) -> Record | None:
         """What there is under the name, by a node that holds it; None where those are to answer themselves:
         there is nothing, or they do not say now."""
         try:
@@ -54,11 +56,11 @@ class NearCacheReader:
         except BatchError:
             return None
 
-    async def opened(self, operation: GetObject, record: Record) -> AssembledRead:
+    async def open_object(self, operation: GetObject, record: Record) -> AssembledRead:
         """The answer. Raises S3Error NotModified, PreconditionFailed, InvalidRange, SlowDown."""
         bucket, key = operation.bucket, operation.key
-        extra = self._versions.expiration(bucket, key, record)
-        found = lookup_result(operation, record, self._versions.name(bucket, record), extra)
+        extra = self._versions.expiration_headers(bucket, key, record)
+        found = lookup_result(operation, record, self._versions.version_header(bucket, record), extra)
         if operation.head or not found.length:
             return AssembledRead(found, _nothing())
         parts = list(_parts(bucket, key, record, found))
@@ -66,7 +68,7 @@ class NearCacheReader:
         return AssembledRead(found, self._groups(parts, first))
 
     async def _fetched(self, part: ObjectRange) -> FetchedParts:
-        gathered = await self._objects.fetch([part], self._memory)
+        gathered = await self._objects.fetch_parts([part], self._memory)
         place = gathered.places[0]
         if isinstance(place, ReadFailure):
             gathered.close()

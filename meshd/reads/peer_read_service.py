@@ -63,7 +63,7 @@ class PeerReadService:
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
 
-    async def read(self, body: bytes) -> StreamBody:
+    async def read_parts(self, body: bytes) -> StreamBody:
         """The stream of `wire.ReadAsk`. Raises msgspec.ValidationError."""
         asked = peer_messages.decode_read_request(body)
         errors: dict[str, tuple[str, str]] = {}
@@ -94,8 +94,8 @@ class PeerReadService:
         if record is None or stored_crc32c(record.extents, blob.offset, blob.length) is not None:
             return None
         try:
-            with self._store.reading(record, blob.offset, blob.length) as spans:
-                await self._proofs.now().require([span.part(0, 0) for span in spans])
+            with self._store.open_spans(record, blob.offset, blob.length) as spans:
+                await self._proofs.current().require_verified([span.sub_span(0, 0) for span in spans])
         except CorruptExtentError:
             return "Unreadable", f"what {self._mesh.node_id} has of it is damaged"
         except StoreError as error:  # moved by compaction at this moment; or its disk is lost
@@ -103,20 +103,20 @@ class PeerReadService:
         return None
 
     async def _blob(self, bucket: str, key: str, etag: str, size: int, offset: int, length: int) -> Blob:
-        if self._objects.backs(bucket):
+        if self._objects.has_origin(bucket):
             self._require_reader(bucket, key)
-            data = await self._objects.own_part(ObjectRange(bucket, key, etag, size, offset, length))
+            data = await self._objects.read_origin_part(ObjectRange(bucket, key, etag, size, offset, length))
             return Blob(f"{bucket}/{key}", len(data), data=data)
         record = self._held(bucket, key, etag)
         if size not in (-1, record.size):
-            record = await self._archives.plain(bucket, key, record)
+            record = await self._archives.decompressed(bucket, key, record)
         if size not in (-1, record.size) or offset < 0 or offset + max(length, 0) > record.size:
             raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} has no {length} bytes at {offset}")
         return Blob(f"{bucket}/{key}", record.size - offset if length < 0 else length, record, offset)
 
     def _require_reader(self, bucket: str, key: str) -> None:
         """Raises NotHereError."""
-        if not self._speaks_for(bucket, key):
+        if not self._is_replica(bucket, key):
             raise NotHereError(f"{self._mesh.node_id} does not hold s3://{bucket}/{key}")
 
     def _held(self, bucket: str, key: str, etag: str) -> Record:
@@ -131,20 +131,20 @@ class PeerReadService:
             raise BatchError("NoSuchKey", f"s3://{bucket}/{key} is not there")
         raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} was replaced")
 
-    def _speaks_for(self, bucket: str, key: str) -> bool:
+    def _is_replica(self, bucket: str, key: str) -> bool:
         """Whether what is not here is nowhere, by the map this node knows."""
-        readers = self._mesh.route(bucket, key).readers
+        readers = self._mesh.route_for(bucket, key).read_set
         return any(node.node_id == self._mesh.node_id for node in readers)
 
-    async def find(self, body: bytes) -> bytes:
+    async def find_records(self, body: bytes) -> bytes:
         """The answer to `wire.FindAsk`. Raises msgspec.ValidationError."""
         records: list[peer_messages.RemoteRecord | None] = []
         unknown: list[int] = []
         names = peer_messages.decode_find_request(body).names
-        theirs = [name for name in names if self._objects.backs(name[0]) and self._speaks_for(*name)]
-        backed = dict(zip(theirs, await self._objects.many(theirs), strict=True)) if theirs else {}
+        theirs = [name for name in names if self._objects.has_origin(name[0]) and self._is_replica(*name)]
+        backed = dict(zip(theirs, await self._objects.find_many(theirs), strict=True)) if theirs else {}
         for number, (bucket, key) in enumerate(names):
-            if not self._speaks_for(bucket, key):
+            if not self._is_replica(bucket, key):
                 unknown.append(number)
                 records.append(None)
                 continue
@@ -154,31 +154,31 @@ class PeerReadService:
             )
         return peer_messages.encode(peer_messages.FindResponse(records, unknown))
 
-    def page(self, body: bytes) -> bytes:
+    def list_page(self, body: bytes) -> bytes:
         """The answer to `wire.ListAsk`. Raises StaleMapError, msgspec.ValidationError."""
         return peer_messages.encode(
             primary_page(self._store, self._mesh, peer_messages.decode_list_request(body))
         )
 
-    async def index(self, body: bytes) -> bytes:
+    async def get_index(self, body: bytes) -> bytes:
         """The answer to `wire.IndexAsk`. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy, and
         NotHere's."""
         asked = peer_messages.decode_index_request(body)
         record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
-            lines = await self._lines.index(asked.bucket, asked.key, record)
+            lines = await self._lines.index_file(asked.bucket, asked.key, record)
             return await asyncio.to_thread(lines.to_bytes)
         if asked.rows:
-            return (await self._parquets.rows(asked.bucket, asked.key, record)).document
+            return (await self._parquets.read_rows(asked.bucket, asked.key, record)).document
         if asked.features:
-            records = await self._tfrecords.index(asked.bucket, asked.key, record, asked.features)
+            records = await self._tfrecords.index_file(asked.bucket, asked.key, record, asked.features)
             return await asyncio.to_thread(records.to_bytes)
-        index = await self._archives.index(asked.bucket, asked.key, record)
+        index = await self._archives.get_index(asked.bucket, asked.key, record)
         return await asyncio.to_thread(index.to_bytes)
 
     async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
         """As `_held`; of a bucket with an origin, all of the object is brought here."""
-        if not self._objects.backs(bucket):
+        if not self._objects.has_origin(bucket):
             return self._held(bucket, key, etag)
         self._require_reader(bucket, key)
         record = await self._objects.find(bucket, key)
@@ -187,23 +187,23 @@ class PeerReadService:
             raise BatchError(code, f"s3://{bucket}/{key} is not there, or was replaced")
         return record
 
-    def document(self, key: str) -> bytes | None:
+    def get_document(self, key: str) -> bytes | None:
         """A document of the reserved bucket that other nodes may read, None when it is not here."""
-        return self._catalog.read(key) if key.startswith(PEER_READABLE_PREFIXES) else None
+        return self._catalog.read_document(key) if key.startswith(PEER_READABLE_PREFIXES) else None
 
-    async def keep(self, key: str, document: bytes, *, again: bool = False) -> None:
+    async def put_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         """Keep a document that nodes share; `again`: written also where it is. Raises BatchError
         BadRequest."""
         if not key.startswith(SHARED_PREFIXES):
             raise BatchError("BadRequest", f"{key[:80]!r} is no document that nodes share")
-        await self._catalog.write(key, document, once=not again)
+        await self._catalog.write_document(key, document, once=not again)
 
-    async def kept(self, body: bytes) -> bytes:
+    async def list_documents(self, body: bytes) -> bytes:
         """The answer to `wire.KeptAsk`. Raises BatchError BadRequest, msgspec.ValidationError."""
         asked = peer_messages.decode_inventory_request(body)
         if not asked.prefix.startswith(SHARED_PREFIXES):
             raise BatchError("BadRequest", f"{asked.prefix[:80]!r} is nothing that nodes share")
-        rows, after = await asyncio.to_thread(self._census.page, asked.prefix, asked.after, asked.limit)
+        rows, after = await asyncio.to_thread(self._census.local_page, asked.prefix, asked.after, asked.limit)
         found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
         return peer_messages.encode(peer_messages.InventoryResponse(found, after))
 

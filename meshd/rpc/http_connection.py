@@ -50,19 +50,19 @@ class ResponseHead:
 class ResponseHandler(Protocol):
     """Hears of one request's answer. Called from the connection's callbacks: must neither wait nor raise."""
 
-    def continued(self) -> None:
+    def on_continue(self) -> None:
         """100 Continue: the body is wanted."""
 
-    def begun(self, head: ResponseHead) -> None:
+    def on_head(self, head: ResponseHead) -> None:
         """The head is here; `came` follows for the body, then `ended`."""
 
-    def came(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         """More of the body."""
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """The answer is whole; the connection is free."""
 
-    def broke(self, error: PeerUnreachableError) -> None:
+    def on_error(self, error: PeerUnreachableError) -> None:
         """No more will come."""
 
 
@@ -98,7 +98,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.sending = False
         """Whether more of the request's body is to come from this side: then the peer is not silent."""
         self._owes = False  # a body was announced whose end did not go out
-        self.touched = self._loop.time()
+        self.last_activity = self._loop.time()
         """When something last came or was sent, on the loop's clock."""
         self.uses = 0
         self._beside: socket.socket | None = None
@@ -117,7 +117,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def transport(self) -> asyncio.Transport | None:
         return self._transport
 
-    def beside(self) -> socket.socket:
+    def side_socket(self) -> socket.socket:
         """A second socket of the connection, non-blocking, for what is moved past this object while it is
         paused; closed with it. Raises ConnectionResetError."""
         if self._beside is None:
@@ -127,7 +127,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._beside
 
     @property
-    def left(self) -> int:
+    def body_left(self) -> int:
         """Bytes of the present answer that are still to come; negative when that is not known."""
         return self._left
 
@@ -155,7 +155,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- asking -------------------------------------------------------------------------------------
 
-    def start(
+    def send_request(
         self,
         exchange: ResponseHandler,
         head: bytes,
@@ -172,7 +172,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._left, self._held, self._keep, self.sending = -2, b"", True, False
         self._owes = more
         self.uses += 1
-        self.touched = self._loop.time()
+        self.last_activity = self._loop.time()
         self.patience = patience
         if self._transport is None or self._transport.is_closing():
             self._loop.call_soon(self._break, f"{self._name} closed the connection", False)
@@ -180,25 +180,25 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.write(head)
         self._timer = self._loop.call_later(patience, self._look)
 
-    def send(self, data: bytes | bytearray | memoryview) -> None:
+    def send_body(self, data: bytes | bytearray | memoryview) -> None:
         """More of the request's body. Raises PeerUnreachableError."""
         if self._transport is None or self._transport.is_closing():
             raise PeerUnreachableError(f"{self._name} closed the connection", begun=True)
-        self.touched = self._loop.time()
+        self.last_activity = self._loop.time()
         self._transport.write(data)
 
-    def sent_all(self) -> None:
+    def finish_body(self) -> None:
         """The request's body went out to its end. Without this the connection serves no other request: the
         peer would take it for the rest."""
         self._owes = self.sending = False
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until the peer has taken most of what was sent. Returns also when the connection is lost."""
         if self._full and self._transport is not None:
             if self._room is None:
                 self._room = self._loop.create_future()
             await asyncio.shield(self._room)
-            self.touched = self._loop.time()
+            self.last_activity = self._loop.time()
 
     def pause_writing(self) -> None:
         self._full = True
@@ -220,15 +220,15 @@ class HttpConnection(asyncio.BufferedProtocol):
     def resume(self) -> None:
         if self._paused:
             self._paused = False
-            self.touched = self._loop.time()
+            self.last_activity = self._loop.time()
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    def passed(self, count: int) -> None:
+    def body_spliced(self, count: int) -> None:
         """`count` bytes of the body were taken from the socket past this object, all that were left when it
         becomes 0."""
         self._left -= count
-        self.touched = self._loop.time()
+        self.last_activity = self._loop.time()
         if not self._left:
             self._finish()
 
@@ -239,14 +239,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._came(bytes(self.get_buffer(nbytes)[:nbytes]))
 
     def _came(self, data: bytes) -> None:
-        self.touched = self._loop.time()
+        self.last_activity = self._loop.time()
         exchange = self._exchange
         if exchange is None:  # nobody asked: not a peer to go on with
             self.abort()
             return
         if self._left > len(data) and not self._held:
             self._left -= len(data)
-            exchange.came(data)
+            exchange.on_body(data)
             return
         self._held = self._held + data if self._held else data
         try:
@@ -285,7 +285,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         piece = self._held if count == len(self._held) else self._held[:count]
         self._held = b"" if count == len(self._held) else self._held[count:]
         if self._exchange is not None:
-            self._exchange.came(piece)
+            self._exchange.on_body(piece)
 
     def _read_head(self) -> bool:
         end = self._held.find(b"\r\n\r\n")
@@ -299,13 +299,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert exchange is not None
         if status < 200:
             if status == 100:
-                exchange.continued()
+                exchange.on_continue()
             return bool(self._held)
         self._keep = headers.get("connection", "").lower() != "close"
         self._left = self._body_of(status, headers)
         length = self._left if self._left >= 0 else None
         nothing = self._left == 0
-        exchange.begun(ResponseHead(status, headers, length, raw))
+        exchange.on_head(ResponseHead(status, headers, length, raw))
         if nothing:
             self._finish()
         return True
@@ -367,7 +367,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self._keep or self._held or self._paused or self._owes:
             self.abort()
         if exchange is not None:
-            exchange.ended()
+            exchange.on_end()
         if self._when_free is not None and not self.closed:
             self._when_free(self)
 
@@ -377,14 +377,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         if exchange is not None:
-            exchange.broke(PeerUnreachableError(why, begun=begun))
+            exchange.on_error(PeerUnreachableError(why, begun=begun))
 
     def _look(self) -> None:
         """Whether the peer has been silent for too long; not while it is kept waiting itself."""
         now = self._loop.time()
         if self._paused or (self.sending and not self._full):
-            self.touched = now
-        due = self.touched + self.patience
+            self.last_activity = now
+        due = self.last_activity + self.patience
         if now >= due:
             self._break(f"{self._name} was silent for {self.patience:g} s")
         elif self._exchange is not None:

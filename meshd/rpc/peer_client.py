@@ -94,11 +94,11 @@ class PeerResponse:
     def __repr__(self) -> str:
         return f"<PeerAnswer {self.status}{', whole' if self._whole else ''}>"
 
-    async def read(self) -> bytes:
+    async def read_body(self) -> bytes:
         """The whole body. Raises PeerUnreachableError, PieceError."""
-        return b"".join([piece async for piece in self.pieces()])
+        return b"".join([piece async for piece in self.iter_body()])
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def iter_body(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises PeerUnreachableError, PieceError."""
         if FRAMED_HEADER not in self.headers:
             async for data in self._arriving():
@@ -133,29 +133,29 @@ class PeerResponse:
 
     # what its connection tells it
 
-    def continued(self) -> None:
+    def on_continue(self) -> None:
         if not self._go.done():
             self._go.set_result(True)
 
-    def begun(self, head: ResponseHead) -> None:
+    def on_head(self, head: ResponseHead) -> None:
         self.status, self.headers = head.status, head.headers
         if not self._go.done():
             self._go.set_result(False)
         if not self._head.done():
             self._head.set_result(head)
 
-    def came(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         self._queue.append(data)
         self._waiting += len(data)
-        if self._waiting > _BACKLOG and self.wire is not None and self.wire.left != 0:
+        if self._waiting > _BACKLOG and self.wire is not None and self.wire.body_left != 0:
             self.wire.pause()
         self._tell()
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self._whole = True
         self._tell()
 
-    def broke(self, error: PeerUnreachableError) -> None:
+    def on_error(self, error: PeerUnreachableError) -> None:
         self._error = error
         if not self._go.done():
             self._go.set_result(False)
@@ -170,15 +170,15 @@ class PeerResponse:
 
     # what the call asks it
 
-    async def head(self) -> ResponseHead:
+    async def wait_head(self) -> ResponseHead:
         return await self._head
 
-    async def wanted(self) -> bool:
+    async def wait_body_requested(self) -> bool:
         """Whether the body is to be sent; False: an answer came first, or the end."""
         return await self._go
 
     @property
-    def beginning(self) -> asyncio.Future[ResponseHead]:
+    def head_future(self) -> asyncio.Future[ResponseHead]:
         """Done when the answer has begun, or will not."""
         return self._head
 
@@ -241,10 +241,10 @@ class PeerClient:
         try:
             whole = framing.frame_body(body) if isinstance(body, bytes) else None
             wire = await self._ask(answer, node, method, target, whole, timeout, lane)
-            if not isinstance(body, bytes) and await answer.wanted():
+            if not isinstance(body, bytes) and await answer.wait_body_requested():
                 sending = asyncio.ensure_future(_send(answer, wire, body))
                 await _either(sending, answer)
-            await answer.head()
+            await answer.wait_head()
             if answer.status >= 400:
                 raise await _refusal(answer)
             yield answer
@@ -254,9 +254,11 @@ class PeerClient:
                 await asyncio.gather(sending, return_exceptions=True)
             answer.close()
 
-    async def wire(self, node: Node, patience: float = _CONNECT, lane: str = "") -> HttpConnection:
+    async def acquire_connection(
+        self, node: Node, patience: float = _CONNECT, lane: str = ""
+    ) -> HttpConnection:
         """A connection to a node: an idle one, or a new one. Raises PeerUnreachableError."""
-        wire = self.idle(node, lane)
+        wire = self.idle_connection(node, lane)
         if wire is not None:
             return wire
         endpoint = node.endpoint
@@ -286,7 +288,7 @@ class PeerClient:
             _log.warning("another node is not believed", extra={"node": node.node_id, "why": why})
         return why
 
-    async def refuses(self, node: Node, patience: float = _CONNECT) -> str:
+    async def certificate_error(self, node: Node, patience: float = _CONNECT) -> str:
         """Why another node's certificate is not believed here; "" where it is, where there is none, and
         where the node does not answer."""
         where = urlsplit(node.endpoint)
@@ -322,7 +324,7 @@ class PeerClient:
             raise
         return wire
 
-    def idle(self, node: Node, lane: str = "") -> HttpConnection | None:
+    def idle_connection(self, node: Node, lane: str = "") -> HttpConnection | None:
         """A connection to a node that is free at this moment, or None."""
         kept = self._idle.get((node.endpoint, lane))
         if not kept:
@@ -330,7 +332,7 @@ class PeerClient:
         now = asyncio.get_running_loop().time()
         while kept:
             wire = kept.pop()
-            if not wire.closed and now - wire.touched < _IDLE_SECONDS:
+            if not wire.closed and now - wire.last_activity < _IDLE_SECONDS:
                 return wire
             self._open.discard(wire)
             wire.abort()
@@ -356,10 +358,10 @@ class PeerClient:
     ) -> HttpConnection:
         """Send all but a body that is still to be made."""
         head = self._head(node, method, target, None if whole is None else len(whole), lane)
-        wire = answer.wire = await self.wire(node, min(patience, _CONNECT), lane)
+        wire = answer.wire = await self.acquire_connection(node, min(patience, _CONNECT), lane)
         if whole is not None and method not in ("GET", "HEAD"):
             head += whole
-        wire.start(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
+        wire.send_request(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
         return wire
 
     def _head(self, node: Node, method: str, target: str, length: int | None, lane: str) -> bytes:
@@ -415,7 +417,7 @@ def _seen(ca: Path | None) -> tuple[int, int] | None:
 
 async def _either(sending: asyncio.Future[None], answer: PeerResponse) -> None:
     """Until the answer begins, or all is sent. Raises what making the body raised."""
-    await asyncio.wait((sending, answer.beginning), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((sending, answer.head_future), return_when=asyncio.FIRST_COMPLETED)
     if sending.done():
         sending.result()
 
@@ -426,10 +428,10 @@ async def _send(answer: PeerResponse, wire: HttpConnection, body: AsyncIterable[
     try:
         await _send_pieces(wire, body)
     except PeerUnreachableError:
-        if not answer.beginning.done():
+        if not answer.head_future.done():
             raise
     except Exception as error:
-        answer.broke(PeerUnreachableError(f"the body of a call could not be made: {error}", begun=True))
+        answer.on_error(PeerUnreachableError(f"the body of a call could not be made: {error}", begun=True))
         wire.abort()
         raise
 
@@ -440,19 +442,19 @@ async def _send_pieces(wire: HttpConnection, body: AsyncIterable[bytes]) -> None
             for start in range(0, len(view), framing.MAX_PIECE_BYTES):
                 piece = view[start : start + framing.MAX_PIECE_BYTES]
                 announced = framing.piece_header(piece)
-                wire.send(b"%x\r\n%b" % (len(piece) + len(announced), announced))
-                wire.send(bytes(piece))
-                wire.send(b"\r\n")
-        await wire.drained()
-    wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
-    wire.sent_all()
+                wire.send_body(b"%x\r\n%b" % (len(piece) + len(announced), announced))
+                wire.send_body(bytes(piece))
+                wire.send_body(b"\r\n")
+        await wire.drain()
+    wire.send_body(b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
+    wire.finish_body()
 
 
 async def _refusal(answer: PeerResponse) -> MeshdError:
     if answer.status == 421:
         version = answer.headers.get(MAP_HEADER, "")
         return StaleMapError(int(version) if version.isdigit() else 0)
-    body = await answer.read()
+    body = await answer.read_body()
     try:
         error = msgspec.json.decode(body)["error"]
         return PeerRefusedError(answer.status, str(error["code"]), str(error["message"]))

@@ -61,7 +61,7 @@ class MessageDecoder:
         self._buffer += data
         self._fds.extend(fds)
 
-    def next(self) -> tuple[Any, list[int]] | None:
+    def next_message(self) -> tuple[Any, list[int]] | None:
         """The next whole message, or None while bytes are missing. Raises MessageError."""
         if len(self._buffer) < _HEADER.size:
             self._refuse_more_than(_MAX_FDS if self._buffer else 0)
@@ -170,7 +170,7 @@ class MessageStream:
     async def receive(self) -> tuple[Any, list[int]]:
         """The next message and its descriptors, now the caller's. Raises StreamClosedError, MessageError."""
         while True:
-            message = self._assembly.next()
+            message = self._assembly.next_message()
             if message is not None:
                 return message
             if self._sock.fileno() < 0:
@@ -228,7 +228,7 @@ class BlockingMessageStream:
     def receive(self) -> tuple[Any, list[int]]:
         """The next message and its descriptors, now the caller's. Raises StreamClosedError, MessageError."""
         while True:
-            message = self._assembly.next()
+            message = self._assembly.next_message()
             if message is not None:
                 return message
             _receive(self._sock, self._assembly)

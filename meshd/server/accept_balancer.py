@@ -45,11 +45,11 @@ class ConnectionCounts:
     def __repr__(self) -> str:
         return f"<Tally {list(self._counts)}>"
 
-    def tell(self, worker: int, count: int) -> None:
+    def set_count(self, worker: int, count: int) -> None:
         """The worker's own word."""
         self._counts[worker] = count
 
-    def leave(self, worker: int) -> None:
+    def withdraw(self, worker: int) -> None:
         """The worker takes no more."""
         self._counts[worker] = _AWAY
 
@@ -79,8 +79,8 @@ class Acceptor:
         self._looks = 0
         listener.setblocking(False)
         disable_pacing(listener)
-        server.when_lost = self._tell
-        self._tell()
+        server.on_connection_lost = self._publish_count
+        self._publish_count()
         self._watch()
 
     def __repr__(self) -> str:
@@ -92,31 +92,31 @@ class Acceptor:
         for _ in range(_QUEUED if self._listener.fileno() >= 0 else 0):
             if not self._take():
                 break
-        self._server.when_lost = None
-        self._tally.leave(self._worker)
+        self._server.on_connection_lost = None
+        self._tally.withdraw(self._worker)
         if self._timer is not None:
             self._timer.cancel()
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
 
-    async def settled(self) -> None:
+    async def wait_for_handshakes(self) -> None:
         """Returns when those that were taken last are the server's, or show no sign of it."""
         if self._coming:
             await asyncio.wait(self._coming.values(), timeout=_ARRIVAL)
 
-    def _tell(self) -> None:
-        self._tally.tell(self._worker, self._server.open_ones + len(self._coming))
+    def _publish_count(self) -> None:
+        self._tally.set_count(self._worker, self._server.connection_count + len(self._coming))
 
     def _watch(self) -> None:
         self._timer, self._looks = None, 0
-        self._loop.add_reader(self._listener, self._knock)
+        self._loop.add_reader(self._listener, self._on_readable)
 
     def _later(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
         self._timer = self._loop.call_later(seconds, self._look_again)
 
-    def _knock(self) -> None:
+    def _on_readable(self) -> None:
         """Somebody is at the door."""
         for _ in range(_TURN):
             if not self._tally.is_fewest(self._worker):
@@ -152,7 +152,7 @@ class Acceptor:
         restore_pacing(client, address)
         task = self._coming[client] = self._tasks.spawn(self._welcome(client), "welcome")
         task.add_done_callback(partial(self._arrived, client))
-        self._tell()
+        self._publish_count()
         if len(self._coming) > self._most_coming:
             metrics.http_turned_away.labels("slow handshake").inc()
             self._coming.pop(next(iter(self._coming))).cancel()
@@ -160,7 +160,7 @@ class Acceptor:
 
     def _wait_for_room(self, error: OSError) -> None:
         """Idle connections hold descriptors that a new one needs; without any, the system is asked again."""
-        made = self._server.guard.make_room()
+        made = self._server.guard.evict_idle()
         level = logging.WARNING if made else logging.ERROR
         _log.log(level, "no room for another connection", extra={"why": error.strerror})
         self._later(_LOOK if made else _RESPITE)
@@ -175,5 +175,5 @@ class Acceptor:
         self._coming.pop(client, None)
         if task.cancelled():
             client.close()
-        if self._server.when_lost is not None:
-            self._tell()
+        if self._server.on_connection_lost is not None:
+            self._publish_count()

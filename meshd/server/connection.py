@@ -67,10 +67,10 @@ class Connection(RequestHandler):
         "_unread_then",
         "_wrote_in",
         "head_since",
+        "last_received",
         "moved",
-        "touched",
+        "on_lost",
         "truncated_body",
-        "when_lost",
     )
 
     def __init__(
@@ -81,7 +81,7 @@ class Connection(RequestHandler):
         self._boundary = RequestBoundary()
         self._encrypted = False
         self._ending: asyncio.Transport | None = None
-        self.touched = 0.0
+        self.last_received = 0.0
         """When the client last sent something, on the loop's clock."""
         self.head_since = 0.0
         """When the first bytes of a request head came whose end is missing; 0 when there is none."""
@@ -97,7 +97,7 @@ class Connection(RequestHandler):
         self._latest_body: StreamReader | None = None
         self._lingering: LingeringClose | None = None
         self._passed: PendingResponse | None = None
-        self.when_lost: Callable[[], None] | None = None
+        self.on_lost: Callable[[], None] | None = None
         """Called when the client is gone, by whoever waits for another node on its behalf."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -106,22 +106,22 @@ class Connection(RequestHandler):
         if is_encrypted(transport):
             self._encrypted = True
             cast("asyncio.Transport", transport).set_write_buffer_limits(high=_ENCRYPTED_BACKLOG)
-        self.touched = self._loop.time()
-        if not self._guard.entered(self):
+        self.last_received = self._loop.time()
+        if not self._guard.admit_connection(self):
             self._say("ServiceUnavailable", "This node has too many connections; try again later.")
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._manager is not None:
             metrics.http_connections.dec()
-        self._guard.left(self)
-        when_lost, self.when_lost = self.when_lost, None
+        self._guard.forget_connection(self)
+        when_lost, self.on_lost = self.on_lost, None
         if when_lost is not None:
             when_lost()
         if self._at_once is not None:
             self._at_once.close()
         if self._lingering is not None:
-            self._lingering.client_gone()
+            self._lingering.client_closed()
         self._ending = None
         if self._waiter is not None and self._waiter.done() and self._task_handler is not None:
             self._task_handler.cancel()  # it would begin what came last with nothing left to do it by
@@ -134,12 +134,12 @@ class Connection(RequestHandler):
         return waits and self._passed is None
 
     @property
-    def can_go(self) -> bool:
+    def is_evictable(self) -> bool:
         """Whether its client has all its answers; it may still be sending what was refused."""
         return self.is_idle or self._lingering is not None
 
     @property
-    def unread(self) -> int:
+    def unsent_bytes(self) -> int:
         """Bytes of answers that wait in this process for the client to take them."""
         transport = self.transport or self._ending
         return 0 if transport is None else transport.get_write_buffer_size()
@@ -152,16 +152,16 @@ class Connection(RequestHandler):
 
     def wrote(self, size: int) -> None:
         """An answer of `size` bytes was queued on the transport."""
-        self._wrote_in = self._guard.turn
-        self._guard.wrote(self, size)
+        self._wrote_in = self._guard.flush_count
+        self._guard.response_queued(self, size)
 
-    def send_at_once(self, head: bytes, span: Span, rest: BodyResumer) -> bool:
+    def send_direct(self, head: bytes, span: Span, rest: BodyResumer) -> bool:
         """Send a head and a range of a file past the transport, in this moment; False if nothing was sent.
         What the kernel did not take after all is queued; what cannot be read comes from `rest`, later."""
         transport, at_once = self.transport, self.past_the_queue()
         if transport is None or at_once is None:
             return False
-        sent = at_once.send(head, span)
+        sent = at_once.send_now(head, span)
         if sent is None:
             return False
         left, torn = sent
@@ -170,17 +170,17 @@ class Connection(RequestHandler):
             self.wrote(len(left))
         if torn is not None:
             self._passed = mending = ResumedResponse(self, rest, torn, self._came_back)
-            self.when_lost = mending.cancel
+            self.on_lost = mending.cancel
         return True
 
     def past_the_queue(self) -> DirectSender | None:
         """What sends past the transport, when that can be done in this moment."""
         transport = self.transport
         # uvloop counts what it has queued in this turn of the loop nowhere: it must not be overtaken.
-        if transport is None or self._encrypted or self._wrote_in == self._guard.turn:
+        if transport is None or self._encrypted or self._wrote_in == self._guard.flush_count:
             return None
         if self._at_once is None:
-            if DirectSender.made >= DirectSender.MOST:
+            if DirectSender.open_count >= DirectSender.MAX_OPEN:
                 return None
             self._at_once = DirectSender(transport)
         return self._at_once
@@ -188,7 +188,7 @@ class Connection(RequestHandler):
     @property
     def pressed(self) -> bool:
         """Whether answers should not be kept in memory for their clients just now."""
-        return self._guard.pressed
+        return self._guard.under_pressure
 
     def is_stalled(self, now: float, seconds: float, least: int) -> bool:
         """Whether in the last `seconds` the client took less than `least` bytes of what waits for it."""
@@ -207,7 +207,7 @@ class Connection(RequestHandler):
         self.head_since = 0.0
         self.force_close()
 
-    def give_up(self) -> None:
+    def abort_stalled(self) -> None:
         """Cut a connection whose client does not take its answer."""
         transport = self.transport or self._ending
         if transport is not None:
@@ -239,12 +239,12 @@ class Connection(RequestHandler):
         return self.ssl_context is not None
 
     def data_received(self, data: bytes) -> None:
-        self.touched = self._loop.time()
+        self.last_received = self._loop.time()
         if self._broken:
             if self._lingering is not None:
-                self._lingering.came()
+                self._lingering.data_arrived()
         elif self._passed is not None:
-            self._passed.hold(data)
+            self._passed.hold_input(data)
         elif not (data and self._hot is not None and self._answered_at_once(self._hot, data)):
             self._parse(data)
 
@@ -260,12 +260,12 @@ class Connection(RequestHandler):
             self._note(*self._messages[-1])
         elif in_head:
             self._heading += len(data)
-            if self._heading > self._guard.longest_head:
+            if self._heading > self._guard.max_head_bytes:
                 self._refuse_head()
         if self._messages or not self.is_idle:
             self.head_since = 0.0
         elif not self.head_since:
-            self.head_since = self.touched
+            self.head_since = self.last_received
 
     def _note(self, message: Any, body: StreamReader) -> None:
         """The parser's latest message."""
@@ -276,7 +276,7 @@ class Connection(RequestHandler):
 
     def _refuse_head(self) -> None:
         """In its turn, as what the parser refuses itself."""
-        self._messages.append(oversized_head_message(self._guard.longest_head))
+        self._messages.append(oversized_head_message(self._guard.max_head_bytes))
         self._request_count += 1
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -298,13 +298,13 @@ class Connection(RequestHandler):
             return False
         transport = self.transport
         if (
-            not self._boundary.between
+            not self._boundary.at_boundary
             or transport is None
             or transport.get_write_buffer_size()
             or self.pressed
         ):
             return False
-        answer = hot.answer(self, data)
+        answer = hot.try_respond(self, data)
         if answer is None:
             return False
         if answer:
@@ -313,28 +313,28 @@ class Connection(RequestHandler):
         self._request_count += 1
         if self._manager is not None:
             self._manager.requests_count += 1
-        self._next_keepalive_close_time = self.touched + self._keepalive_timeout
+        self._next_keepalive_close_time = self.last_received + self._keepalive_timeout
         return True
 
     # --- answers of other nodes, without a task -----------------------------------------------------------
 
-    def pass_on(
+    def proxy_to_peer(
         self, wire: HttpConnection, data: bytes, sent: bytes, trace: RequestTrace, *, head_only: bool
     ) -> None:
         """Ask another node with `sent`, and hand its answer on. If none comes, `data` takes the ordinary way,
         as it came from the client."""
         self._passed = passed = ProxiedResponse(self, wire, data, trace, self._came_back)
-        self.when_lost = passed.relay.cancel
+        self.on_lost = passed.relay.cancel
         passed.start(sent, head_only=head_only)
 
     def _came_back(self, passed: PendingResponse) -> None:
-        self._passed = self.when_lost = None
+        self._passed = self.on_lost = None
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if not passed.answered:
+        if not passed.response_started:
             self._parse(passed.data)
-        elif passed.closing or (passed.last and not passed.held):
+        elif passed.closes_connection or (passed.is_last and not passed.held):
             self.force_close()
             return
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
@@ -348,17 +348,17 @@ class Connection(RequestHandler):
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
-    def let_go(self) -> None:
+    def close_when_idle(self) -> None:
         """Close it if it is idle; if it answers the last of the requests that are here, in whole, have it
         close afterwards."""
         request, waiter = self._current_request, self._waiter
         if self._passed is not None:
-            self._passed.last = True
+            self._passed.is_last = True
         elif waiter is not None and not waiter.done():
-            if self._request_count or self._loop.time() - self.touched > _FIRST_WORD:
+            if self._request_count or self._loop.time() - self.last_received > _FIRST_WORD:
                 self.force_close()
         elif self._lingering is not None:
-            self._lingering.hurry()
+            self._lingering.shorten()
         elif request is not None and request.content.is_eof() and not self._messages:
             self.close()
 
@@ -371,10 +371,10 @@ class Connection(RequestHandler):
         if self._broken:
             self._half_closed = True
             if self._lingering is not None:
-                self._lingering.client_gone()
+                self._lingering.client_closed()
             return True
         if self._passed is not None:
-            self._half_closed = self._passed.last = True
+            self._half_closed = self._passed.is_last = True
             return True
         body, idle = self._latest_body, self._waiter is not None and not self._waiter.done()
         if body is None or (idle and not self._messages):
@@ -408,9 +408,9 @@ class Connection(RequestHandler):
                 return
             if self.transport is not None and not self._encrypted:
                 self.transport.write_eof()
-        self._lingering = LingeringClose(body, self._guard.patience)
+        self._lingering = LingeringClose(body, self._guard.linger_seconds)
         try:
-            await self._lingering.drop()
+            await self._lingering.drain_input()
         finally:
             self._lingering = None
 
@@ -452,9 +452,9 @@ class MeshServer(web.Server):
     ) -> None:
         super().__init__(handler, **options)
         self.clock, self.guard, self.hot = clock, guard, hot
-        self.open_ones = 0
+        self.connection_count = 0
         """How many connections there are."""
-        self.when_lost: Callable[[], None] | None = None
+        self.on_connection_lost: Callable[[], None] | None = None
         """Called when one has ended."""
         guard.start()
 
@@ -463,13 +463,13 @@ class MeshServer(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        self.open_ones += 1
+        self.connection_count += 1
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
-        self.open_ones -= 1
-        if self.when_lost is not None:
-            self.when_lost()
+        self.connection_count -= 1
+        if self.on_connection_lost is not None:
+            self.on_connection_lost()
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  aiohttp's signature
         self.guard.stop()

@@ -71,7 +71,7 @@ class LingeringClose:
     def __repr__(self) -> str:
         return f"<Lingering for {self._end - self._loop.time():.1f} s at most, {self._body!r}>"
 
-    async def drop(self) -> None:
+    async def drain_input(self) -> None:
         """Return when the body has ended, or nothing more is worth waiting for. Once only."""
         try:
             async with self._limit:
@@ -85,22 +85,22 @@ class LingeringClose:
         try:
             while not body.is_eof():
                 await body.readany()
-                self.came()
+                self.data_arrived()
         except RequestPayloadError:
             return False
         return True
 
-    def came(self) -> None:
+    def data_arrived(self) -> None:
         """The client has sent something."""
         if not self._limit.expired():
             self._limit.reschedule(self._next())
 
-    def hurry(self) -> None:
+    def shorten(self) -> None:
         """End soon, whatever still comes. Idempotent."""
         self._end = min(self._end, self._loop.time() + _HURRIED)
-        self.came()
+        self.data_arrived()
 
-    def client_gone(self) -> None:
+    def client_closed(self) -> None:
         """Nothing comes any more. Idempotent."""
         if not self._gone.done():
             self._gone.set_result(None)
@@ -126,7 +126,7 @@ class ConnectionLimiter:
         self._unread: set[Connection] = set()
         self._pruned_at = 0.0
         self._burst = 0
-        self.turn = 0
+        self.flush_count = 0
         """Changes when what was queued has been offered to the kernel."""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -134,19 +134,19 @@ class ConnectionLimiter:
         return f"<Guard of {len(self._connections)} connections, at most {self.limit}>"
 
     @property
-    def pressed(self) -> bool:
+    def under_pressure(self) -> bool:
         """Whether so many clients leave their answers unread that no more may be kept in memory for them."""
         if self._burst > BURST_BYTES:
             return True
         return len(self._unread) > MAX_BACKLOGGED and self._still_pressed()
 
     @property
-    def patience(self) -> float:
+    def linger_seconds(self) -> float:
         """Seconds for which a client may go on sending a body that was refused."""
         return self._http.body_timeout
 
     @property
-    def longest_head(self) -> int:
+    def max_head_bytes(self) -> int:
         """Bytes of a request's head whose end is waited for. One that is here in whole is judged by what it
         says, at half of it."""
         return 2 * self._http.max_header_bytes
@@ -162,20 +162,20 @@ class ConnectionLimiter:
             self._timer.cancel()
             self._timer = None
 
-    def entered(self, connection: Connection) -> bool:
+    def admit_connection(self, connection: Connection) -> bool:
         """A client connected; False when there is no room for it and none can be made."""
-        if len(self._connections) >= self.limit and not self.make_room():
+        if len(self._connections) >= self.limit and not self.evict_idle():
             metrics.http_turned_away.labels("full").inc()
             return False
         self._connections.add(connection)
         return True
 
-    def left(self, connection: Connection) -> None:
+    def forget_connection(self, connection: Connection) -> None:
         """A connection ended."""
         self._connections.discard(connection)
         self._unread.discard(connection)
 
-    def wrote(self, connection: Connection, size: int) -> None:
+    def response_queued(self, connection: Connection, size: int) -> None:
         """An answer of `size` bytes was queued; remember who may not have taken all of it."""
         self._unread.add(connection)
         if not self._burst:
@@ -185,18 +185,21 @@ class ConnectionLimiter:
     def _flushed(self) -> None:
         """What was queued in the last turn of the loop is with the kernel, or counts as unread now."""
         self._burst = 0
-        self.turn += 1
+        self.flush_count += 1
 
-    def make_room(self) -> bool:
+    def evict_idle(self) -> bool:
         """Close the connections that have been idle longest: clients can connect again at no loss. Those with
         an answer partly unread come last, and are cut, for they would not close. Whether any was."""
-        idle = sorted((c for c in self._connections if c.can_go), key=lambda c: (c.unread > 0, c.touched))
+        idle = sorted(
+            (c for c in self._connections if c.is_evictable),
+            key=lambda c: (c.unsent_bytes > 0, c.last_received),
+        )
         chosen = idle[: 1 + self.limit // _EVICTED_SHARE]
         for connection in chosen:
             metrics.http_turned_away.labels("idle").inc()
             self._connections.discard(connection)
-            if connection.unread:
-                connection.give_up()
+            if connection.unsent_bytes:
+                connection.abort_stalled()
             connection.force_close()
         return bool(chosen)
 
@@ -204,7 +207,7 @@ class ConnectionLimiter:
         now = asyncio.get_running_loop().time()
         if now - self._pruned_at > 0.05:
             self._pruned_at = now
-            self._unread = {connection for connection in self._unread if connection.unread}
+            self._unread = {connection for connection in self._unread if connection.unsent_bytes}
         return len(self._unread) > MAX_BACKLOGGED
 
     def _look_later(self) -> None:
@@ -220,6 +223,6 @@ class ConnectionLimiter:
                 connection.time_out()
             elif connection.is_stalled(now, stall, int(stall * LEAST_RATE)):
                 metrics.http_turned_away.labels("stalled").inc()
-                connection.give_up()
-        self._unread = {connection for connection in self._unread if connection.unread}
+                connection.abort_stalled()
+        self._unread = {connection for connection in self._unread if connection.unsent_bytes}
         self._look_later()

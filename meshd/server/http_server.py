@@ -99,7 +99,7 @@ class ServerServices:
     tagging: TaggingService
     clock: Clock
     mesh: ClusterView
-    still: Callable[[], AbstractContextManager[object]] = nullcontext
+    control_snapshot: Callable[[], AbstractContextManager[object]] = nullcontext
     """Within it the control state is looked at once a request (ControlStore.still)."""
     audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -107,14 +107,14 @@ class ServerServices:
     """Passes on what other nodes answer for; None where there are none."""
     backed: BackedService | None = None
     """Buckets with origins; None where there are none."""
-    near: NearCacheReader | None = None
+    nearby_reader: NearCacheReader | None = None
     """Reads through this node's copies what other nodes hold; None where there are none."""
-    scatterer: FanOut | None = None
-    far: RemoteCopySources | None = None
-    rest: ResumeRead | None = None
+    fan_out: FanOut | None = None
+    copy_sources: RemoteCopySources | None = None
+    resume_read: ResumeRead | None = None
     """The rest of answers whose bytes end here; None where there are no other nodes."""
-    news: ChangeBroadcast | None = None
-    gate: PeerAuthenticator | None = None
+    bucket_changes: ChangeBroadcast | None = None
+    peer_authenticator: PeerAuthenticator | None = None
     """Knows other nodes by their signatures; None where there are none."""
 
 
@@ -135,7 +135,7 @@ class HttpRoute:
     peer: bool = False
     """Made by `meshd.server.peer.endpoint.peer_route`: for other nodes, which the route verifies itself."""
 
-    def takes(self, method: str, path: str) -> bool:
+    def matches(self, method: str, path: str) -> bool:
         if method != self.method and not (method == "HEAD" and self.method == "GET"):
             return False
         return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
@@ -206,14 +206,14 @@ class RequestDispatcher:
         return await self._s3.handle(request)
 
     async def _handle_native(self, request: MeshRequest, path: str) -> web.StreamResponse:
-        route = next((route for route in self._native if route.takes(request.method, path)), None)
+        route = next((route for route in self._native if route.matches(request.method, path)), None)
         audit = self._deps.audit if route is None or route.auth else None  # probes and scrapes are no news
         request.trace = trace = RequestTrace(self._deps.clock, audit, request.remote)
         trace.target = path
         try:
             response = await self._native_response(request, path, route)
             if isinstance(response, Reply):
-                response.say_when_to_retry(self._deps.mesh)
+                response.add_retry_after(self._deps.mesh)
                 await finish_response(request, response)
                 trace.sent += response.body_length
         except BaseException:
@@ -244,11 +244,11 @@ class RequestDispatcher:
         if request.version.major != 1:
             raise S3Error("BadRequest", "HTTP/1.1 and HTTP/1.0 are spoken here.")
         if route is None:
-            known = any(route.takes(route.method, path) for route in self._native)
+            known = any(route.matches(route.method, path) for route in self._native)
             raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
         request.trace.operation = f"{route.method} {route.prefix}"
         if route.peer:
-            request.gate = self._deps.gate
+            request.gate = self._deps.peer_authenticator
         if not route.auth:
             return await cast("UnsignedHandler", route.handler)(request)
         identity = await self._verify(request)
@@ -270,7 +270,7 @@ class RequestDispatcher:
                 request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
             finally:
                 request.trace.received += body.received
-            request.signer = signer = self._authenticator.again(head, signer)
+            request.signer = signer = self._authenticator.reauthenticate(head, signer)
         return signer.identity
 
     def _refuse(self, error: S3Error, trace: RequestTrace) -> Reply:
@@ -299,7 +299,7 @@ async def drain_server(server: web.Server, clock: Clock, grace: float) -> None:
     while server.connections and clock.monotonic() < deadline:
         for connection in server.connections:
             if isinstance(connection, Connection):
-                connection.let_go()
+                connection.close_when_idle()
         await asyncio.sleep(_LOOK_AGAIN)
     server.pre_shutdown()
     await server.shutdown(_LAST_WORD)

@@ -72,7 +72,7 @@ class LocalFrameService:
         place = HandoverDirectory(load_or_create_host_id(directory), str(directory.absolute()))
         if not is_handover_id(place.id) or parse_handover_directory(place.to_header()) is None:
             raise OSError(f"{directory} cannot be told to jobs, or its file {HANDOVER_ID_FILE} is damaged")
-        self.place = place
+        self.location = place
         self._name = f"{name}.sock"
         self._listener = listen(directory / self._name)
         os.chmod(directory / self._name, 0o666)
@@ -83,14 +83,14 @@ class LocalFrameService:
         return f"<Desk {self._name}, {self._room!r}>"
 
     @property
-    def said(self) -> tuple[str, str]:
+    def location_header(self) -> tuple[str, str]:
         """The header that tells jobs of it."""
-        return LOCAL_HANDOVER_HEADER, self.place.to_header()
+        return LOCAL_HANDOVER_HEADER, self.location.to_header()
 
-    def offer(self, frame: Frame, asked: str) -> HandoverTicket | None:
+    def offer_frame(self, frame: Frame, asked: str) -> HandoverTicket | None:
         """Take a frame over, to be fetched by ticket; None where its bytes are to be sent: nobody `asked`,
         it is small, no memory that may be shared, or too much is out."""
-        if asked != self.place.id or frame.size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
+        if asked != self.location.id or frame.size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
             return None
         who = current_tenant()
         if not is_sealed(frame.fd, frame.size) or not self._entered(who, frame.size):
@@ -104,7 +104,7 @@ class LocalFrameService:
 
     def _entered(self, who: str, size: int) -> bool:
         try:
-            self._room.enter(who, size)
+            self._room.admit(who, size)
         except AdmissionRejectedError:
             return False
         return True
@@ -118,10 +118,10 @@ class LocalFrameService:
         size = held.frame.size
         held.timer.cancel()
         held.frame.close()
-        self._room.leave(held.account, size)
+        self._room.release(held.account, size)
         metrics.frames_handed_bytes.dec(size)
 
-    async def run(self) -> None:
+    async def serve_forever(self) -> None:
         """Serve until cancelled; what is out then is the jobs' own."""
         try:
             await accept_sockets(self._listener, self._serve, most=_CONNECTIONS)

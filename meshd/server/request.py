@@ -142,7 +142,7 @@ class RequestBody:
         """Pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
         verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
         decoder = self._decoder(digests) if self._chunked else None
-        payload = self.raw() if decoder is None else _decoded(self.raw(), decoder)
+        payload = self.iter_raw() if decoder is None else _decoded(self.iter_raw(), decoder)
         async for block in hashed_blocks(payload, verifier):
             yield block
         self._digest = self._check(verifier, decoder)
@@ -174,7 +174,7 @@ class RequestBody:
             raise S3Error("IncompleteBody")
         return digest
 
-    async def raw(self) -> AsyncGenerator[bytes, None]:
+    async def iter_raw(self) -> AsyncGenerator[bytes, None]:
         """What arrives, as it arrives, neither decoded nor checked. Raises S3Error IncompleteBody,
         RequestTimeout; ConnectionError when the client goes away in the middle."""
         held = self._request.held_body

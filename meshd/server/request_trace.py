@@ -102,8 +102,8 @@ class RequestTrace:
         "_clock",
         "_started",
         "access_key",
-        "also",
         "code",
+        "extra_headers",
         "identity",
         "keys",
         "operation",
@@ -126,7 +126,7 @@ class RequestTrace:
         self.identity = ANONYMOUS_IDENTITY
         self.access_key = self.code = ""
         self.received = self.sent = 0
-        self.also: list[Header] = []
+        self.extra_headers: list[Header] = []
         logs.request_id.set(self.request_id)
 
     def __repr__(self) -> str:
@@ -136,11 +136,11 @@ class RequestTrace:
         """Seconds since the request's head was there."""
         return self._clock.monotonic() - self._started
 
-    def passed_on(self) -> None:
+    def mark_forwarded(self) -> None:
         """Another node carried it out, and writes the audit line."""
         self._audit = None
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """The request is not answered under this trace: nothing is counted."""
         logs.request_id.set("")
 
@@ -161,7 +161,7 @@ class RequestTrace:
         if self.received:
             _received.inc(self.received)
         if self._audit is not None:
-            self._audit.write(self._entry(status, seconds))
+            self._audit.write_entry(self._entry(status, seconds))
         if _log.isEnabledFor(logging.DEBUG):
             self._log(self._entry(status, seconds))
         logs.request_id.set("")

@@ -89,7 +89,7 @@ class Reply(web.StreamResponse):
     def body_length(self) -> int:
         return len(self._bytes)
 
-    def say_when_to_retry(self, mesh: ClusterView) -> None:
+    def add_retry_after(self, mesh: ClusterView) -> None:
         """A 503 says when it is worth repeating the request, whatever it was refused for."""
         if self._status == 503 and not self._written and not any(_is_retry_after(f) for f in self._fields):
             self._fields = [*self._fields, ("Retry-After", str(mesh.retry_after))]

@@ -102,19 +102,19 @@ class PendingResponse:
     def __init__(self, protocol: Any, data: bytes = b"") -> None:
         self._protocol = protocol
         self.data, self.held = data, b""
-        self.last = False
+        self.is_last = False
 
     @property
-    def answered(self) -> bool:
+    def response_started(self) -> bool:
         """Whether an answer went out; otherwise nothing did."""
         return True
 
     @property
-    def closing(self) -> bool:
+    def closes_connection(self) -> bool:
         """Whether the client was told that its connection ends."""
         return False
 
-    def hold(self, data: bytes) -> None:
+    def hold_input(self, data: bytes) -> None:
         """Keep what came behind the request."""
         before, self.held = len(self.held), self.held + data
         if before <= _HELD < len(self.held):

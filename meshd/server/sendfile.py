@@ -126,7 +126,7 @@ class ResponseWriter:
     def __repr__(self) -> str:
         return f"<Outlet {self._pump!r}>"
 
-    async def send(self, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
+    async def write_data(self, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
         """`data`, then `spans`, which were in memory a moment ago; both may be used again when this returns.
         Raises ConnectionError."""
         if self._pump is None:
@@ -209,17 +209,17 @@ class DirectSender:
     """Answers in one turn, past a connection's transport: `sock` is a duplicate of its socket. Of `MOST` at a
     time: more connections take the ordinary way."""
 
-    MOST: ClassVar = 1024
-    made: ClassVar = 0
+    MAX_OPEN: ClassVar = 1024
+    open_count: ClassVar = 0
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.sock = transport, duplicate_socket(transport)
-        DirectSender.made += 1
+        DirectSender.open_count += 1
 
     def __repr__(self) -> str:
         return f"<AtOnce fd={self.sock.fileno()}>"
 
-    def send(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
+    def send_now(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
         """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
         bytes that were not taken in spite of it, and what went out of a range that cannot be read to its end;
         None when nothing was sent.
@@ -238,7 +238,7 @@ class DirectSender:
 
     def close(self) -> None:
         """Release the duplicate; the connection itself stays as it is."""
-        DirectSender.made -= 1
+        DirectSender.open_count -= 1
         self.sock.close()
 
 
@@ -290,7 +290,7 @@ def first_window(spans: Sequence[Span]) -> Sequence[Span]:
     """What the first call of sendfile takes of them."""
     for span in spans:
         if span.length:
-            return (span.part(0, min(span.length, _WINDOW)),)
+            return (span.sub_span(0, min(span.length, _WINDOW)),)
     return ()
 
 

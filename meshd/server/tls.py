@@ -37,7 +37,7 @@ class TlsFiles:
     cert: Path
     key: Path
 
-    def marks(self) -> tuple[tuple[int, ...], ...]:
+    def fingerprint(self) -> tuple[tuple[int, ...], ...]:
         """What changes when either file does, however it was replaced. Raises OSError."""
         found = [os.stat(path) for path in (self.cert, self.key)]
         return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
@@ -61,7 +61,7 @@ class ServerTls:
     def __repr__(self) -> str:
         return f"<Tls {self._files.cert}>"
 
-    def refresh(self, *, anyway: bool = False) -> bool:
+    def reload_if_changed(self, *, anyway: bool = False) -> bool:
         """Load the pair if its files changed since the last look (or `anyway`); whether there is a new one. A
         bad one is logged, once, and looked at again when it changes. Safe to call from any thread."""
         with self._lock:
@@ -69,7 +69,7 @@ class ServerTls:
 
     def _refresh(self, anyway: bool) -> bool:
         try:
-            marks = self._files.marks()
+            marks = self._files.fingerprint()
         except OSError:  # between two names while it is replaced; if it stays away, the old pair serves
             return False
         if marks == self._marks and not anyway:
@@ -94,9 +94,9 @@ class ServerTls:
         now, dates = self._clock.now_ms() // 1000, _dates(self._files.cert)
         if dates is None:
             return
-        metrics.tls_not_after.set(dates.until)
-        if not dates.since <= now <= dates.until:
-            what = "has expired" if now > dates.until else "is not valid yet"
+        metrics.tls_not_after.set(dates.not_after)
+        if not dates.not_before <= now <= dates.not_after:
+            what = "has expired" if now > dates.not_after else "is not valid yet"
             _log.warning("the TLS certificate %s: clients will refuse it", what, extra=_told(self._files))
 
 
@@ -107,7 +107,7 @@ def _told(files: TlsFiles) -> dict[str, str]:
 def _marks(files: TlsFiles) -> tuple[tuple[int, ...], ...]:
     _text("tls-cert", files.cert)
     _text("tls-key", files.key)
-    return files.marks()
+    return files.fingerprint()
 
 
 def _load(files: TlsFiles) -> ssl.SSLContext:

@@ -19,8 +19,8 @@ class CertificateError(ValueError):
 class CertificateValidity:
     """Both in seconds since the epoch."""
 
-    since: int
-    until: int
+    not_before: int
+    not_after: int
 
 
 def parse_validity(der: bytes) -> CertificateValidity:

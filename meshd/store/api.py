@@ -47,7 +47,7 @@ class ObjectWriter(Protocol):
         """
         ...
 
-    async def lend(self, data: memoryview) -> None:
+    async def write_borrowed(self, data: memoryview) -> None:
         """As `write`, but what was lent may be read until the next `lend` or `commit` returns: two buffers in
         turn cost no copy."""
         ...
@@ -65,7 +65,7 @@ class ObjectWriter(Protocol):
         """
         ...
 
-    def pieces(self) -> AsyncGenerator[bytes, None]:
+    def read_back(self) -> AsyncGenerator[bytes, None]:
         """All that was written, from its beginning, while it is not committed; nothing may be written
         afterwards. Raises DiskFailedError, CorruptExtentError."""
         ...
@@ -80,13 +80,13 @@ class ReplicaWriter(Protocol):
 
     async def write(self, data: Buffer) -> None: ...
 
-    async def lend(self, data: memoryview) -> None: ...
+    async def write_borrowed(self, data: memoryview) -> None: ...
 
-    async def settle(self) -> None:
+    async def make_durable(self) -> None:
         """All bytes are written: those of a large object are durable when this returns. Optional."""
         ...
 
-    async def commit_as(self, record: Record, part: PartOf | None = None) -> Applied:
+    async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
         """Enters the version at exactly its stamp, or the part; what is known already, ended, or a null
         version under a newer one is left out. Where the bytes lie is the store's own matter: extents, `moves`
         and manifest of `record` are not looked at.
@@ -121,7 +121,7 @@ class ObjectStore(Protocol):
         """Exactly this version, a delete marker too. None when there is none, whatever the text."""
         ...
 
-    def newest(self, bucket: str, key: str) -> Record | None:
+    def newest_version(self, bucket: str, key: str) -> Record | None:
         """The newest version, a delete marker too."""
         ...
 
@@ -242,26 +242,26 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
+    def open_spans(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
         """Open files and ranges holding these bytes; valid inside the `with`, even if deleted meanwhile."""
         ...
 
-    def reading_many(
+    def open_spans_many(
         self, wanted: Sequence[tuple[Record, int, int]]
     ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
         """As `reading`, for many (record, offset, length) at once; None for one whose bytes are gone or
         cannot be opened."""
         ...
 
-    def read(self, record: Record, offset: int, length: int) -> bytes:
+    def read_range(self, record: Record, offset: int, length: int) -> bytes:
         """The bytes. Whole extents are checked: raises CorruptExtentError, ExtentGoneError."""
         ...
 
-    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
+    def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
         """As `read`, but None when the bytes lie in several extents or not in memory."""
         ...
 
-    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+    def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
         """As `reading`, but the range is valid only until the caller next awaits or reads; None when the
         bytes lie in several extents, or in a file that is not kept open."""
         ...
@@ -338,7 +338,7 @@ class ObjectStore(Protocol):
         """A writer for a version or a part that another node has stored."""
         ...
 
-    async def apply(self, change: Change) -> Applied:
+    async def apply_change(self, change: Change) -> Applied:
         """Enters what another node says of a name; in any order and any number of times. Durable when it
         returns.
 
@@ -346,12 +346,12 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def fence(self, epoch: int) -> None:
+    async def raise_fence(self, epoch: int) -> None:
         """No process of this node decides by a map before `epoch` any more: what such a map decided is
         committed by now, or never. See `epochs`."""
         ...
 
-    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
+    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         """Returns when every node that must have a name has what is here of it, or its removal, and `record`
         in particular, a version of it. A store of its own has nobody to tell. Raises NotReplicatedError."""
         ...
@@ -362,12 +362,12 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def grave(self, bucket: str, key: str, what: str = "") -> int:
+    def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:
         """The stamp of the deletion that is remembered of a name's null version, or of the version or upload
         with this id; 0 when there is none."""
         ...
 
-    def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
+    def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
         """The ids of versions of a name whose removals have higher stamps than `after`, and these stamps: not
         all where thousands are remembered of the name."""
         ...

@@ -232,11 +232,11 @@ class Span(msgspec.Struct, frozen=True):
     extent: Extent | None = None
     name: str = ""
 
-    def part(self, offset: int, length: int) -> Span:
+    def sub_span(self, offset: int, length: int) -> Span:
         """`length` bytes of it, from `offset` on."""
         return Span(self.fd, self.offset + offset, length, self.extent, self.name)
 
-    def named(self, name: str) -> Span:
+    def with_name(self, name: str) -> Span:
         """The same, of the object of this name."""
         return Span(self.fd, self.offset, self.length, self.extent, name)
 

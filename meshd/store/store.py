@@ -92,7 +92,7 @@ class CacheLookup(Protocol):
         """Its record, whose extents lie in the cache. Raises NotCachedError for a bucket with an origin."""
         ...
 
-    def listing(self, bucket: str) -> None:
+    def require_listable(self, bucket: str) -> None:
         """Raises NotCachedError for a bucket with an origin: no store can list it."""
         ...
 
@@ -108,18 +108,20 @@ class Store:
         sweep_drafts(self._disks, writer)
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
-        self._shop = WriterContext(settings, self._disks, self._committer, self._pool, clock, writer)
+        self._writers = WriterContext(settings, self._disks, self._committer, self._pool, clock, writer)
         self._compactor = Compactor(
             index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
         )
         convictor = DamageAttributor(index, self._disks, self._committer, clock, self._run)
-        self._convictor = convictor
+        self._damage_attributor = convictor
         self.scrub = Scrub(index, self._disks, self._committer, convictor, clock, self._run)
         """One process a node uses it: the steward."""
-        self.disks = DiskHealthMonitor(index, self._disks, self._committer, clock, self._run, settings.disks)
+        self.disk_health = DiskHealthMonitor(
+            index, self._disks, self._committer, clock, self._run, settings.disks
+        )
         self._reader = ExtentReader(self._disks, small=settings.small_object_bytes)
         self._clock = clock
-        self._beside: CacheLookup | None = None
+        self._cache_lookup: CacheLookup | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -131,7 +133,7 @@ class Store:
 
         Raises StoreInUseError, FormatError.
         """
-        locks = DataDirLock.share(settings.data_dir, writer)
+        locks = DataDirLock.acquire_shared(settings.data_dir, writer)
         try:
             index = Index.open(settings)
         except BaseException:
@@ -159,40 +161,44 @@ class Store:
         self._index.close()
         self._locks.release()
 
-    def attach(self, cache: Store, beside: CacheLookup) -> None:
+    def attach_cache(self, cache: Store, beside: CacheLookup) -> None:
         """From here on, what is not here is asked of `beside`, whose records lie in `cache`: one of another
         family, which the caller closes after this one."""
-        self._beside = beside
-        self._disks.lend(cache._disks)
+        self._cache_lookup = beside
+        self._disks.add_readable_disks(cache._disks)
 
     # objects ----------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
         record = self._index.get(bucket, key)
-        return record if record is not None or self._beside is None else self._beside.get(bucket, key)
+        return (
+            record
+            if record is not None or self._cache_lookup is None
+            else self._cache_lookup.get(bucket, key)
+        )
 
-    def own(self, bucket: str, key: str) -> Record | None:
+    def get_stored(self, bucket: str, key: str) -> Record | None:
         """As `get`, of what is kept here for good."""
         return self._index.get(bucket, key)
 
-    def own_entries(
+    def list_stored_entries(
         self, bucket: str, prefix: str, after: str, limit: int, slots: bytes | None = None
     ) -> EntryPage:
         """As `list_entries`, of what is kept here for good."""
         return self._index.list_entries(bucket, prefix, "", after, limit, slots)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
-        with self._index.reading() as txn:
-            return self._index.versions.find(txn, object_key(bucket, key), version)
+        with self._index.read_transaction() as txn:
+            return self._index.versions.find_version(txn, object_key(bucket, key), version)
 
-    def at(self, name: bytes, stamp: int) -> Record | None:
+    def version_at(self, name: bytes, stamp: int) -> Record | None:
         """The version of a name (bucket, NUL, key) with this stamp."""
-        with self._index.reading() as txn:
-            return self._index.versions.at(txn, name, stamp)
+        with self._index.read_transaction() as txn:
+            return self._index.versions.version_at(txn, name, stamp)
 
-    def newest(self, bucket: str, key: str) -> Record | None:
-        with self._index.reading() as txn:
-            return self._index.versions.newest(txn, object_key(bucket, key))
+    def newest_version(self, bucket: str, key: str) -> Record | None:
+        with self._index.read_transaction() as txn:
+            return self._index.versions.newest_version(txn, object_key(bucket, key))
 
     def list(
         self,
@@ -204,8 +210,8 @@ class Store:
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> Page:
-        if self._beside is not None:
-            self._beside.listing(bucket)
+        if self._cache_lookup is not None:
+            self._cache_lookup.require_listable(bucket)
         return self._index.list(bucket, prefix, delimiter, after, limit, slots)
 
     def list_entries(
@@ -218,8 +224,8 @@ class Store:
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> EntryPage:
-        if self._beside is not None:
-            self._beside.listing(bucket)
+        if self._cache_lookup is not None:
+            self._cache_lookup.require_listable(bucket)
         return self._index.list_entries(bucket, prefix, delimiter, after, limit, slots)
 
     def list_versions(
@@ -239,7 +245,7 @@ class Store:
         return self._index.is_empty(bucket)
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> DiskObjectWriter:
-        return DiskObjectWriter(self._shop, bucket, key, size)
+        return DiskObjectWriter(self._writers, bucket, key, size)
 
     async def delete(
         self,
@@ -312,27 +318,27 @@ class Store:
         reader = ExtentReader(
             self._disks, small=-1
         )  # caches nothing; the shared one belongs to the loop's thread
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             files = {extent.file: self._index.get_file(txn, extent.file) for extent in source.extents}
         own = {file for file, info in files.items() if info is not None and info.kind == "own"}
         return {extent: reader.read_extent(extent) for extent in source.extents if extent.file not in own}
 
-    def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
-        return self._reader.reading(record, offset, length)
+    def open_spans(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
+        return self._reader.open_spans(record, offset, length)
 
-    def reading_many(
+    def open_spans_many(
         self, wanted: Sequence[tuple[Record, int, int]]
     ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
-        return self._reader.reading_many(wanted)
+        return self._reader.open_spans_many(wanted)
 
-    def read(self, record: Record, offset: int, length: int) -> bytes:
-        return self._reader.read(record, offset, length)
+    def read_range(self, record: Record, offset: int, length: int) -> bytes:
+        return self._reader.read_range(record, offset, length)
 
-    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
-        return self._reader.read_now(record, offset, length)
+    def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
+        return self._reader.try_read_range(record, offset, length)
 
-    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
-        return self._reader.span_now(record, offset, length)
+    def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
+        return self._reader.try_open_span(record, offset, length)
 
     def locate(self, record: Record) -> Sequence[Location]:
         return self._reader.locate(record)
@@ -370,15 +376,15 @@ class Store:
         return created
 
     def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             return self._index.get_upload(txn, bucket, key, upload_id)
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> DiskObjectWriter:
-        return DiskObjectWriter(self._shop, upload.bucket, upload.key, size, upload, number)
+        return DiskObjectWriter(self._writers, upload.bucket, upload.key, size, upload, number)
 
     def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
         parts: list[UploadedPart] = []
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             for part in self._index.parts_of(txn, upload.upload_id, after):
                 if len(parts) == limit:
                     return PartPage(tuple(parts), limit > 0, parts[-1].number if parts else after)
@@ -420,39 +426,39 @@ class Store:
     # as a replica -----------------------------------------------------------------------------------------
 
     def replica_writer(self, bucket: str, key: str, *, size: int | None) -> DiskReplicaWriter:
-        return DiskReplicaWriter(self._shop, self._index, bucket, key, size)
+        return DiskReplicaWriter(self._writers, self._index, bucket, key, size)
 
-    async def apply(self, change: Change) -> Applied:
-        known = self.known(change)
+    async def apply_change(self, change: Change) -> Applied:
+        known = self.ack_if_known(change)
         if known is not None:
             return known
         applied: Applied = await self._submit(mutation_for(change))
         return applied
 
-    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
+    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
 
     async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
         check_write_conditions(conditions, self.get(bucket, key))
 
-    def known(self, change: Change) -> Applied | None:
+    def ack_if_known(self, change: Change) -> Applied | None:
         """What a change that says nothing new comes to; None for any other."""
         if not isinstance(change, Amended | Marked):
             return None
         name, record = object_key(change.bucket, change.key), change.record
-        with self._index.reading() as txn:
-            existing = self._index.versions.at(txn, name, record.stamp)
-            newest = self._index.versions.newest(txn, name)
+        with self._index.read_transaction() as txn:
+            existing = self._index.versions.version_at(txn, name, record.stamp)
+            newest = self._index.versions.newest_version(txn, name)
             if existing is None or newest is None or existing.version != record.version:
                 return None
             return Applied(newest.stamp, False) if existing.amended >= record.amended else None
 
-    def grave(self, bucket: str, key: str, what: str = "") -> int:
-        with self._index.reading() as txn:
-            return Tombstones(self._index, txn).of(txn, object_key(bucket, key), what)
+    def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:
+        with self._index.read_transaction() as txn:
+            return Tombstones(self._index, txn).stamp_of(txn, object_key(bucket, key), what)
 
-    def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
-        with self._index.reading() as txn:
+    def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
+        with self._index.read_transaction() as txn:
             graves = islice(tombstones_of_name(self._index, txn, object_key(bucket, key)), _MAX_TOMBSTONES)
             return [(what, stamp) for what, stamp in graves if stamp > after and is_version_id(what)]
 
@@ -462,7 +468,7 @@ class Store:
         return int(self._index.get_meta("last_stamp") or 0)
 
     def stats(self) -> StoreStats:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             count = own = live = dead = 0
             for _, info in self._index.all_files(txn):
                 count += 1
@@ -482,11 +488,11 @@ class Store:
                 quarantined=self._index.quarantine.count(txn),
             )
 
-    def tidy(self) -> None:
+    def close_deleted_files(self) -> None:
         """Lets go of removed files that the read cache still holds open; call it now and then."""
         self._reader.forget_deleted()
 
-    def compactable(self, dead_share: float = 0.5) -> Sequence[int]:
+    def compaction_candidates(self, dead_share: float = 0.5) -> Sequence[int]:
         """Data files worth compacting: at least this share of them is dead. The most dead first."""
         return self._compactor.candidates(dead_share)
 
@@ -507,35 +513,35 @@ class Store:
         """
         return read_inventory(self._index, wants, after, limit, looks)
 
-    async def drop(self, names: Sequence[HeldName]) -> int:
+    async def drop_unowned(self, names: Sequence[HeldName]) -> int:
         """Takes these versions and uploads out, without a word to anybody: other nodes hold them, or nobody
         does. How many were there. See `dropping`."""
         dropped: int = await self._submit(DropUnowned(names))
         return dropped
 
-    def standing(self) -> int:
+    def synced_stamp(self) -> int:
         """The stamp up to which this store has learnt of everything that concerns it; 0: nobody knows."""
         return int(self._index.get_meta("standing") or 0)
 
-    async def stand(self, stamp: int) -> None:
+    async def record_synced_stamp(self, stamp: int) -> None:
         """Remembers that it has, up to `stamp`."""
         await self._submit(RecordSyncedStamp(stamp))
 
-    async def fence(self, epoch: int) -> None:
+    async def raise_fence(self, epoch: int) -> None:
         """No process of this node decides by a map before `epoch` any more: what such a map decided is
         committed by now, or never. See `epochs`."""
         if epoch > int(self._index.get_meta("epoch") or 0):
             with suppress(StaleEpochError), epoch_scope(epoch):
                 await self._submit(RaiseWriteFence())
 
-    def graves_since(self) -> int:
+    def tombstones_complete_since(self) -> int:
         """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             return tombstones_complete_since(self._index, txn)
 
-    async def forget_graves(self) -> None:
+    async def prune_tombstones(self) -> None:
         """Forgets removals that everybody has had time to learn of. The steward alone does it."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             now = self._clock.now_ms() * 1_000_000
             before = prunable_before(self._index, txn, now, self._settings.tombstone_seconds)
         start = await self._submit(PruneTombstones(before, b""))
@@ -543,46 +549,48 @@ class Store:
             await asyncio.sleep(_TOMBSTONES_PAUSE)
             start = await self._submit(PruneTombstones(before, start))
 
-    async def examine(self) -> int:
+    async def process_damage_reports(self) -> int:
         """Looks again at what readers of this process found damaged, and has it put in quarantine; how many
         versions and parts went there."""
         noticed = drain_damage_reports(
             lambda extent: extent.disk in self._disks.roots or extent.disk in self._disks.lost
         )
-        return await self._convictor.convict(noticed) if noticed else 0
+        return await self._damage_attributor.attribute_damage(noticed) if noticed else 0
 
     def quarantined(
         self, limit: int = 1000, after: tuple[bytes, int] | None = None
     ) -> Sequence[tuple[bytes, int, Quarantined]]:
         """(name, stamp, what is known) of versions in quarantine, in order, from behind `after` on."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             return tuple(islice(all_quarantined(self._index, txn, after), limit))
 
-    def in_quarantine(self) -> int:
+    def quarantined_count(self) -> int:
         """How many there are."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             return self._index.quarantine.count(txn)
 
-    async def sweep_quarantine(self) -> int:
+    async def prune_quarantine(self) -> int:
         """Forgets of the quarantine what was removed or overwritten; how many."""
-        swept: int = await self._submit(PruneQuarantine()) if await self._run(self._is_any_over) else 0
+        swept: int = (
+            await self._submit(PruneQuarantine()) if await self._run(self._has_stale_quarantine) else 0
+        )
         return swept
 
-    def _is_any_over(self) -> bool:
-        with self._index.reading() as txn:
+    def _has_stale_quarantine(self) -> bool:
+        with self._index.read_transaction() as txn:
             return any(True for _ in stale_entries(self._index, txn))
 
-    async def lacking(self) -> int:
+    async def quarantined_bytes(self) -> int:
         """Bytes of what is in quarantine. Goes through all of it, as `sweep_quarantine` does."""
         size: int = await self._run(self._damaged_bytes)
         return size
 
     def _damaged_bytes(self) -> int:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             found = all_quarantined(self._index, txn)
             return sum(extent.length for *_, about in found for extent in about.extents)
 
-    async def purge(self) -> int:
+    async def purge_retired_files(self) -> int:
         """Removes files that were retired a grace time ago; how many."""
         return await self._compactor.purge()
 

@@ -89,7 +89,7 @@ class AuditLog:
         """Bytes that are not yet written."""
         return self._buffered + self._handed - self._done
 
-    def write(self, entry: AuditEntry) -> None:
+    def write_entry(self, entry: AuditEntry) -> None:
         """Queue a line. Called in the loop; never waits."""
         line = _line(entry)
         if self.pending + len(line) > self._max:
@@ -127,7 +127,7 @@ class AuditLog:
     def _work(self) -> None:
         while (item := self._queue.get()) is not _STOP:
             if isinstance(item, bytes):
-                self._file.append(item)
+                self._file.append_batch(item)
                 self._done += len(item)
             else:
                 self._file.close()
@@ -170,7 +170,7 @@ class _File:
         self._renamed = self._stuck = False
         self._why = 0
 
-    def append(self, batch: bytes) -> None:
+    def append_batch(self, batch: bytes) -> None:
         """Write the lines; what cannot be written is counted as dropped."""
         whole = 0
         try:

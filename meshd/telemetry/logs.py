@@ -51,7 +51,7 @@ class SecretMasker:
         self._known: re.Pattern[str] | None = None
         self._secrets: set[str] = set()
 
-    def hide(self, secrets: Iterable[str]) -> None:
+    def add_secrets(self, secrets: Iterable[str]) -> None:
         """Never show these again. Short ones are left alone, for they would mask ordinary words, and those
         that are masked by their shape."""
         new = {secret for secret in secrets if len(secret) >= 6 and not _ISSUED_SECRETS.fullmatch(secret)}
@@ -61,7 +61,7 @@ class SecretMasker:
         ordered = sorted(self._secrets, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
-    def clean(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """`text` with secrets masked, on one line, of bounded length."""
         if self._known is not None:
             text = self._known.sub(_MASK, text)
@@ -104,7 +104,7 @@ class TextFormatter(_Formatter):
         parts = [head, *(f"{name}={_plain(value)}" for name, value in _fields(record).items())]
         if failure := self._failure(record):
             parts.append(f"exception={json.dumps(failure)}")
-        return secret_masker.clean(" ".join(parts))
+        return secret_masker.mask_text(" ".join(parts))
 
 
 class JsonFormatter(_Formatter):
@@ -124,7 +124,7 @@ class JsonFormatter(_Formatter):
 
 
 def _clean(value: object) -> object:
-    return value if isinstance(value, int | float | bool | None) else secret_masker.clean(str(value))
+    return value if isinstance(value, int | float | bool | None) else secret_masker.mask_text(str(value))
 
 
 def _plain(value: object) -> str:
@@ -169,20 +169,20 @@ class RuntimeLogLevel:
         self._word = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
 
     def __repr__(self) -> str:
-        return f"<Verbosity {self.asked()}>"
+        return f"<Verbosity {self.requested()}>"
 
-    def asked(self) -> RequestedLevel | None:
+    def requested(self) -> RequestedLevel | None:
         """None while the settings decide."""
         word = self._word[0]
         if not word:
             return None
         return RequestedLevel(LOG_LEVELS[word & ((1 << _LEVEL_BITS) - 1)], (word >> _LEVEL_BITS) / 1000)
 
-    def ask(self, level: str, until: float) -> None:
+    def request_level(self, level: str, until: float) -> None:
         """`level`, one of LOG_LEVELS, until that second of the monotonic clock; nobody is told."""
         self._word[0] = round(until * 1000) << _LEVEL_BITS | LOG_LEVELS.index(level)
 
-    def forget(self) -> None:
+    def reset_level(self) -> None:
         """The settings decide again; nobody is told."""
         self._word[0] = 0
 
@@ -195,7 +195,7 @@ def follow_runtime_level(configured: str) -> None:
     every SIGUSR1. In the main thread."""
 
     def look(*_: object) -> None:
-        asked = runtime_level.asked()
+        asked = runtime_level.requested()
         set_level(asked.level if asked else configured)
 
     signal.signal(signal.SIGUSR1, look)

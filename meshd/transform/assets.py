@@ -98,7 +98,7 @@ class LoadedAssets:
                 return known
             if digest not in places:
                 return no_assets(digest)
-            return self._keep(verify_asset(digest, self._files.read(places[digest])))
+            return self._keep(verify_asset(digest, self._files.read_pieces(places[digest])))
 
         return load
 

@@ -52,7 +52,7 @@ class Program:
     def outputs(self) -> dict[str, FieldType]:
         return {name: chain.output for name, chain in self.chains.items()}
 
-    def check_alone(self, why: str) -> None:
+    def require_unmixed(self, why: str) -> None:
         """Raise PlanError when rows are mixed: `why` says what has no second row."""
         if self.pairing is not None:
             raise PlanError(
@@ -109,9 +109,9 @@ def compile_program(
     """
     sorted_ = FieldOps(fields, fuse=fuse, load=load)
     for index, op in enumerate(spec.ops):
-        for name in op.every:
+        for name in op.all_fields:
             _check_field(name, f"ops[{index}].{'fields' if op.fields else 'field'}", sorted_.ops, labels)
-        sorted_.add(index, op)
+        sorted_.add_op(index, op)
     starts = sorted_.starts
     halves = {
         name: split_at_mixing(ops, fuse=fuse, load=load, start=starts[name])
@@ -165,5 +165,5 @@ def load_program(text: str, load: AssetLoader = no_assets) -> Program:
     spec, labels = parse_spec(document["spec"]), document.get("labels", ())
     for index, op in enumerate(spec.ops):
         if is_user_op(op.op):  # known from here on, to whoever looks an op up by its name
-            MODULES.find(op.op, op.version, f"ops[{index}]", load)
+            MODULES.find_op(op.op, op.version, f"ops[{index}]", load)
     return compile_program(spec, document["fields"], labels, load=load)

@@ -149,9 +149,9 @@ class OpStats:
         self._uses: dict[str, list[float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Tally {self.uses()}>"
+        return f"<Tally {self.op_totals()}>"
 
-    def add(self, op: str, seconds: float, taken: int, made: int, *, failed: bool = False) -> None:
+    def record_call(self, op: str, seconds: float, taken: int, made: int, *, failed: bool = False) -> None:
         """One call of an op: its time, and the bytes of its value before and after."""
         use = self._uses.get(op)
         if use is None:
@@ -162,7 +162,7 @@ class OpStats:
         use[3] += taken
         use[4] += made
 
-    def uses(self) -> tuple[OpUse, ...]:
+    def op_totals(self) -> tuple[OpUse, ...]:
         """All of it, by op."""
         return tuple(
             OpUse(op, int(calls), int(failures), seconds, int(taken), int(made))

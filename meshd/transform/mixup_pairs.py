@@ -114,7 +114,7 @@ def split_at_mixing(
 
 
 def _mixes(index: int, op: OpSpec) -> bool:
-    return registry.find(op.op, op.version, f"ops[{index}]").mixes
+    return registry.find(op.op, op.version, f"ops[{index}]").is_mixing
 
 
 def compile_mixing(
@@ -173,7 +173,7 @@ class PairedRow:
         self.value, self.weight = value, weight
         self._pairing, self._other = pairing, other
 
-    def soften(self, field: int, row: npt.NDArray[Any]) -> None:
+    def mix_soft_label(self, field: int, row: npt.NDArray[Any]) -> None:
         """Mix the field of this number, which was rendered into `row`, if it is a soft label."""
         if self._other is not None and field in self._other.soft:
             weight = np.float32(self.weight)
@@ -232,11 +232,11 @@ class PairRenderer:
         try:
             mixed, weight = self.pairing.mixing.mix(value, other, random)
         except Exception as error:
-            tally.add(op, tally.clock() - began, taken, 0, failed=True)
+            tally.record_call(op, tally.clock() - began, taken, 0, failed=True)
             if is_out_of_memory(error):
                 raise OutOfMemoryError(op) from error
             raise OpFailedError(op, error) from error
-        tally.add(op, tally.clock() - began, taken, value_bytes(mixed))
+        tally.record_call(op, tally.clock() - began, taken, value_bytes(mixed))
         return mixed, weight
 
     def _prepared(self, position: int, sources: Sequence[Pieces], draw: Draw, start: RowInputs) -> Any:
@@ -246,7 +246,7 @@ class PairRenderer:
         known = self._known.get(key)
         if known is None:
             try:
-                known = self.pairing.before.render(start.of(self.number), draw, self._tally)
+                known = self.pairing.before.render(start.field_value(self.number), draw, self._tally)
             except BadSampleError as error:
                 known = error
             self._known[key] = known
@@ -277,5 +277,5 @@ class PairRenderer:
         return None if beside is None else beside.number
 
     def _label(self, name: str, draw: Draw, start: RowInputs) -> Any:
-        value = start.of(self._names.index(name))
+        value = start.field_value(self._names.index(name))
         return self._program.chains[name].render(value, draw, self._tally)

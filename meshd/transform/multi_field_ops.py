@@ -64,14 +64,14 @@ class CompiledMultiFieldOp:
             made = self.operation.apply_all(values, draw(self.index) if self.draws else _NO_DRAWS)
             self._check(made)
         except Exception as error:
-            tally.add(self.op, tally.clock() - began, taken, 0, failed=True)
+            tally.record_call(self.op, tally.clock() - began, taken, 0, failed=True)
             if is_out_of_memory(error):
                 raise OutOfMemoryError(self.op) from error
             if isinstance(error, BadSampleError):
                 error.op = self.op
                 raise
             raise OpFailedError(self.op, error) from error
-        tally.add(self.op, tally.clock() - began, taken, sum(map(value_bytes, made)))
+        tally.record_call(self.op, tally.clock() - began, taken, sum(map(value_bytes, made)))
         return made
 
     def _check(self, made: tuple[Any, ...]) -> None:
@@ -92,19 +92,19 @@ class FieldOps:
         self.shared: dict[int, tuple[str, ...]] = {}
         self._fuse, self._load = fuse, load
 
-    def add(self, index: int, op: OpSpec) -> None:
+    def add_op(self, index: int, op: OpSpec) -> None:
         """The next op of the plan. Raises PlanError."""
         definition = registry.find(op.op, op.version, f"ops[{index}]")
-        if definition.joins:
+        if definition.is_multi_field:
             self._join(index, op)
             return
         if op.fields:
             self._check_shared(index, op, definition)
-        for name in op.every:
-            self.ops[name].append((index, op.of(name) if op.fields else op))
+        for name in op.all_fields:
+            self.ops[name].append((index, op.for_field(name) if op.fields else op))
 
     def _check_shared(self, index: int, op: OpSpec, definition: registry.OpDefinition) -> None:
-        if definition.mixes:
+        if definition.is_mixing:
             raise PlanError(f"ops[{index}].fields", f"{op.op} mixes one field; name its labels in `labels`")
         if definition.random:
             self.shared[index] = op.fields
@@ -114,8 +114,10 @@ class FieldOps:
         if op.each:
             raise PlanError(f"{path}.each", f"{op.op} takes its fields together: it has one set of arguments")
         chains = []
-        for name in op.every:
-            mixing = [at for at, each in self.ops[name] if registry.find(each.op, each.version, path).mixes]
+        for name in op.all_fields:
+            mixing = [
+                at for at, each in self.ops[name] if registry.find(each.op, each.version, path).is_mixing
+            ]
             if mixing:
                 raise PlanError(path, f"{op.op} works on rows before they are mixed: put it ahead")
             chains.append(
@@ -127,10 +129,10 @@ class FieldOps:
             outputs = joining.infer_all([chain.output for chain in chains])
         except ValueError as error:
             raise PlanError(path, f"{op.op}: {error}") from None
-        numbers = [list(self.ops).index(name) for name in op.every]
+        numbers = [list(self.ops).index(name) for name in op.all_fields]
         before = tuple(zip(numbers, chains, strict=True))
         self.joints.append(CompiledMultiFieldOp(op.op, index, before, outputs, joining, definition.random))
-        for name, output in zip(op.every, outputs, strict=True):
+        for name, output in zip(op.all_fields, outputs, strict=True):
             self.ops[name], self.starts[name] = [], output
 
 
@@ -153,7 +155,7 @@ class RowInputs:
         self.number = joints[0].before[0][0] if joints else 0
         """The field at hand: the one that an error is told of."""
 
-    def join(self) -> None:
+    def run_multi_field_ops(self) -> None:
         """Run what takes several fields, once. Raises what rendering raises."""
         if self._joined:
             return
@@ -167,9 +169,9 @@ class RowInputs:
             self._made.update({number: value for (number, _), value in zip(joint.before, made, strict=True)})
         self._joined = True
 
-    def of(self, number: int) -> Any:
+    def field_value(self, number: int) -> Any:
         """The value of a field, by its number."""
-        self.join()
+        self.run_multi_field_ops()
         self.number = number
         return self._begun(number)
 

@@ -53,7 +53,7 @@ class Fusible(Protocol):
 class RowWriter(Protocol):
     """A last op that can write its result into the row instead of a new array."""
 
-    def place(self, value: Any, row: npt.NDArray[Any], random: KeyedRandom) -> None:
+    def write_row(self, value: Any, row: npt.NDArray[Any], random: KeyedRandom) -> None:
         """Writes what `apply(value, random)` would return."""
         ...
 
@@ -84,16 +84,16 @@ class Step:
 class OpChain:
     """The compiled ops of one field, from its bytes to its `output` type."""
 
-    __slots__ = ("_place", "_placed_steps", "_placing", "_steps", "output")
+    __slots__ = ("_row_writer", "_steps", "_steps_before_write", "_write_row", "output")
 
     def __init__(self, steps: Sequence[Step], output: FieldType) -> None:
         self.output = output
         self._steps = tuple(steps)
-        self._placing: Step | None
-        self._placed_steps, self._placing, self._place = self._steps, None, _copy
+        self._row_writer: Step | None
+        self._steps_before_write, self._row_writer, self._write_row = self._steps, None, _copy
         if steps and isinstance(steps[-1].operation, RowWriter):
-            self._placed_steps, self._placing = self._steps[:-1], steps[-1]
-            self._place = steps[-1].operation.place
+            self._steps_before_write, self._row_writer = self._steps[:-1], steps[-1]
+            self._write_row = steps[-1].operation.write_row
 
     def __repr__(self) -> str:
         return f"Chain({' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output})"
@@ -109,17 +109,17 @@ class OpChain:
         """Writes the value of one sample of a fixed type into `row`; on an error `row` may be half
         written.
         """
-        value = self._run(self._placed_steps, data, draw, tally)
-        began, last = tally.clock(), self._placing
+        value = self._run(self._steps_before_write, data, draw, tally)
+        began, last = tally.clock(), self._row_writer
         label = last.label if last else "row"
         try:
-            self._place(value, row, last.random(draw) if last else _NO_DRAWS)
+            self._write_row(value, row, last.random(draw) if last else _NO_DRAWS)
         except Exception as error:
             if is_out_of_memory(error):
                 raise OutOfMemoryError(label) from error
             raise OpFailedError(label, error) from error
         if last:
-            tally.add(label, tally.clock() - began, value_bytes(value), row.nbytes)
+            tally.record_call(label, tally.clock() - began, value_bytes(value), row.nbytes)
 
     @staticmethod
     def _run(steps: tuple[Step, ...], value: Any, draw: Draw, tally: OpStats) -> Any:
@@ -129,10 +129,10 @@ class OpChain:
                 label = step.label
                 value = step.run(value, draw)
                 now, made = tally.clock(), value_bytes(value)
-                tally.add(label, now - began, taken, made)
+                tally.record_call(label, now - began, taken, made)
                 began, taken = now, made
         except Exception as error:
-            tally.add(label, tally.clock() - began, taken, 0, failed=True)
+            tally.record_call(label, tally.clock() - began, taken, 0, failed=True)
             if is_out_of_memory(error):
                 raise OutOfMemoryError(label) from error
             if isinstance(error, BadSampleError):

@@ -61,9 +61,9 @@ def describe_op(found: OpDefinition) -> dict[str, Any]:
         "gives": found.gives,
         "refuses": found.refuses,
         "random": found.random,
-        "mixes": found.mixes,
+        "mixes": found.is_mixing,
         "arguments": [_argument(parameter) for parameter in found.parameters],
-        **({"inputs": list(found.inputs)} if found.joins else {}),
+        **({"inputs": list(found.inputs)} if found.is_multi_field else {}),
     }
 
 

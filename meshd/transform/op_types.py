@@ -149,11 +149,11 @@ class OpDefinition:
         return tuple(parameter.name for parameter in self.parameters if parameter.parse is asset)
 
     @property
-    def joins(self) -> bool:
+    def is_multi_field(self) -> bool:
         """Whether what it builds is over the values of several fields (`joining.Joining`)."""
         return bool(self.inputs)
 
     @property
-    def mixes(self) -> bool:
+    def is_mixing(self) -> bool:
         """Whether what it builds is a Mixing."""
         return hasattr(self.build, "mix")

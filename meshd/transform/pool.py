@@ -52,23 +52,25 @@ class TransformPool:
         if not sockets:
             raise ValueError("a pool needs at least one transform process")
         brave = (len(sockets) + 1) // 2
-        self._lanes = [WorkerClient(path, self, brave=number < brave) for number, path in enumerate(sockets)]
+        self._workers = [
+            WorkerClient(path, self, brave=number < brave) for number, path in enumerate(sockets)
+        ]
         self._distrusted: dict[str, asyncio.TimerHandle] = {}
         self._asked: dict[str, float] = {}
         """When each account asked for something last."""
         self._queue: FairQueue[RowSlice] = FairQueue()
         self._tasks = BackgroundTasks("transform-pool")
-        self._pace = SliceSizer()
+        self._slice_sizer = SliceSizer()
         self._waiting_rows = 0
         self.closed = False
         self.queued_rows = 0
 
     def __repr__(self) -> str:
-        return f"<TransformPool of {len(self._lanes)}, {self.queued_rows} rows asked for>"
+        return f"<TransformPool of {len(self._workers)}, {self.queued_rows} rows asked for>"
 
     def start(self) -> None:
         """Begin to connect. Needs the running event loop."""
-        for number, lane in enumerate(self._lanes):
+        for number, lane in enumerate(self._workers):
             self._tasks.spawn(lane.run(), f"lane-{number}")
 
     async def aclose(self) -> None:
@@ -78,7 +80,7 @@ class TransformPool:
             timer.cancel()
         await self._tasks.aclose()
         while len(self._queue):
-            self.abandon((await self._queue.get()).item)
+            self.abandon_slice((await self._queue.get()).item)
 
     async def render(
         self,
@@ -133,7 +135,7 @@ class TransformPool:
     def _put(self, item: RowSlice, *, first: bool = False) -> None:
         order = item.call.order
         self._waiting_rows += len(item.rows)
-        self._queue.put(order.account, order.job, item, first=first, place=item.place)
+        self._queue.put(order.account, order.job, item, first=first, place=item.queue_position)
 
     async def next_slice(self, *, brave: bool) -> RowSlice:
         """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
@@ -141,16 +143,18 @@ class TransformPool:
             turn = await self._queue.get(shy=brave)
             item = turn.item
             waiting, self._waiting_rows = self._waiting_rows, self._waiting_rows - len(item.rows)
-            if item.call.wanted:
+            if item.call.is_pending:
                 item.turn = turn
-                self._share(item, waiting)
+                self._split_slice(item, waiting)
                 return item
-            self._queue.done(turn)
-            item.call.leave()
+            self._queue.finish_turn(turn)
+            item.call.release_slice()
 
-    def _share(self, item: RowSlice, waiting: int) -> None:
+    def _split_slice(self, item: RowSlice, waiting: int) -> None:
         """Put back what is for other processes; `waiting`: rows, those of `item` among them."""
-        portion = self._pace.portion(item.call.order.job, len(item.rows), waiting, len(self._lanes))
+        portion = self._slice_sizer.slice_rows(
+            item.call.order.job, len(item.rows), waiting, len(self._workers)
+        )
         if portion < len(item.rows):
             rest = RowSlice(item.call, item.rows[portion:])
             item.rows = item.rows[:portion]
@@ -158,10 +162,10 @@ class TransformPool:
 
     def _end_turn(self, item: RowSlice, seconds: float | None) -> None:
         if item.turn is not None:
-            self._queue.done(item.turn, seconds)
+            self._queue.finish_turn(item.turn, seconds)
             item.turn = None
 
-    def answered(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
+    def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
         """A process is through with `item`, or with a part of it: what is left goes on when its job's turn
         comes."""
         self._end_turn(item, reply.seconds)
@@ -169,42 +173,42 @@ class TransformPool:
             self._distrust(item.call.order.job)
         record_reply_metrics(reply)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
-        self._pace.took(item.call.order.job, len(told), reply.seconds)
+        self._slice_sizer.record_duration(item.call.order.job, len(told), reply.seconds)
         left = [work for work in item.rows if work.row not in told]
         if len(left) == len(item.rows):
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
         sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
         part = RenderResult(list(reply.failures), parts, sums, reply.seconds, reply.reading)
-        item.call.take(part, len(item.rows) - len(left))
-        if left and item.call.wanted:
+        item.call.add_result(part, len(item.rows) - len(left))
+        if left and item.call.is_pending:
             self._put(RowSlice(item.call, left), first=True)
-        item.call.leave()
+        item.call.release_slice()
 
-    def abandon(self, item: RowSlice) -> None:
+    def abandon_slice(self, item: RowSlice) -> None:
         """The node is going down with `item` undone."""
         self._end_turn(item, None)
-        item.call.give_up(_closed())
-        item.call.leave()
+        item.call.fail_call(_closed())
+        item.call.release_slice()
 
-    def lost(self, item: RowSlice) -> None:
+    def on_slice_lost(self, item: RowSlice) -> None:
         """A process died that had not begun `item`: another one gets it, a bounded number of times."""
         self._end_turn(item, None)
         item.lost += 1
-        if not item.call.wanted:
-            item.call.leave()
+        if not item.call.is_pending:
+            item.call.release_slice()
         elif item.lost > _LOST:
             self._fail(item, "read", "transform processes die before they come to this row")
         else:
             self._put(item, first=True)
 
-    def crashed(self, item: RowSlice, row: int, seconds: float) -> None:
+    def on_worker_crash(self, item: RowSlice, row: int, seconds: float) -> None:
         """A process died on a row of `item`, after so long. The row is tried once more, alone; the others as
         they were."""
         self._end_turn(item, seconds)
         self._distrust(item.call.order.job)
-        if not item.call.wanted:
-            item.call.leave()
+        if not item.call.is_pending:
+            item.call.release_slice()
             return
         if item.suspect:
             self._fail(
@@ -217,7 +221,7 @@ class TransformPool:
             self._put(RowSlice(item.call, others), first=True)
         if suspects:
             self._put(RowSlice(item.call, suspects, suspect=True), first=True)
-        item.call.leave()
+        item.call.release_slice()
 
     def _has_neighbours(self) -> bool:
         """Whether several accounts have been at work lately."""
@@ -229,19 +233,19 @@ class TransformPool:
         before = self._distrusted.pop(job, None)
         if before is not None:
             before.cancel()
-        self._queue.mark(job, shy=True)
+        self._queue.set_shy(job, shy=True)
         self._distrusted[job] = asyncio.get_running_loop().call_later(DISTRUST_SECONDS, self._trust, job)
 
     def _trust(self, job: str) -> None:
         del self._distrusted[job]
-        self._queue.mark(job, shy=False)
+        self._queue.set_shy(job, shy=False)
 
     def _fail(self, item: RowSlice, kind: FailureKind, reason: str) -> None:
         failures = _failures(item, kind, reason)
         for failure in failures:
             metrics.transform_failures.labels(failure.op).inc()
-        item.call.take(RenderResult(list(failures)), len(item.rows))
-        item.call.leave()
+        item.call.add_result(RenderResult(list(failures)), len(item.rows))
+        item.call.release_slice()
 
 
 def _failures(item: RowSlice, kind: FailureKind, reason: str) -> tuple[Failure, ...]:

@@ -85,7 +85,7 @@ def find(
     """The op of a name; version "" takes the latest (of a user's op it must be given). Raises UnknownOpError,
     UnknownBuildError."""
     if is_user_op(name):
-        return MODULES.find(name, version, path)
+        return MODULES.find_op(name, version, path)
     builds = ops.get(name)
     if builds is None:
         raise UnknownOpError(

@@ -100,21 +100,21 @@ class RenderCall:
         self._left, self._slices = rows, 0
 
     @property
-    def wanted(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether somebody still waits for the outcome."""
         return not self.outcome.done()
 
-    def enter(self) -> None:
+    def add_slice(self) -> None:
         self._slices += 1
 
-    def leave(self) -> None:
+    def release_slice(self) -> None:
         self._slices -= 1
         if not self._slices:
             os.close(self.frame_fd)
 
-    def take(self, part: RenderResult, rows: int) -> None:
+    def add_result(self, part: RenderResult, rows: int) -> None:
         """The outcome of `rows` more rows."""
-        if not self.wanted:
+        if not self.is_pending:
             part.close()
             return
         self._rendered.failures += part.failures
@@ -126,8 +126,8 @@ class RenderCall:
         if not self._left:
             self.outcome.set_result(self._rendered)
 
-    def give_up(self, error: Exception) -> None:
-        if self.wanted:
+    def fail_call(self, error: Exception) -> None:
+        if self.is_pending:
             self.discard()
             self.outcome.set_exception(error)
 
@@ -145,14 +145,14 @@ class RowSlice:
         self.call, self.rows, self.suspect = call, rows, suspect
         self.number, self.lost = 0, 0
         self.turn: QueueTicket[RowSlice] | None = None
-        call.enter()
+        call.add_slice()
 
     @property
-    def place(self) -> QueuePosition:
+    def queue_position(self) -> QueuePosition:
         """Where it belongs in its job's line."""
         return QueuePosition(self.call.order.asked, self.call.order.epoch, self.rows[0].position)
 
-    def request(self, number: int, *, with_text: bool) -> RenderRequest:
+    def to_request(self, number: int, *, with_text: bool) -> RenderRequest:
         self.number = number
         paths: dict[str, int] = {}
 

@@ -55,9 +55,9 @@ class RowWatchdog:
         _go_first()
 
     def __repr__(self) -> str:
-        return f"<Watch, {self.taken()} of {self.limits.memory} bytes>"
+        return f"<Watch, {self.used_bytes()} of {self.limits.memory} bytes>"
 
-    def taken(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes beyond those the process began with."""
         return self._held() - self._begun_with
 
@@ -70,18 +70,18 @@ class RowWatchdog:
         signal.setitimer(signal.ITIMER_REAL, self.limits.row_seconds)
         signal.setitimer(signal.ITIMER_PROF, self.limits.row_cpu_seconds)
 
-    def rest(self) -> None:
+    def end_row(self) -> None:
         """No row is under way."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
     def is_worn(self) -> bool:
         """Whether so much was kept from earlier rows that the process should make room for a new one."""
-        return self.taken() > self.limits.memory // 2
+        return self.used_bytes() > self.limits.memory // 2
 
     def is_fresh(self) -> bool:
         """Whether a row has about all the memory it can ever have."""
-        return self.taken() <= min(_FRESH, self.limits.memory // 4)
+        return self.used_bytes() <= min(_FRESH, self.limits.memory // 4)
 
 
 def keep_heap(memory: int) -> None:

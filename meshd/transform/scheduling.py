@@ -34,7 +34,7 @@ class QueuePosition:
     epoch: int = 0
     position: int = 0
 
-    def before(self, other: QueuePosition) -> bool:
+    def is_before(self, other: QueuePosition) -> bool:
         """Whether what is asked for now overtakes what waits already."""
         together = other.asked > self.asked - TOGETHER
         return together and (self.epoch, self.position) < (other.epoch, other.position)
@@ -54,7 +54,7 @@ class _Job(Generic[T]):
 
     def line_up(self, item: T, place: QueuePosition) -> None:
         at = len(self.line)
-        while at and place.before(self.line[at - 1][1]):
+        while at and place.is_before(self.line[at - 1][1]):
             at -= 1
         self.line.insert(at, (item, place))
 
@@ -119,7 +119,7 @@ class FairQueue(Generic[T]):
         self._length += 1
         self._wake(job)
 
-    def mark(self, job: str, *, shy: bool) -> None:
+    def set_shy(self, job: str, *, shy: bool) -> None:
         """Whether the job's work goes only to those who take shy jobs, from now on."""
         if shy:
             self._shy.add(job)
@@ -131,7 +131,7 @@ class FairQueue(Generic[T]):
     async def get(self, *, shy: bool = True) -> QueueTicket[T]:
         """The next piece of work, once there is any; `shy`: whether those of shy jobs are taken, too."""
         while True:
-            turn = self._take(shy=shy)
+            turn = self._dequeue(shy=shy)
             if turn is not None:
                 return turn
             await self._wait(shy=shy)
@@ -159,7 +159,7 @@ class FairQueue(Generic[T]):
             if mine.line and (shy or job not in self._shy)
         ]
 
-    def _take(self, *, shy: bool) -> QueueTicket[T] | None:
+    def _dequeue(self, *, shy: bool) -> QueueTicket[T] | None:
         found = self._choose(self._shy if not shy else frozenset())
         if found is None:
             return None
@@ -185,7 +185,7 @@ class FairQueue(Generic[T]):
                 return name, owner, job, mine
         return None
 
-    def done(self, turn: QueueTicket[T], seconds: float | None = None) -> None:
+    def finish_turn(self, turn: QueueTicket[T], seconds: float | None = None) -> None:
         """What `get` gave is over: it took so long; None: it was not begun."""
         owner = self._accounts[turn.account]
         mine = owner.jobs[turn.job]
@@ -243,7 +243,7 @@ class SliceSizer:
     def __repr__(self) -> str:
         return f"<Pace of {len(self._seconds)} jobs>"
 
-    def took(self, job: str, rows: int, seconds: float) -> None:
+    def record_duration(self, job: str, rows: int, seconds: float) -> None:
         """So many rows of the job were done in that time."""
         if rows:
             before = self._seconds.pop(job, seconds / rows)
@@ -251,7 +251,7 @@ class SliceSizer:
             while len(self._seconds) > _JOBS:
                 self._seconds.popitem(last=False)
 
-    def portion(self, job: str, rows: int, waiting: int, processes: int) -> int:
+    def slice_rows(self, job: str, rows: int, waiting: int, processes: int) -> int:
         """How many of `rows` rows at the head of the line one of the processes takes; `waiting`: rows in all
         lines, these among them. Even, where it is not all of them: neighbours may be mixed with each other.
         """

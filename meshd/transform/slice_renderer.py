@@ -142,7 +142,7 @@ class _Slice:
         self, before_row: Callable[[int], None], is_full: Callable[[], bool]
     ) -> tuple[RenderReply, int | None]:
         rendered: list[int] = []
-        self._files.expect(self._pieces())
+        self._files.readahead(self._pieces())
         clock = self._tally.clock
         began = clock()
         for row in self._request.rows:
@@ -159,7 +159,7 @@ class _Slice:
         scratch = _scratch(list(self._ragged.values())) if self._ragged else None
         sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
         number, failures, seconds = self._request.number, tuple(self._failures), clock() - began
-        uses = self._tally.uses()
+        uses = self._tally.op_totals()
         reply = RenderReply(
             number, tuple(rendered), failures, columns, sums, seconds, uses, self._tally.reading
         )
@@ -177,7 +177,7 @@ class _Slice:
         start = RowInputs(self._program.joints, row.sources, self._read, draw, self._tally)
         pair = None
         try:
-            start.join()
+            start.run_multi_field_ops()
             if self._pairs is not None:
                 start.number = self._pairs.number
                 pair = self._pairs.begin(row, draw, start)
@@ -223,7 +223,7 @@ class _Slice:
         began = tally.clock()
         try:
             failpoints.hit("transform.read")
-            return self._files.read(self._request.places(pieces))
+            return self._files.read_pieces(self._request.places(pieces))
         finally:
             tally.reading += tally.clock() - began
 
@@ -236,12 +236,12 @@ class _Slice:
         pair: PairedRow | None,
     ) -> None:
         mixed = pair is not None and self._pairs is not None and number == self._pairs.number
-        data = pair.value if mixed and pair is not None else start.of(number)
+        data = pair.value if mixed and pair is not None else start.field_value(number)
         column, chain = self._columns[number], self._chains[number]
         if column is not None:
             chain.render_into(data, draw, column.row, self._tally)
             if pair is not None:
-                pair.soften(number, column.row)
+                pair.mix_soft_label(number, column.row)
             return
         value = chain.render(data, draw, self._tally)
         size = sum(value_bytes(other) for _, other in values) + value_bytes(value)

@@ -43,13 +43,13 @@ class SourceFiles:
     def __repr__(self) -> str:
         return f"<SourceFiles {len(self._open)} open>"
 
-    def read(self, pieces: Sequence[Piece]) -> bytes:
+    def read_pieces(self, pieces: Sequence[Piece]) -> bytes:
         """The bytes of all pieces, joined. Raises SourceGoneError, SourceDamagedError."""
         if len(pieces) == 1:
             return self._read_one(*pieces[0])
         return b"".join([self._read_one(*piece) for piece in pieces])
 
-    def expect(self, pieces: Iterable[Piece]) -> None:
+    def readahead(self, pieces: Iterable[Piece]) -> None:
         """Have the kernel begin to read these, AHEAD bytes at most, for they are asked for soon: a disk takes
         what waits for it in the order that suits it. What cannot be opened is left to `read`."""
         left = READAHEAD_BYTES

@@ -42,19 +42,19 @@ class SliceSource(Protocol):
         """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
         ...
 
-    def answered(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
+    def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
         """A process is through with `item`, or with a part of it."""
         ...
 
-    def abandon(self, item: RowSlice) -> None:
+    def abandon_slice(self, item: RowSlice) -> None:
         """The node is going down with `item` undone."""
         ...
 
-    def lost(self, item: RowSlice) -> None:
+    def on_slice_lost(self, item: RowSlice) -> None:
         """A process died that had not begun `item`."""
         ...
 
-    def crashed(self, item: RowSlice, row: int, seconds: float) -> None:
+    def on_worker_crash(self, item: RowSlice, row: int, seconds: float) -> None:
         """A process died on a row of `item`, after so long."""
         ...
 
@@ -80,7 +80,7 @@ class WorkerClient:
                 await self._converse(stream)
         finally:
             for item in self._sent:
-                self._pool.abandon(item)
+                self._pool.abandon_slice(item)
             self._finalizer()
 
     async def _connect(self) -> MessageStream:
@@ -94,7 +94,7 @@ class WorkerClient:
 
     async def _converse(self, stream: MessageStream) -> None:
         """Send and receive until the process is gone; then blame the slice it was working on."""
-        self._make_room()
+        self._update_room()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_all(stream))
@@ -103,17 +103,17 @@ class WorkerClient:
             pass
         finally:
             stream.close()
-        self._share_out()
+        self._return_slices()
 
-    def _share_out(self) -> None:
+    def _return_slices(self) -> None:
         """Give back what the dead process had; the row it was working on is the suspect."""
         number, row = read_progress(self._progress)
         left, self._sent = list(self._sent), deque()
         for item in reversed(left):
             if item.number == number:
-                self._pool.crashed(item, row, self._now() - self._since)
+                self._pool.on_worker_crash(item, row, self._now() - self._since)
             else:
-                self._pool.lost(item)
+                self._pool.on_slice_lost(item)
 
     async def _send_all(self, stream: MessageStream) -> None:
         texts: set[str] = set()
@@ -127,8 +127,8 @@ class WorkerClient:
             if not self._sent:
                 self._since = self._now()
             self._sent.append(item)
-            self._make_room()
-            request = item.request(self._number, with_text=program not in texts)
+            self._update_room()
+            request = item.to_request(self._number, with_text=program not in texts)
             texts.add(program)
             try:
                 await stream.send(request, (item.call.frame_fd, self._progress))
@@ -141,10 +141,10 @@ class WorkerClient:
             reply = msgspec.convert(body, RenderReply)
             item = self._sent.popleft()
             self._since = self._now()
-            self._make_room()
-            self._pool.answered(item, reply, fds)
+            self._update_room()
+            self._pool.on_reply(item, reply, fds)
 
-    def _make_room(self) -> None:
+    def _update_room(self) -> None:
         """Whether the process should be given more. What is expected to take long is not waited behind."""
         quick = all(item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS for item in self._sent)
         if not self._sent or (quick and len(self._sent) < IN_FLIGHT):

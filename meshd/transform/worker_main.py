@@ -92,7 +92,7 @@ class _PoolConnection:
                 try:
                     self._answer(msgspec.convert(body, RenderRequest), fds[0], fds[1])
                 finally:
-                    self._watch.rest()
+                    self._watch.end_row()
                     for fd in fds:
                         os.close(fd)
         finally:
@@ -116,14 +116,14 @@ class _PoolConnection:
         except Exception as error:
             _log.exception("a slice of rows broke the renderer")
             reply, scratch = _broken(request, error), None
-        self._watch.rest()
+        self._watch.end_row()
         reply = msgspec.structs.replace(reply, seconds=clock() - began)
         self._send(reply, scratch)
 
     def _check_room(self, request: RenderRequest) -> None:
         """End before a row is begun in too small a room; the pool gives the slice to another process."""
         if self._watch.is_worn() or (request.last and not self._watch.is_fresh()):
-            raise WornOutError(f"{self._watch.taken()} bytes are held; making room by starting anew")
+            raise WornOutError(f"{self._watch.used_bytes()} bytes are held; making room by starting anew")
 
     def _send(self, reply: RenderReply, scratch: int | None) -> None:
         try:

@@ -80,14 +80,14 @@ class Admission:
         holders = len(self._by_account) + (account not in self._by_account)
         return self._by_account[account] + units <= self.limit // holders
 
-    def enter(self, account: str, units: int) -> None:
+    def admit(self, account: str, units: int) -> None:
         """Hold units from here on. Raises FullError."""
         if not self.has_room(account, units):
             raise AdmissionRejectedError(self.held, self.limit)
         self.held += units
         self._by_account[account] += units
 
-    def leave(self, account: str, units: int) -> None:
+    def release(self, account: str, units: int) -> None:
         """Give back what `enter` gave."""
         self.held -= units
         self._by_account[account] -= units
@@ -97,11 +97,11 @@ class Admission:
     @contextmanager
     def hold(self, account: str, units: int) -> Iterator[None]:
         """Units for the length of a block. Raises FullError."""
-        self.enter(account, units)
+        self.admit(account, units)
         try:
             yield
         finally:
-            self.leave(account, units)
+            self.release(account, units)
 
 
 class ByteSemaphore:
@@ -111,64 +111,64 @@ class ByteSemaphore:
         if limit < 1:
             raise ValueError("a budget needs at least one unit")
         self.limit = limit
-        self.taken = 0
+        self.in_use = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Budget {self.taken} of {self.limit} taken, {len(self._waiting)} waiting>"
+        return f"<Budget {self.in_use} of {self.limit} taken, {len(self._waiting)} waiting>"
 
     @property
-    def waiting(self) -> int:
+    def waiter_count(self) -> int:
         """How many wait for their turn."""
         return len(self._waiting)
 
-    def try_take(self, units: int) -> bool:
+    def try_acquire(self, units: int) -> bool:
         """Take without waiting, if nobody waits and it fits."""
         if self._waiting or not self._fits(units):
             return False
-        self.taken += units
+        self.in_use += units
         return True
 
-    async def take(self, units: int) -> None:
+    async def acquire(self, units: int) -> None:
         """Wait for the turn, then take. Cancelling takes nothing."""
-        if self.try_take(units):
+        if self.try_acquire(units):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((units, turn))
         try:
             await turn
         except asyncio.CancelledError:
-            self._abandon(units, turn)
+            self._cancel_waiter(units, turn)
             raise
 
-    def give(self, units: int) -> None:
+    def release(self, units: int) -> None:
         """Give back what was taken."""
-        if units > self.taken:
-            raise ValueError(f"{units} given back, only {self.taken} are out")
-        self.taken -= units
+        if units > self.in_use:
+            raise ValueError(f"{units} given back, only {self.in_use} are out")
+        self.in_use -= units
         self._grant()
 
     @asynccontextmanager
     async def hold(self, units: int) -> AsyncIterator[None]:
         """Take for the length of a block."""
-        await self.take(units)
+        await self.acquire(units)
         try:
             yield
         finally:
-            self.give(units)
+            self.release(units)
 
     def _fits(self, units: int) -> bool:
-        return self.taken + units <= self.limit or not self.taken
+        return self.in_use + units <= self.limit or not self.in_use
 
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
             units, turn = self._waiting.popleft()
-            self.taken += units
+            self.in_use += units
             turn.set_result(None)
 
-    def _abandon(self, units: int, turn: asyncio.Future[None]) -> None:
+    def _cancel_waiter(self, units: int, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled():
-            self.give(units)  # granted in the same moment
+            self.release(units)  # granted in the same moment
         else:
             self._waiting.remove((units, turn))
             self._grant()

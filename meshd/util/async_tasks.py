@@ -152,7 +152,7 @@ class LongRunningCalls(Generic[R]):
     def __repr__(self) -> str:
         return f"<LongWork, {len(self._tasks)} running>"
 
-    async def run(self, key: str, work: Callable[[CallProgress], Awaitable[R]]) -> R:
+    async def run_or_wait(self, key: str, work: Callable[[CallProgress], Awaitable[R]]) -> R:
         """The outcome of `work` under `key`. Raises what it raised, and StillRunningError."""
         run = self._runs.get(key)
         if run is None:
@@ -164,7 +164,7 @@ class LongRunningCalls(Generic[R]):
             self._runs.pop(key, None)  # whoever asks again tries again
         return run.outcome.result()
 
-    def forget(self, key: str) -> None:
+    def discard_result(self, key: str) -> None:
         """Do it anew the next time, if it is done."""
         run = self._runs.get(key)
         if run is not None and run.outcome.done():
@@ -175,10 +175,10 @@ class LongRunningCalls(Generic[R]):
         self._runs[key] = run
         for old in [name for name, other in self._runs.items() if other.outcome.done()][:-_MAX_RESULTS]:
             del self._runs[old]
-        self._tasks.spawn(self._work(run, work), key[:60])
+        self._tasks.spawn(self._run_call(run, work), key[:60])
         return run
 
-    async def _work(self, run: _RunningCall[R], work: Callable[[CallProgress], Awaitable[R]]) -> None:
+    async def _run_call(self, run: _RunningCall[R], work: Callable[[CallProgress], Awaitable[R]]) -> None:
         try:
             async with self._room:
                 result = await work(run.progress)
@@ -207,7 +207,7 @@ class CooperativeYield:
     def __repr__(self) -> str:
         return f"<Turn, {self._ends - self._loop.time():.3f} s left>"
 
-    async def give(self) -> None:
+    async def yield_if_due(self) -> None:
         """Others get theirs, if this one has lasted long enough."""
         if self._loop.time() >= self._ends:
             await asyncio.sleep(0)

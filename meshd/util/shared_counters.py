@@ -147,13 +147,13 @@ class InLoopThrottle:
         self._turn = asyncio.Lock()
 
     @property
-    def busy(self) -> bool:
+    def clients_active(self) -> bool:
         """Whether clients were served a moment ago."""
         return clients_active(self._clock.monotonic())
 
-    async def rest(self, size: int = 0) -> None:
+    async def yield_to_clients(self, size: int = 0) -> None:
         """After a piece of work of so many bytes; PIECE for what keeps the event loop for a millisecond."""
-        if not self.busy:
+        if not self.clients_active:
             await asyncio.sleep(0)
             return
         self._done += size + CALL_COST
@@ -199,7 +199,7 @@ class BackgroundThrottle:
     def __repr__(self) -> str:
         return f"<Yielding {self.pause * 1e3:.0f} ms>"
 
-    async def rest(self, size: int = 0) -> None:
+    async def yield_to_clients(self, size: int = 0) -> None:
         """After a piece of work of so many bytes; PIECE for what keeps an event loop for a millisecond."""
         now = self._clock.monotonic()
         mark_background_work(now)

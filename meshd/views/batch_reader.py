@@ -48,7 +48,7 @@ _GROUP = 4 << 20  # at most so much of a copy is in this process' memory
 async def fetch_frame(frames: FrameSource, address: AnyFrameAddress) -> Frame:
     """Raises S3Error."""
     try:
-        return await frames.frame(address)
+        return await frames.get_frame(address)
     except BatchError as error:
         raise pinned_to_s3_error(error) from error
 
@@ -91,11 +91,11 @@ class BatchReader:
     def __repr__(self) -> str:
         return f"<BatchReader, {len(self._planned)} sizes known>"
 
-    async def find(self, view: BatchesView, key: str) -> AssembledObject:
+    async def find_object(self, view: BatchesView, key: str) -> AssembledObject:
         """Raises S3Error NoSuchKey, ViewOutdated; what must be built for its size also UnprocessableSource,
         SourceChanged, SlowDown."""
         plan = await self._plan(view)
-        numbers = _keys(view, plan).parse(key)
+        numbers = _keys(view, plan).parse_key(key)
         if numbers is None:
             raise S3Error("NoSuchKey", extra={"Key": key})
         address = _address(view, numbers)
@@ -107,16 +107,16 @@ class BatchReader:
         )
 
     def _source(self, plan: Plan) -> FrameSource:
-        return self._objects.frames_of((plan.bucket, *plan.others), self._frames)
+        return self._objects.frame_source_for((plan.bucket, *plan.others), self._frames)
 
-    async def listing(self, view: BatchesView, operation: ListObjects) -> ObjectListing:
+    async def list_page(self, view: BatchesView, operation: ListObjects) -> ObjectListing:
         """A page; one that has to build many frames to know their sizes ends early, and says that there is
         more."""
         plan = await self._plan(view)
         keys, built = _keys(view, plan), 0
 
         def walk(prefix: str, after: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-            return keys.walk(prefix, after)
+            return keys.iter_keys(prefix, after)
 
         page, modified = build_page(operation, walk), self._modified(plan)
         entries: list[ObjectEntry] = []
@@ -144,7 +144,9 @@ class BatchReader:
             return known
         frame = await fetch_frame(self._source(plan), address)
         try:
-            await self._catalog.write(_size_document_name(address), str(frame.size).encode(), once=True)
+            await self._catalog.write_document(
+                _size_document_name(address), str(frame.size).encode(), once=True
+            )
             return frame.size
         finally:
             frame.close()
@@ -169,7 +171,7 @@ class BatchReader:
         if planned is not None:
             return planned
         place = _size_document_name(address)
-        text = self._catalog.read(place)
+        text = self._catalog.read_document(place)
         if text is None:
             return None
         self._uses.note(place)
@@ -179,7 +181,7 @@ class BatchReader:
 
     async def _plan(self, view: BatchesView) -> Plan:
         try:
-            return await self._batches.shown(view.plan)
+            return await self._batches.view_plan(view.plan)
         except BatchError as error:
             raise pinned_to_s3_error(error) from error
 

@@ -37,7 +37,7 @@ class AssembledBody:
     def __init__(self, made: AssembledObject, offset: int = 0, length: int | None = None) -> None:
         self._size = made.record.size - offset if length is None else length
         self._proofs = VerifiedExtents()
-        self._groups = made.copied(self._proofs, offset, self._size)
+        self._groups = made.groups_for_copy(self._proofs, offset, self._size)
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class AssembledBody:
         verifier, passing = BodyVerifier(digests, extra=also), StreamVerifier()
         async with aclosing(self._groups) as groups:
             async for spans in groups:
-                await self._proofs.require(spans)
+                await self._proofs.require_verified(spans)
                 for few in split_spans(spans, _PIECE):
                     yield await asyncio.to_thread(_read, few, verifier, passing)
         self._digest = verifier.finish()
@@ -75,7 +75,7 @@ def split_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
         at = 0
         while at < span.length:
             length = min(span.length - at, room)
-            held.append(span.part(at, length))
+            held.append(span.sub_span(at, length))
             at, room = at + length, room - length
             if not room:
                 yield held
@@ -91,7 +91,7 @@ def read_spans(spans: Sequence[Span], passing: StreamVerifier, crc: int = 0) -> 
         if len(data) != span.length:
             metrics.store_corrupt_reads.inc()
             raise CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
-        crc = combine_crc32c(crc, passing.take(span, data), len(data))
+        crc = combine_crc32c(crc, passing.verify_chunk(span, data), len(data))
     return read[0] if len(read) == 1 else b"".join(read), crc
 
 

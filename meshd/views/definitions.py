@@ -74,7 +74,7 @@ class ViewDefinitions:
     def __repr__(self) -> str:
         return "<ViewDefinitions>"
 
-    def find(self, name: str) -> View | None:
+    def find_view(self, name: str) -> View | None:
         """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket or
         SourceChanged when the source is gone, AccessDenied when it changed hands."""
         bucket = self._table.get(name)
@@ -102,7 +102,7 @@ class ViewDefinitions:
             asked = parse_view(given, source.name)
             self._require_source(caller, asked)
             view = await self._completed(caller, asked)
-            self._check_others(caller, source, view)
+            self._check_other_sources(caller, source, view)
         except PlanError as error:
             raise invalid_plan(error) from error
         bucket = Bucket(name, source.owner, self._clock.now_ms(), source.region, view=view.to_json().decode())
@@ -117,7 +117,7 @@ class ViewDefinitions:
                 help="choose another name, or delete it first",
             ) from error
 
-    def _check_others(self, caller: Caller, source: Bucket, view: View) -> None:
+    def _check_other_sources(self, caller: Caller, source: Bucket, view: View) -> None:
         """Further buckets a view is made of are as much its owner's. Raises PlanError, BatchError."""
         for name in source_buckets(view)[1:]:
             other = self._source(caller.identity, name)
@@ -136,9 +136,9 @@ class ViewDefinitions:
     def list_all(self, caller: Caller, bucket: str = "") -> list[dict[str, Any]]:
         """The caller's views (of one bucket), in order of their names. Raises BatchError AccessDenied."""
         self._require(caller, RequiredAction("s3:ListAllMyBuckets"))
-        return self._mine(caller.identity, bucket)
+        return self._owned_views(caller.identity, bucket)
 
-    def _mine(self, identity: Identity, bucket: str = "") -> list[dict[str, Any]]:
+    def _owned_views(self, identity: Identity, bucket: str = "") -> list[dict[str, Any]]:
         every = self._table.list_all(None if identity.root else identity.user_id)
         found = [_view_to_json(item) for item in every if item.view]
         return [item for item in found if bucket in ("", item["bucket"])]
@@ -148,7 +148,7 @@ class ViewDefinitions:
         self._require(caller, RequiredAction("s3:ListAllMyBuckets"))
         identity, bucket = caller.identity, self._table.get(name)
         if bucket is None or not bucket.view or not (identity.root or bucket.owner == identity.user_id):
-            mine = [item["name"] for item in self._mine(identity)]
+            mine = [item["name"] for item in self._owned_views(identity)]
             raise BatchError("NoSuchView", f"there is no view {name[:80]!r}{suggestion(name, mine)}")
         return _view_to_json(bucket)
 
@@ -160,7 +160,7 @@ class ViewDefinitions:
         listing = {"s3:prefix": view.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
         self._require(caller, RequiredAction("s3:ListBucket", view.source, facts=listing))
         try:
-            self._access.require_all(caller, "s3:GetObject", view.source, view.prefix)
+            self._access.require_prefix(caller, "s3:GetObject", view.source, view.prefix)
         except S3Error as error:
             raise BatchError(
                 "AccessDenied",
@@ -172,7 +172,7 @@ class ViewDefinitions:
     def _require(self, caller: Caller, need: RequiredAction, *, creating: bool = False) -> None:
         """What a key is bound to holds for views, too. Raises BatchError AccessDenied."""
         try:
-            self._access.require(caller.identity, need, caller.context, creating=creating)
+            self._access.require_action(caller.identity, need, caller.context, creating=creating)
         except S3Error as error:
             raise BatchError("AccessDenied", error.message) from error
 
@@ -218,9 +218,9 @@ def _view_to_json(bucket: Bucket) -> dict[str, Any]:
 
 async def complete_transform(assets: AssetService, caller: Caller, view: TransformView) -> TransformView:
     """With the op builds and assets this node has; checked that the chain ends in bytes. Raises PlanError."""
-    spec = complete_spec(await assets.pinned(caller, view.plan), _no_sample)
-    program = await asyncio.to_thread(compile_program, spec, [OBJECT_FIELD], load=assets.load)
-    program.check_alone("a view has one object at a time")
+    spec = complete_spec(await assets.pin_assets(caller, view.plan), _no_sample)
+    program = await asyncio.to_thread(compile_program, spec, [OBJECT_FIELD], load=assets.load_asset_content)
+    program.require_unmixed("a view has one object at a time")
     output = program.outputs[OBJECT_FIELD]
     if output.kind != "bytes":
         raise PlanError("ops", f"the chain ends in {output}, an object is bytes; add `encode` or `to_npy`")

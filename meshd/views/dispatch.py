@@ -69,19 +69,19 @@ class ViewDispatcher:
 
     def is_view(self, bucket: str) -> bool:
         """Whether a bucket is a view."""
-        return self._definitions.find(bucket) is not None
+        return self._definitions.find_view(bucket) is not None
 
     def _view(self, bucket: str) -> View | None:
-        view = self._definitions.find(bucket)
+        view = self._definitions.find_view(bucket)
         if view is not None:
             view_kind.set_current_view(bucket)
         return view
 
-    def leaves(self, operation: ops.GetObject) -> bool:
+    def is_plain_bucket(self, operation: ops.GetObject) -> bool:
         """Whether `redirected` gives the operation back as it is. Raises like it."""
-        return self._definitions.find(operation.bucket) is None
+        return self._definitions.find_view(operation.bucket) is None
 
-    async def redirected(self, operation: ops.Operation) -> ops.Operation:
+    async def redirect(self, operation: ops.Operation) -> ops.Operation:
         """The operation, reads of a view turned to the object that holds the result.
 
         Raises S3Error: MethodNotAllowed (a write to a view), NoSuchKey, UnprocessableSource, SlowDown.
@@ -115,7 +115,7 @@ class ViewDispatcher:
         view = self._view(source.bucket)
         if view is None:
             return operation
-        found = await self._kind(view).find(view, source.key)
+        found = await self._kind(view).find_object(view, source.key)
         if isinstance(found, StoredResult):
             return replace(operation, source=ops.CopySource(found.bucket, found.key))
         return operation  # see `copied` and `part_copied`
@@ -128,9 +128,9 @@ class ViewDispatcher:
     ) -> StoredResult | AssembledObject:
         if operation.version not in (None, "null"):
             raise S3Error("NoSuchVersion", extra={"Key": operation.key})
-        return await self._kind(view).find(view, operation.key)
+        return await self._kind(view).find_object(view, operation.key)
 
-    async def opened(self, operation: ops.GetObject) -> AssembledRead | ops.GetObject:
+    async def open_read(self, operation: ops.GetObject) -> AssembledRead | ops.GetObject:
         """What is put together while it is sent; for all that has an object, the read of that. Raises
         S3Error."""
         view = self._view(operation.bucket)
@@ -140,12 +140,12 @@ class ViewDispatcher:
         if isinstance(made, StoredResult):
             return replace(operation, bucket=made.bucket, key=made.key, version=None)
         found = lookup_result(operation, made.record)
-        if made.mended is None:
+        if made.resumable_groups is None:
             return AssembledRead(found, made.groups(found.offset, found.length))
         tear = TruncationReport()
-        return AssembledRead(found, made.mended(tear, found.offset, found.length), tear)
+        return AssembledRead(found, made.resumable_groups(tear, found.offset, found.length), tear)
 
-    async def again(self, operation: ops.GetObject, etag: str) -> bytes | None:
+    async def rebuild_result(self, operation: ops.GetObject, etag: str) -> bytes | None:
         """The bytes of an object that is kept and cannot be read, made anew; None where the bucket is no
         view, or keeps none. Raises S3Error."""
         view = self._view(operation.bucket)
@@ -153,12 +153,12 @@ class ViewDispatcher:
         if not isinstance(kept, StoredResult):
             return None
         with translate_peer_errors():
-            data = await kept.again()
+            data = await kept.rebuild()
         if await asyncio.to_thread(_md5, data) != etag:
             raise S3Error("SlowDown", f"{operation.key} was replaced meanwhile; ask again.")
         return data
 
-    async def described(self, operation: ops.GetObjectAttributes) -> Record | None:
+    async def find_record(self, operation: ops.GetObjectAttributes) -> Record | None:
         """What is known of what is put together; None for all that has an object."""
         view = self._view(operation.bucket)
         if view is None:
@@ -166,19 +166,21 @@ class ViewDispatcher:
         found = await self._find(view, operation)
         return found.record if isinstance(found, AssembledObject) else None
 
-    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
+    async def plan_copy(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """A copy of what is put together, as the upload that it is; None for a copy of what has an object
         (`redirected` has turned it to that)."""
-        made = await self.made(operation.source.bucket, operation.source.key)
+        made = await self.find_assembled(operation.source.bucket, operation.source.key)
         if made is None:
             return None
         check_copy_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
         return copy_as_put(operation, made.record), AssembledBody(made)
 
-    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, AssembledBody] | None:
+    async def plan_part_copy(
+        self, operation: ops.UploadPartCopy
+    ) -> tuple[ops.UploadPart, AssembledBody] | None:
         """A part made of (a range of) what is put together, as the upload that it is; None for the rest.
         Raises S3Error InvalidArgument."""
-        made = await self.made(operation.source.bucket, operation.source.key)
+        made = await self.find_assembled(operation.source.bucket, operation.source.key)
         if made is None:
             return None
         check_source_conditions(operation.source_conditions, made.record)
@@ -188,13 +190,13 @@ class ViewDispatcher:
 
     # --- for whoever reads views without a request: jobs -------------------------------------------------
 
-    async def made(self, bucket: str, key: str) -> AssembledObject | None:
+    async def find_assembled(self, bucket: str, key: str) -> AssembledObject | None:
         """An object of a view with its bytes, wherever they are; None when the bucket is no view. Raises
         S3Error."""
         view = self._view(bucket)
         if view is None:
             return None
-        found = await self._kind(view).find(view, key)
+        found = await self._kind(view).find_object(view, key)
         if isinstance(found, AssembledObject):
             return found
         with store_errors():
@@ -205,12 +207,12 @@ class ViewDispatcher:
 
     async def _stored(self, record: Record, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
         with ExitStack() as stack:
-            yield stack.enter_context(self._store.reading(record, offset, length))
+            yield stack.enter_context(self._store.open_spans(record, offset, length))
 
-    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
+    async def list_page(self, operation: ops.ListObjects) -> ObjectListing | None:
         """A page of a view, None when the bucket is none. Raises S3Error."""
         view = self._view(operation.bucket)
-        return None if view is None else await self._kind(view).listing(view, operation)
+        return None if view is None else await self._kind(view).list_page(view, operation)
 
 
 def _md5(data: bytes) -> str:

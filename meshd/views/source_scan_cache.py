@@ -49,19 +49,19 @@ class SourceScanCache(Generic[V, L]):
     def __repr__(self) -> str:
         return f"<Scans of {len(self._scans)} views>"
 
-    async def current(self, view: V) -> L:
+    async def get_scan(self, view: V) -> L:
         """What the source is, or was a moment ago. Raises what the scan does."""
         name = (view, self._births(view))
         scan = self._scans.get(name)
         if scan is None or self._stale(view, scan):
-            scan, _ = await self._scanning.run(name, lambda: self._timed(view))
+            scan, _ = await self._scanning.run(name, lambda: self._run_scan(view))
             self._scans[name] = scan
             if len(self._scans) > _KEPT:
                 self._scans.popitem(last=False)
         self._scans.move_to_end(name)
         return scan.found
 
-    def forget(self, view: V) -> bool:
+    def invalidate_scan(self, view: V) -> bool:
         """The scan may be out of date; whether anything was written since it was made."""
         name = (view, self._births(view))
         scan = self._scans.get(name)
@@ -74,7 +74,7 @@ class SourceScanCache(Generic[V, L]):
         age = self._clock.monotonic() - scan.done
         return age > _SHARE * scan.seconds and self._revision(view) != scan.revision
 
-    async def _timed(self, view: V) -> _Scan[L]:
+    async def _run_scan(self, view: V) -> _Scan[L]:
         began, revision = self._clock.monotonic(), self._revision(view)
         found = await self._scan(view)
         now = self._clock.monotonic()

@@ -54,29 +54,31 @@ class TransformReader:
 
     # --- one object -----------------------------------------------------------------------------------
 
-    async def find(self, view: TransformView, key: str) -> StoredResult:
+    async def find_object(self, view: TransformView, key: str) -> StoredResult:
         """The result of a view's key; made if need be. Raises S3Error NoSuchKey, UnprocessableSource,
         ViewOutdated, SlowDown."""
-        for origin in view.origins(key):
+        for origin in view.source_keys(key):
             with store_errors(), translate_peer_errors():
                 source = await self._objects.find(view.source, origin)
             if source is not None:
-                place = await self._made(view, origin, source)
+                place = await self._ensure_result(view, origin, source)
                 self._uses.note(place)
-                return StoredResult(RESERVED_BUCKET, place, partial(self._maker.again, view, origin, source))
+                return StoredResult(
+                    RESERVED_BUCKET, place, partial(self._maker.recompute_result, view, origin, source)
+                )
         raise S3Error("NoSuchKey", extra={"Key": key})
 
-    async def _made(self, view: TransformView, origin: str, source: Record) -> str:
-        place = self._place(view, origin, source)
+    async def _ensure_result(self, view: TransformView, origin: str, source: Record) -> str:
+        place = self._result_key(view, origin, source)
         made = find_intact_result(self._store, place) is not None
         view_kind.count_result(kept=made)
         for op in view.plan.ops if made else ():
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
         if not made:
-            await self._make(view, origin, source)
+            await self._compute_result(view, origin, source)
         return place
 
-    def _place(self, view: TransformView, origin: str, source: Record) -> str:
+    def _result_key(self, view: TransformView, origin: str, source: Record) -> str:
         """Where the result is, or is to be. What was made before an op was removed stays readable.
 
         Raises S3Error ViewOutdated."""
@@ -88,22 +90,22 @@ class TransformReader:
                     return place
             raise to_s3_error(error) from error
 
-    async def _make(self, view: TransformView, origin: str, source: Record) -> None:
+    async def _compute_result(self, view: TransformView, origin: str, source: Record) -> None:
         with store_errors():
             try:
-                await self._maker.make(view, origin, source)
+                await self._maker.ensure_result(view, origin, source)
             except BatchError as error:
                 raise to_s3_error(error) from error
 
     # --- listings --------------------------------------------------------------------------------------
 
-    async def listing(self, view: TransformView, operation: ListObjects) -> ObjectListing:
+    async def list_page(self, view: TransformView, operation: ListObjects) -> ObjectListing:
         """A page of a view. Every size and ETag is the result's; a page that has to compute many ends early,
         and says that there is more."""
         limit = min(operation.max_keys, PAGE_LIMIT)
         if limit <= 0:
             return ObjectListing()
-        gathering = _PageWalk(self._store, self._objects.names(view.source), view, operation, limit)
+        gathering = _PageWalk(self._store, self._objects.blocking_names(view.source), view, operation, limit)
         with store_errors(), translate_peer_errors():
             page = await asyncio.to_thread(gathering.run)
         made = await asyncio.gather(*[self._entry(view, pair) for pair in page.pairs])
@@ -112,7 +114,7 @@ class TransformReader:
 
     async def _entry(self, view: TransformView, pair: ViewEntry[Record]) -> ObjectEntry | None:
         try:
-            place = await self._made(view, pair.origin, pair.value)
+            place = await self._ensure_result(view, pair.origin, pair.value)
         except S3Error as error:
             if error.code == "UnprocessableSource":
                 return None

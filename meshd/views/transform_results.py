@@ -74,7 +74,7 @@ class TransformResultMaker:
     def __repr__(self) -> str:
         return f"<ViewMaker, {len(self._making)} being made>"
 
-    async def make(self, view: TransformView, key: str, source: Record) -> None:
+    async def ensure_result(self, view: TransformView, key: str, source: Record) -> None:
         """Have the result of a source object here. Raises BatchError, StoreError."""
         place = result_key(view, key, source.etag, source.size)
         await self._making.run(place, lambda: self._make(view, key, source, place))
@@ -82,13 +82,13 @@ class TransformResultMaker:
     async def _make(self, view: TransformView, key: str, source: Record, place: str) -> None:
         document = view.to_json().decode()
         ask = ViewResultRequest(document, view.source, key, source.etag, source.size)
-        data = await self._objects.made(ask)
+        data = await self._objects.fetch_view_result(ask)
         if data is None:
             await self._make_here(view, key, source.etag, place)
         else:
-            await self._keep(view, data, place)
+            await self._store_result(view, data, place)
 
-    async def asked(self, ask: ViewResultRequest) -> bytes:
+    async def make_for_peer(self, ask: ViewResultRequest) -> bytes:
         """The result of a source object that this node reads, for another node. Raises BatchError,
         StoreError, PlanError."""
         view = _parsed(ask.view, ask.bucket)
@@ -98,27 +98,27 @@ class TransformResultMaker:
         record = self._store.get(RESERVED_BUCKET, place)
         if record is None:
             raise busy("a result was evicted this moment")
-        return await asyncio.to_thread(self._store.read, record, 0, record.size)
+        return await asyncio.to_thread(self._store.read_range, record, 0, record.size)
 
-    async def again(self, view: TransformView, key: str, source: Record) -> bytes:
+    async def recompute_result(self, view: TransformView, key: str, source: Record) -> bytes:
         """The result of a source object, made anew and not kept. Raises BatchError."""
         ask = ViewResultRequest(view.to_json().decode(), view.source, key, source.etag, source.size)
-        return await self._objects.made(ask) or await self._rendered(view, key, source.etag)
+        return await self._objects.fetch_view_result(ask) or await self._rendered(view, key, source.etag)
 
     async def _make_here(self, view: TransformView, key: str, etag: str, place: str) -> None:
-        await self._keep(view, await self._rendered(view, key, etag), place)
+        await self._store_result(view, await self._rendered(view, key, etag), place)
 
     async def _rendered(self, view: TransformView, key: str, etag: str) -> bytes:
         position = _position(view, key)
         program, assets = _program(view), asset_digests(view.plan)
         address = DerivedAddress(view.digest, program, view.source, key, etag, position, assets)
-        frame: Frame = await self._frames.frame(address)
+        frame: Frame = await self._frames.get_frame(address)
         try:
             return await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
         finally:
             frame.close()
 
-    async def _keep(self, view: TransformView, data: bytes, place: str) -> None:
+    async def _store_result(self, view: TransformView, data: bytes, place: str) -> None:
         """Write the result down. Another worker may have been quicker: then it is there."""
         meta = await asyncio.to_thread(_meta, view, data)
         writer = self._store.writer(RESERVED_BUCKET, place, size=len(data))
@@ -203,13 +203,13 @@ class ResultEvictor:
     def __repr__(self) -> str:
         return f"<ResultKeeper, at most {self._limit} bytes>"
 
-    def room(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Bytes that were free when results were last measured; None before."""
         return None if self._held is None else max(0, int(self._limit * _LEAVE) - self._held)
 
-    async def sweep(self) -> int:
+    async def evict_results(self) -> int:
         """Measure the results, remove what is too much; how many went."""
-        uses = await asyncio.to_thread(self._uses.table)
+        uses = await asyncio.to_thread(self._uses.last_uses)
         used = await asyncio.to_thread(self._used, uses)
         total = sum(used.values())
         metrics.view_result_bytes.set(total)
@@ -254,4 +254,4 @@ class ResultEvictor:
 
 def _last(uses: LastUses, key: str, record: Record) -> int:
     """The minute a result was last read, or made."""
-    return max(record.modified // MINUTE_MS, uses.minute(key))
+    return max(record.modified // MINUTE_MS, uses.last_used_minute(key))

@@ -39,7 +39,7 @@ class StoredResult:
 
     bucket: str
     key: str
-    again: Callable[[], Awaitable[bytes]]
+    rebuild: Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +53,28 @@ class AssembledObject:
 
     record: Record
     groups: Callable[[int, int], AsyncGenerator[Sequence[Span], None]]
-    proved: Callable[[VerifiedExtents, int, int], AsyncGenerator[Sequence[Span], None]] | None = None
-    mended: Callable[[TruncationReport, int, int], AsyncGenerator[Sequence[Span], None]] | None = None
+    verified_groups: Callable[[VerifiedExtents, int, int], AsyncGenerator[Sequence[Span], None]] | None = None
+    resumable_groups: Callable[[TruncationReport, int, int], AsyncGenerator[Sequence[Span], None]] | None = (
+        None
+    )
 
-    def copied(
+    def groups_for_copy(
         self, proofs: VerifiedExtents, offset: int, length: int
     ) -> AsyncGenerator[Sequence[Span], None]:
         """`groups`, for a copy. Raises CorruptExtentError, too."""
-        if self.proved is None:
+        if self.verified_groups is None:
             return self.groups(offset, length)
-        return self.proved(proofs, offset, length)
+        return self.verified_groups(proofs, offset, length)
 
 
 class ViewKind(Protocol[V_contra]):
     """Reads the views of one kind. One a worker."""
 
-    async def find(self, view: V_contra, key: str) -> StoredResult | AssembledObject:
+    async def find_object(self, view: V_contra, key: str) -> StoredResult | AssembledObject:
         """The object called `key`. Raises S3Error NoSuchKey, UnprocessableSource, SlowDown."""
         ...
 
-    async def listing(self, view: V_contra, operation: ListObjects) -> ObjectListing:
+    async def list_page(self, view: V_contra, operation: ListObjects) -> ObjectListing:
         """A page, in order of UTF-8 bytes; every size and ETag is what a GET would give."""
         ...
 

@@ -84,7 +84,7 @@ class DaemonClient:
             await self._session.close()
             self._session = None
 
-    async def of(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
+    async def locate_mesh(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
         """A MeshCluster and the way to it. Raises NoMeshError while there is none, UnreachableError while its
         keys are not there."""
         document = await self._kube.get("MeshCluster", name, namespace)
@@ -106,7 +106,7 @@ class DaemonClient:
         data = (found or {}).get("data") or {}
         return {key: base64.b64decode(value).decode("utf-8", "replace") for key, value in data.items()}
 
-    async def ask(
+    async def request_json(
         self, access: MeshAccess, method: str, target: str, document: Mapping[str, Any] | bytes | None = None
     ) -> Any:
         """One signed request; the answer's JSON (None: no JSON). Raises DaemonError, UnreachableError."""
@@ -128,15 +128,15 @@ class DaemonClient:
             why = f"{access.endpoint} does not answer: {type(error).__name__}"
             raise UnreachableError(why) from error
 
-    async def nodes(self, access: MeshAccess) -> list[MeshAccess]:
+    async def access_daemons(self, access: MeshAccess) -> list[MeshAccess]:
         """The way to each daemon that answers, by itself: what `ask` is told of one, it says of itself alone.
         Raises DaemonError, UnreachableError."""
-        found = (await self.ask(access, "GET", "/-/map"))["map"]["nodes"]
+        found = (await self.request_json(access, "GET", "/-/map"))["map"]["nodes"]
         if len(found) == 1:
             return [access]
         return [replace(access, endpoint=each["endpoint"]) for each in found if each["state"] in _ANSWER]
 
-    async def metrics(self, access: MeshAccess) -> str:
+    async def read_metrics(self, access: MeshAccess) -> str:
         """What a daemon tells Prometheus; told again for half a minute. Raises DaemonError,
         UnreachableError."""
         known = self._metrics.get(access.endpoint)

@@ -63,7 +63,7 @@ async def leading(**_: Any) -> bool:
 async def happened(body: Body, **_: Any) -> None:
     """Something happened to a resource of ours."""
     for program in _PROGRAM:
-        program.seen(dict(body))
+        program.on_resource_event(dict(body))
 
 
 if _SETTINGS.reads_nodes:
@@ -72,4 +72,4 @@ if _SETTINGS.reads_nodes:
     async def host_happened(body: Body, type: str | None, **_: Any) -> None:
         """A Kubernetes node came, went, was cordoned, or said that it lives."""
         for program in _PROGRAM:
-            program.seen_host(dict(body), gone=type == "DELETED")
+            program.on_node_event(dict(body), gone=type == "DELETED")

@@ -89,7 +89,7 @@ class DataManager:
 
     def passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
         """By kind."""
-        return {loop.kind: loop.run for loop in self._loops}
+        return {loop.kind: loop.reconcile for loop in self._loops}
 
     def work(self) -> list[Coroutine[None, None, None]]:
         """What goes on until it is cancelled."""
@@ -126,8 +126,8 @@ class DataManager:
             try:
                 async for pod in self._kube.watch("Pod", namespace, LABEL, _POD_WATCH_SECONDS):
                     try:
-                        await self._keys.run(pod)
-                        await self._notices.look(pod)
+                        await self._keys.renew_pod(pod)
+                        await self._notices.check_pod(pod)
                     except _FAILURES as error:
                         _log.warning("not all is done for %s yet: %s", pod["metadata"]["name"], error)
             except (ApiError, httpx2.HTTPError) as error:
@@ -151,7 +151,7 @@ class DataManager:
             failed = 0
             try:
                 for namespace in self._settings.namespaces or (None,):
-                    failed += await self._keys.run_all(namespace)
+                    failed += await self._keys.renew_all(namespace)
             except (ApiError, httpx2.HTTPError) as error:
                 _log.warning("training pods cannot be looked at: %s", error)
                 failed = 1
@@ -162,7 +162,7 @@ class DataManager:
         while True:
             await self._leads.wait()
             try:
-                await self._notices.run()
+                await self._notices.check_all()
             except (ApiError, httpx2.HTTPError) as error:
                 _log.warning("pods cannot be looked at for misspelt keys: %s", error)
             await asyncio.sleep(self._settings.pods_seconds)
@@ -172,7 +172,7 @@ class DataManager:
         while True:
             await self._leads.wait()
             try:
-                await self._figures.run(self._settings.namespaces)
+                await self._figures.update_statuses(self._settings.namespaces)
             except (ApiError, httpx2.HTTPError) as error:
                 _log.warning("no figures: %s", error)
             await asyncio.sleep(self._settings.figures_seconds)
@@ -185,7 +185,7 @@ class DataManager:
             if version != self.board.version or rest <= 0:
                 version, rest = self.board.version, self._settings.plan_seconds
                 try:
-                    await self._placement.run()
+                    await self._placement.plan_and_label()
                 except (ApiError, httpx2.HTTPError) as error:
                     _log.warning("no plan could be made: %s", error)
                     rest = 5 * _RETRY_PAUSE
@@ -213,7 +213,7 @@ class Manager:
         self._settings, self._end = settings, end
         self._client = AsyncClient(config=config.get(), timeout=httpx2.Timeout(30))
         self.kube = Kube(self._client)
-        self.definitions = CrdDiscovery(self.kube, end)
+        self.crd_discovery = CrdDiscovery(self.kube, end)
         self.recorder = EventRecorder(self.kube, now_stamp)
         namespace = settings.lease_namespace or self._client.namespace
         self.leading = LeaderElection(
@@ -229,15 +229,15 @@ class Manager:
 
     def _passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
         clusters = ClusterController(self.kube, self._settings, self.recorder, now_stamp)
-        return {"MeshCluster": clusters.run, **self.data.passes()}
+        return {"MeshCluster": clusters.reconcile, **self.data.passes()}
 
     async def start(self) -> None:
         """Begin to watch, and to act once it leads."""
         if self._settings.metrics is not None:
             metrics.serve(*self._settings.metrics)
-        await self.definitions.read()
-        self._spawn(self.definitions.keep())
-        self._spawn(self.leading.keep())
+        await self.crd_discovery.load_served()
+        self._spawn(self.crd_discovery.wait_for_new())
+        self._spawn(self.leading.run_election())
         for work in self.data.work():
             self._spawn(work)
         for namespace in self._settings.namespaces or (None,):
@@ -255,18 +255,18 @@ class Manager:
         await self.data.aclose()
         await self._client.aclose()
 
-    def seen(self, document: Manifest) -> None:
+    def on_resource_event(self, document: Manifest) -> None:
         """Something happened to a resource of ours."""
         metadata, kind = document["metadata"], document["kind"]
         name = document["spec"]["clusterRef"] if kind == "MeshNode" else metadata["name"]
-        self.loops.look("MeshCluster" if kind == "MeshNode" else kind, metadata["namespace"], name)
+        self.loops.enqueue("MeshCluster" if kind == "MeshNode" else kind, metadata["namespace"], name)
         phase = (document.get("status") or {}).get("phase")
         if kind == "MeshLoad" and phase in ("Succeeded", "Failed"):  # more of its dataset is there, or less
-            self.loops.look("MeshDataset", metadata["namespace"], document["spec"]["datasetRef"])
+            self.loops.enqueue("MeshDataset", metadata["namespace"], document["spec"]["datasetRef"])
         if kind == "MeshCluster" and phase == "Running":
-            self.loops.look_at_all("MeshDataset")
+            self.loops.enqueue_all("MeshDataset")
 
-    def seen_host(self, document: Manifest, *, gone: bool) -> None:
+    def on_node_event(self, document: Manifest, *, gone: bool) -> None:
         """Something happened to a Kubernetes node; mostly it only says that it lives."""
         metadata, spec = document["metadata"], document.get("spec") or {}
         now = (spec.get("unschedulable"), is_ready(document), repr(metadata.get("labels")))
@@ -277,7 +277,7 @@ class Manager:
             return
         else:
             self._hosts[name] = now
-        self.loops.look_at_all("MeshCluster")
+        self.loops.enqueue_all("MeshCluster")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -300,10 +300,10 @@ async def watch(
         try:
             async for each in kube.watch(kind, namespace, label, _WATCH_SECONDS):
                 metadata = each["metadata"]
-                loops.look("MeshCluster", metadata["namespace"], metadata["labels"][label])
+                loops.enqueue("MeshCluster", metadata["namespace"], metadata["labels"][label])
         except (ApiError, httpx2.HTTPError) as error:
             _log.warning("the watch of %s broke off: %s", kind, error)
-        loops.look_at_all("MeshCluster")
+        loops.enqueue_all("MeshCluster")
         await asyncio.sleep(pause)
 
 

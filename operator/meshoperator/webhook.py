@@ -189,7 +189,7 @@ class Webhook:
             pod, namespace = checked_pod(asked.get("object")), str(asked.get("namespace"))
             names = requested_datasets(pod)
             async with asyncio.timeout(_PATIENCE):
-                found = await self._catalogue.of(namespace, names) if names else {}
+                found = await self._catalogue.readable_datasets(namespace, names) if names else {}
             token = hashlib.sha256(uid.encode()).hexdigest()[:12]
             admitted = await asyncio.to_thread(
                 admit, pod, {name: each.known for name, each in found.items()}, token

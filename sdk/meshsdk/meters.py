@@ -192,7 +192,7 @@ class Meter:
     def start(self) -> None:
         self._began = time.monotonic()
 
-    def steady(self, now: float) -> None:
+    def mark_steady(self, now: float) -> None:
         """The first step of the loop is over."""
         self._steady_since = now
 
@@ -205,7 +205,7 @@ class Meter:
             self._steady += now - self._steady_since
             self._steady_since = None
 
-    def wait(self, seconds: float, stall: Stall, *, steady: bool) -> None:
+    def add_wait(self, seconds: float, stall: Stall, *, steady: bool) -> None:
         """A batch was waited for; `stall`: why, as far as it is known."""
         self.waited += seconds
         self.preprocessing += stall.preprocessing
@@ -213,7 +213,7 @@ class Meter:
         if steady:
             self._steady_waited += seconds
 
-    def rows(self, status: Any) -> None:
+    def add_rows(self, status: Any) -> None:
         """A batch was given, with these flags."""
         self.batches += 1
         self.samples += len(status)
@@ -232,7 +232,7 @@ class Meter:
         for origin, count in tally.origins.items():
             self.frames[origin] = self.frames.get(origin, 0) + count
 
-    def read(self, running: Tally | None, overflows: int) -> LoaderStats:
+    def snapshot(self, running: Tally | None, overflows: int) -> LoaderStats:
         """The numbers now, those of a running reader included."""
         now = Meter(**{name: getattr(self, name) for name in _NAMES}, frames=dict(self.frames))
         if running is not None:
@@ -246,13 +246,13 @@ class Meter:
             au=self._utilisation(),
         )
 
-    def steadily(self, now: float) -> tuple[float, float]:
+    def steady_seconds(self, now: float) -> tuple[float, float]:
         """Seconds of loops without their first steps, and what of them was waited."""
         since = self._steady_since
         return self._steady + (now - since if since is not None else 0.0), self._steady_waited
 
     def _utilisation(self) -> float:
-        seconds, waited = self.steadily(time.monotonic())
+        seconds, waited = self.steady_seconds(time.monotonic())
         return max(1 - waited / seconds, 0.0) if seconds > 0 else 0.0
 
 
@@ -294,13 +294,13 @@ class Observer(Protocol):
 
     pid: int
 
-    def waits(self, now: float) -> None:
+    def on_wait(self, now: float) -> None:
         """The loop asks for a batch."""
 
-    def takes(self, step: Step, meter: Meter) -> None:
+    def on_batch(self, step: Step, meter: Meter) -> None:
         """It has it."""
 
-    def ends(self, now: float, meter: Meter) -> None:
+    def on_end(self, now: float, meter: Meter) -> None:
         """The loop is over; another may begin."""
 
     def close(self) -> None:

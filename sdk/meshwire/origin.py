@@ -64,7 +64,7 @@ class Origin:
             raise OriginError(f"write is one of {', '.join(WRITES)}")
         if self.quota < 0:
             raise OriginError("quota is a number of bytes, 0 for none")
-        if self.web and self.write != "off":
+        if self.is_web and self.write != "off":
             raise OriginError("an origin on the web is only read: say write=off")
         _check_homes(self)
 
@@ -73,7 +73,7 @@ class Origin:
         return urlsplit(self.url).scheme
 
     @property
-    def web(self) -> bool:
+    def is_web(self) -> bool:
         """It is a web server: not written to, not listed."""
         return self.scheme in {"http", "https"}
 

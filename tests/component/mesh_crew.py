@@ -103,29 +103,29 @@ class MeshCrew:
     async def _open(self, number: int) -> list[Running]:
         clock = SystemClock()
         self.control = MemoryControl(clock)
-        await ClusterSecret(self.control).ensure()
+        await ClusterSecret(self.control).create_if_missing()
         account = Account(
             User(user_id="root", display_name="root", root=True, origin="root"),
             Key(access_key=ROOT[0], user_id="root", secret_key=ROOT[1], origin="root"),
         )
-        await IdentityTable(self.control).replace(frozenset({"root"}), [account], clock.now_ms())
+        await IdentityTable(self.control).replace_accounts(frozenset({"root"}), [account], clock.now_ms())
         self._watch = asyncio.ensure_future(self._crew.watch())
         self._pool = TransformPool(self._crew.sockets)
         self._pool.start()
         nodes = [await self._start(f"n{i + 1}", self.control) for i in range(number)]
         members = tuple(Member(one.node.settings.node_id, one.endpoint) for one in nodes)
         cluster = ClusterMap(1, members, copies=self.copies)
-        await ClusterMapStore(self.control).change(lambda _: cluster)
+        await ClusterMapStore(self.control).update_map(lambda _: cluster)
         return nodes
 
     async def _start(self, name: str, control: ControlStore) -> Running:
         clock = SystemClock()
         settings = NodeSettings(name, StoreSettings.at(self._place / name, durability="relaxed"))
         store = Store.open(settings.store, writer="w0", clock=clock)
-        uses = UsageFile(settings.uses_path, clock)
+        uses = UsageFile(settings.last_used_path, clock)
         buckets = BucketTable(control)
-        mesh = ClusterView(name, control, buckets.copies)
-        peers = PeerClient(name, ClusterSecret(control).derive, clock, lambda: mesh.map().version)
+        mesh = ClusterView(name, control, buckets.replica_count)
+        peers = PeerClient(name, ClusterSecret(control).derive_key, clock, lambda: mesh.current_map().version)
         objects = RemoteObjects(store, mesh, peers)
         archives = ArchiveService(store, uses.note, objects=objects)
         identities = IdentityTable(control)
@@ -177,7 +177,7 @@ class MeshCrew:
         await one.node.objects.aclose()
         await one.node.peers.aclose()
         one.node.store.close()
-        one.node.uses.close()
+        one.node.last_used.close()
 
     def kill(self, number: int) -> None:
         """A node answers nobody any more; the map does not know it."""
@@ -188,8 +188,8 @@ class MeshCrew:
         return list(self.run(self._put(bucket, key, data)))
 
     async def _put(self, bucket: str, key: str, data: bytes) -> list[str]:
-        cluster = self.nodes[0].node.mesh.map()
-        names = [node.node_id for node in routes(cluster, self.copies).of(bucket, key).writers]
+        cluster = self.nodes[0].node.mesh.current_map()
+        names = [node.node_id for node in routes(cluster, self.copies).route_of_key(bucket, key).write_set]
         for one in self.nodes:
             if one.node.settings.node_id in names:
                 writer = one.node.store.writer(bucket, key, size=len(data))

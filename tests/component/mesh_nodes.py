@@ -106,14 +106,14 @@ async def running_nodes(
     place = Path(tempfile.mkdtemp(prefix="nodes-"))
     clock = SystemClock()
     control = MemoryControl(clock)
-    await ClusterSecret(control).ensure()
+    await ClusterSecret(control).create_if_missing()
     account = Account(
         User(user_id="root", display_name="root", root=True, origin="root"),
         Key(access_key=ROOT[0], user_id="root", secret_key=ROOT[1], origin="root"),
     )
-    await IdentityTable(control).replace(frozenset({"root"}), [account], clock.now_ms())
+    await IdentityTable(control).replace_accounts(frozenset({"root"}), [account], clock.now_ms())
     nodes = [await _run(loop, place / f"n{i + 1}", control, routes) for i in range(number)]
-    await ClusterMapStore(control).change(lambda _: everybody([node.member for node in nodes], copies))
+    await ClusterMapStore(control).update_map(lambda _: everybody([node.member for node in nodes], copies))
     try:
         yield nodes
     finally:
@@ -134,14 +134,14 @@ def everybody(members: list[Member], copies: int) -> ClusterMap:
 
 def decider_of(nodes: Sequence[Running], bucket: str, key: str) -> Running:
     """The node that decides about a name by the present map."""
-    decider = nodes[0].node.mesh.route(bucket, key).decider
+    decider = nodes[0].node.mesh.route_for(bucket, key).primary
     assert decider is not None
     return next(one for one in nodes if one.node.settings.node_id == decider.node_id)
 
 
 def shared_store(one: Running) -> ReplicatedStore:
     """What the services of a node write to."""
-    store = one.node.shared
+    store = one.node.replicated_store
     assert isinstance(store, ReplicatedStore)
     return store
 
@@ -151,7 +151,7 @@ def accept_map(nodes: Iterable[Running]) -> None:
     for one in nodes:
         handover = shared_store(one).handover
         window, handover.window = handover.window, 0.0
-        handover.note()
+        handover.observe_map()
         handover.window = window
 
 
@@ -162,7 +162,7 @@ async def change_map(nodes: Sequence[Running], change: Callable[[ClusterMap], Cl
         assert cluster is not None
         return change(cluster)
 
-    return (await ClusterMapStore(nodes[0].node.control).change(changed)).version
+    return (await ClusterMapStore(nodes[0].node.control).update_map(changed)).version
 
 
 def among(
@@ -174,7 +174,7 @@ def among(
         async with running_nodes(asyncio.get_running_loop(), number, copies=copies) as nodes:
             accept_map(nodes)
             for node in nodes:
-                shared_store(node).delivery.patience = patience
+                shared_store(node).replicator.timeout = patience
             await test(nodes)
 
     asyncio.run(run())
@@ -197,10 +197,10 @@ def with_clients(number: int, test: Callable[[list[Any], list[Running]], None], 
 
 def owners_alike(nodes: list[Running], key: str, body: bytes | None) -> None:
     """Every owner of a name in bucket `b` has these bytes; None: has nothing."""
-    for owner in nodes[0].node.mesh.route("b", key).writers:
+    for owner in nodes[0].node.mesh.route_for("b", key).write_set:
         store = next(node.node.store for node in nodes if node.node.settings.node_id == owner.node_id)
         found = store.get("b", key)
-        assert (None if found is None else store.read(found, 0, found.size)) == body, owner
+        assert (None if found is None else store.read_range(found, 0, found.size)) == body, owner
 
 
 async def _run(
@@ -209,10 +209,10 @@ async def _run(
     clock = SystemClock()
     settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed", tombstone_seconds=3600))
     store = Store.open(settings.store, writer="w0", clock=clock)
-    uses = UsageFile(settings.uses_path, clock)
+    uses = UsageFile(settings.last_used_path, clock)
     buckets, secret = BucketTable(control), ClusterSecret(control)
-    mesh = ClusterView(settings.node_id, control, buckets.copies)
-    peers = PeerClient(place.name, secret.derive, clock, lambda: mesh.map().version)
+    mesh = ClusterView(settings.node_id, control, buckets.replica_count)
+    peers = PeerClient(place.name, secret.derive_key, clock, lambda: mesh.current_map().version)
     node = NodeContext(
         settings,
         clock,
@@ -230,7 +230,9 @@ async def _run(
         replicated_store(store, mesh, peers, clock),
     )
     access = node_access(node)
-    data = data_services(node, access, AssemblerClient(settings.steward_socket))  # nobody asks it anything
+    data = data_services(
+        node, access, AssemblerClient(settings.coordinator_socket)
+    )  # nobody asks it anything
     server = build_server(web_deps(node, access, data), [*routes, *peer_services(node).routes()])
     listener = await loop.create_server(server, "127.0.0.1", 0)
     return Running(node, server, listener, loop)
@@ -242,7 +244,7 @@ async def _end(one: Running) -> None:
     await one.server.shutdown(1)
     await one.node.peers.aclose()
     one.node.store.close()
-    one.node.uses.close()
+    one.node.last_used.close()
 
 
 class NodesBeside:
@@ -288,7 +290,7 @@ class NodesBeside:
         mesh = self.nodes[0].node.mesh
         wanted = self.nodes[number].node.mesh.node_id
         keys = (f"{prefix}-{count}" for count in itertools.count())
-        return next(key for key in keys if mesh.route("bench", key).readers[0].node_id == wanted)
+        return next(key for key in keys if mesh.route_for("bench", key).read_set[0].node_id == wanted)
 
     def _serve(self) -> None:
         async def serve() -> None:

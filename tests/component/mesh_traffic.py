@@ -68,10 +68,10 @@ class Traffic:
     @contextmanager
     def unrefused(self) -> Iterator[None]:
         """While nothing breaks, nobody is refused. A node that is taken for gone is as one that broke."""
-        before, marked = len(self.refused), self._mesh.marked()
+        before, marked = len(self.refused), self._mesh.away_count()
         yield
         refused = self.refused[before:]
-        assert not refused or self._mesh.marked() > marked, refused
+        assert not refused or self._mesh.away_count() > marked, refused
         self.check_errors()
 
     def check_errors(self) -> None:

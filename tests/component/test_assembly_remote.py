@@ -33,7 +33,7 @@ class Source:
         self.cancelled = 0
         self.memory = MemoryAccount()
 
-    async def frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress) -> Frame:
         self.asked.append(address)
         try:
             if self.gate is not None:
@@ -70,7 +70,7 @@ def test_frames_and_errors_come_through(tmp_path: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
         async with door(tmp_path / "s.sock") as (source, remote):
             addresses = [FrameAddress(PLAN, 1, step, 0, 1, 8, 3) for step in range(20)]
-            frames = await asyncio.gather(*(remote.frame(address) for address in addresses))
+            frames = await asyncio.gather(*(remote.get_frame(address) for address in addresses))
             assert source.memory.bytes == 20 * 64
             for address, frame in zip(addresses, frames, strict=True):
                 assert (frame.rows, frame.size, frame.result) == (8, 64, "joined")
@@ -79,7 +79,7 @@ def test_frames_and_errors_come_through(tmp_path: Path) -> None:
                 frame.close()
             await until(lambda: source.memory.bytes == 0)  # the other side knows that they were sent
             with pytest.raises(BatchError, match="no good") as caught:
-                await remote.frame(RowsAddress(PLAN, 0, (1, 2)))
+                await remote.get_frame(RowsAddress(PLAN, 0, (1, 2)))
             assert (caught.value.code, caught.value.detail, caught.value.help) == (
                 "BadSample",
                 {"key": "k"},
@@ -87,7 +87,7 @@ def test_frames_and_errors_come_through(tmp_path: Path) -> None:
             )
             assert source.asked[-1] == RowsAddress(PLAN, 0, (1, 2))
             with pytest.raises(BatchError, match="log says why") as caught:
-                await remote.frame(FrameAddress(PLAN, 0, 99))
+                await remote.get_frame(FrameAddress(PLAN, 0, 99))
             assert caught.value.code == "InternalError"
         assert len(os.listdir("/proc/self/fd")) <= before
 
@@ -104,12 +104,12 @@ def test_a_cancelled_request_is_forgotten_on_the_other_side(tmp_path: Path) -> N
     async def run() -> None:
         async with door(tmp_path / "s.sock") as (source, remote):
             source.gate = asyncio.Event()
-            asking = asyncio.create_task(remote.frame(FrameAddress(PLAN, 0, 0)))
+            asking = asyncio.create_task(remote.get_frame(FrameAddress(PLAN, 0, 0)))
             await until(lambda: source.asked)
             asking.cancel()
             await until(lambda: source.cancelled)
             source.gate.set()
-            (await remote.frame(FrameAddress(PLAN, 0, 1))).close()
+            (await remote.get_frame(FrameAddress(PLAN, 0, 1))).close()
 
     asyncio.run(run())
 
@@ -119,12 +119,12 @@ def test_a_steward_that_goes_away_means_come_back(tmp_path: Path) -> None:
         path = tmp_path / "s.sock"
         remote = AssemblerClient(path)
         with pytest.raises(BatchError) as caught:
-            await remote.frame(FrameAddress(PLAN, 0, 0))
+            await remote.get_frame(FrameAddress(PLAN, 0, 0))
         assert (caught.value.code, caught.value.retry_after) == ("Busy", 1)
         source, listener = Source(), listen(path)
         source.gate = asyncio.Event()
         serving = asyncio.create_task(serve_assembler(source, listener))
-        asking = asyncio.create_task(remote.frame(FrameAddress(PLAN, 0, 0)))
+        asking = asyncio.create_task(remote.get_frame(FrameAddress(PLAN, 0, 0)))
         await until(lambda: source.asked)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
@@ -132,7 +132,7 @@ def test_a_steward_that_goes_away_means_come_back(tmp_path: Path) -> None:
             await asking
         source.gate = None
         serving = asyncio.create_task(serve_assembler(source, listener))
-        (await remote.frame(FrameAddress(PLAN, 0, 1))).close()
+        (await remote.get_frame(FrameAddress(PLAN, 0, 1))).close()
         await remote.aclose()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)

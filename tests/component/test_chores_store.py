@@ -43,7 +43,7 @@ def test_compaction_wins_room_and_loses_nothing(tmp_path: Path) -> None:
         for number in range(0, 100, 10):
             record = store.get("photos", f"{number:03}")
             assert record is not None
-            assert store.read(record, 0, SIZE) == b"0" * SIZE
+            assert store.read_range(record, 0, SIZE) == b"0" * SIZE
         store.close()
 
     asyncio.run(check())

@@ -73,7 +73,7 @@ async def leave_unread(server: MeshServer, port: int) -> tuple[socket.socket, Co
     await until(lambda: bool(server.connections))
     (connection,) = server.connections
     assert isinstance(connection, Connection)
-    while connection.unread < 2 * ANSWER:  # the kernel takes some more of it in a moment
+    while connection.unsent_bytes < 2 * ANSWER:  # the kernel takes some more of it in a moment
         asked = connection._request_count
         await loop.sock_sendall(client, ASK)
         await until(lambda: connection._request_count > asked and connection.is_idle)  # noqa: B023
@@ -95,8 +95,8 @@ def test_an_idle_client_that_leaves_its_answer_unread() -> None:
         async with serving(HttpSettings(idle_timeout=60, body_timeout=0.4)) as (server, port):
             client, connection = await leave_unread(server, port)
             connection.force_close()  # as when its time is up
-            assert server.open_ones == 1
-            await until(lambda: not server.open_ones)
+            assert server.connection_count == 1
+            await until(lambda: not server.connection_count)
             client.close()
 
     run(scene)
@@ -112,7 +112,7 @@ def test_room_is_made_of_clients_that_read_nothing() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(ASK)
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            await until(lambda: server.open_ones == 1)
+            await until(lambda: server.connection_count == 1)
             assert old.transport is None
             writer.close()
             client.close()
@@ -158,7 +158,7 @@ def test_who_is_connected_when_a_node_stops_is_answered() -> None:
         porter = Acceptor(door, server, ConnectionCounts(1), 0, {})
         clients = [socket.create_connection(door.getsockname()) for _ in range(20)]
         porter.close()  # in the same turn of the loop: it has accepted none
-        await porter.settled()
+        await porter.wait_for_handshakes()
         ending = asyncio.create_task(drain_server(server, clock, 30.0))
         for client in clients:
             client.setblocking(False)
@@ -193,7 +193,7 @@ def test_a_request_that_comes_as_its_client_goes() -> None:
             assert connection.transport is not None
             connection.transport.abort()
             connection.data_received(ASK)  # before the loop says that it is gone
-            await until(lambda: not server.open_ones)
+            await until(lambda: not server.connection_count)
             await asyncio.sleep(0)
             client.close()
         gc.collect()  # of a task's error the loop hears when the task goes
@@ -227,6 +227,6 @@ def test_a_head_without_end_is_refused() -> None:
                 await asyncio.sleep(0)
             assert (await reader.readline()).startswith(b"HTTP/1.1 431")
             writer.close()
-            await until(lambda: not server.open_ones)
+            await until(lambda: not server.connection_count)
 
     run(scene)

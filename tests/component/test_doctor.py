@@ -306,7 +306,7 @@ def test_a_rank_that_has_measured_does_not_outlive_the_doctor(tmp_path: Path) ->
     gone.wait(60)
     (tmp_path / "directive.json").write_text(json.dumps({"steps": 2, "loader": 1, "pid": gone.pid}))
     with pytest.raises(SystemExit, match="has measured"):
-        ScriptHook(tmp_path).stay()
+        ScriptHook(tmp_path).wait_for_doctor()
 
 
 def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:

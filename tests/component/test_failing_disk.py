@@ -62,11 +62,11 @@ async def _fill(place: Path) -> tuple[dict[str, Record], set[str], int]:
         number = next(disk for disk, root in store._disks.roots.items() if root.name == "two")
         gone = {key for key, record in every.items() if record.extents[0].disk == number}
         assert 0 < len(gone) < len(every)
-        await store.disks.look()
+        await store.disk_health.probe_disks()
         assert not store._disks.lost
         failpoints.configure(f"store.probe.{number}=error")
         for _ in range(3):
-            await store.disks.look()
+            await store.disk_health.probe_disks()
         assert list(store._disks.lost) == [number]
         return every, gone, number
 
@@ -75,7 +75,7 @@ async def _restore(store: Store, every: dict[str, Record], gone: set[str]) -> No
     for key in gone:
         writer = store.replica_writer("b", key, size=len(BODIES[key]))
         await writer.write(BODIES[key])
-        await writer.commit_as(without_local_fields(every[key]))
+        await writer.commit_at_stamp(without_local_fields(every[key]))
 
 
 def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: P
             for key, record in _all(store).items():
                 if key in gone:
                     with pytest.raises(QuarantinedError):
-                        store.read(record, 0, 1)
+                        store.read_range(record, 0, 1)
                 else:
-                    assert store.read(record, 0, record.size) == BODIES[key]
+                    assert store.read_range(record, 0, record.size) == BODIES[key]
             await put_object(store, "new", b"n" * LARGE, size=LARGE)
             await _restore(store, every, gone)
             assert all(record.extents[0].disk != number for record in _all(store).values())
@@ -96,7 +96,7 @@ def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: P
         shutil.rmtree(tmp_path / "two")
         for disks in (("one",), ("one", "two")):
             with closing(_open(tmp_path, *disks)) as store:
-                found = {key: store.read(record, 0, record.size) for key, record in _all(store).items()}
+                found = {key: store.read_range(record, 0, record.size) for key, record in _all(store).items()}
                 assert found == BODIES | {"new": b"n" * LARGE}
         assert check_store(_settings(tmp_path, "one", "two")).problems == []
 
@@ -112,7 +112,7 @@ def test_a_start_without_it_and_a_rebuild_know_of_it(tmp_path: Path) -> None:
         rebuild_index(_settings(tmp_path, "one"))
         assert check_store(_settings(tmp_path, "one")).problems == []
         with closing(_open(tmp_path, "one")) as store:
-            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+            assert {key: store.read_range(each, 0, each.size) for key, each in _all(store).items()} == BODIES
 
     asyncio.run(run())
 
@@ -132,17 +132,20 @@ def test_an_empty_directory_takes_its_place_at_a_start(tmp_path: Path) -> None:
         for _ in range(2):  # and so it stays
             with closing(_open(tmp_path, "one", "two")) as store:
                 assert {key for key, record in _all(store).items() if record.broken} == gone
-                assert [state.serves for state in store.disks.states()] == [True, True]
+                assert [state.serves for state in store.disk_health.disk_states()] == [True, True]
         with closing(_open(tmp_path, "one", "two")) as store:
-            await store.disks.look()
-            assert (store.disks.take_news(), store.disks.take_news()) == (True, False)
+            await store.disk_health.probe_disks()
+            assert (store.disk_health.take_data_lost_flag(), store.disk_health.take_data_lost_flag()) == (
+                True,
+                False,
+            )
             await _restore(store, every, gone)
-            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+            assert {key: store.read_range(each, 0, each.size) for key, each in _all(store).items()} == BODIES
             assert {record.extents[0].disk for record in _all(store).values()} == {0, 2}
         assert check_store(settings).problems == []
         rebuild_index(settings)
         with closing(_open(tmp_path, "one", "two")) as store:
-            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+            assert {key: store.read_range(each, 0, each.size) for key, each in _all(store).items()} == BODIES
 
     asyncio.run(run())
 
@@ -158,12 +161,12 @@ def test_an_empty_directory_takes_its_place_under_a_running_store(tmp_path: Path
             for key in gone:
                 if len(BODIES[key]) == LARGE:  # no file of a large object is kept open
                     with pytest.raises(QuarantinedError):
-                        store.read(every[key], 0, 10)
-            await store.disks.look_for_gone()
+                        store.read_range(every[key], 0, 10)
+            await store.disk_health.check_missing_disks()
             assert {key for key, record in _all(store).items() if record.broken} == gone
             assert sorted(store._disks.roots) == [0, 2]
             await _restore(store, every, gone)
-            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+            assert {key: store.read_range(each, 0, each.size) for key, each in _all(store).items()} == BODIES
             assert store.quarantined() == ()
 
     asyncio.run(run())
@@ -172,7 +175,7 @@ def test_an_empty_directory_takes_its_place_under_a_running_store(tmp_path: Path
 def test_what_another_process_finds_out_is_heeded(tmp_path: Path) -> None:
     async def run() -> None:
         with closing(_open(tmp_path, "one", "two")) as store:
-            key = next(key for key in BODIES if store._disks.order("b", key)[0] == 1)
+            key = next(key for key in BODIES if store._disks.placement_order("b", key)[0] == 1)
             await store._committer.submit(replacement.RetireDisk(1))
             error = await error_of(
                 DiskFailedError, put_object(store, key, b"late")
@@ -203,11 +206,14 @@ def test_a_mount_that_failed_is_no_empty_disk(tmp_path: Path, monkeypatch: pytes
 
     async def run() -> None:
         with closing(_open(tmp_path, "one", "two")) as store:
-            await store.disks.look()
-            assert [state.why for state in store.disks.states()] == ["", "not mounted: mount an empty one"]
+            await store.disk_health.probe_disks()
+            assert [state.why for state in store.disk_health.disk_states()] == [
+                "",
+                "not mounted: mount an empty one",
+            ]
             mounted.add("two")
-            await store.disks.look_for_gone()
-            assert [state.serves for state in store.disks.states()] == [True, True]
+            await store.disk_health.check_missing_disks()
+            assert [state.serves for state in store.disk_health.disk_states()] == [True, True]
 
     asyncio.run(run())
 
@@ -219,7 +225,7 @@ def test_the_last_disk_is_told_clearly(tmp_path: Path) -> None:
             number = next(iter(store._disks.roots))
             failpoints.configure(f"store.probe.{number}=error")
             for _ in range(3):
-                await store.disks.look()
+                await store.disk_health.probe_disks()
             for size in (10, LARGE):
                 error = await error_of(DiskFailedError, put_object(store, "new", b"n" * size, size=size))
                 assert "every disk" in str(error)
@@ -236,7 +242,7 @@ def test_a_probe_that_fails_once_and_a_full_disk_do_no_harm(tmp_path: Path) -> N
             number = next(iter(store._disks.roots))
             for action in ("error", "error(28)", "error", "error(28)", "error"):
                 failpoints.configure(f"store.probe.{number}={action}")
-                await store.disks.look()
+                await store.disk_health.probe_disks()
             assert not store._disks.lost
 
     asyncio.run(run())

@@ -76,13 +76,13 @@ def test_a_disk_that_gives_errors_is_as_one_that_is_missing(tmp_path: Path, wher
     for _ in range(2):  # and so it stays, unasked
         Store.recover(settings)
         with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
-            states = store.disks.states()
+            states = store.disk_health.disk_states()
             assert [state.serves for state in states] == [True, False]
             assert "put an empty one in its place" in states[1].why
             found = dict(store.list("b").entries)
             assert {key for key, record in found.items() if record.broken} == second
             for key in BODIES.keys() - second:
-                assert store.read(found[key], 0, 3000) == BODIES[key][:3000]
+                assert store.read_range(found[key], 0, 3000) == BODIES[key][:3000]
 
 
 def test_a_disk_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +124,8 @@ def test_a_cache_begins_without_it_and_takes_an_empty_one(tmp_path: Path) -> Non
 
     async def look(serves: list[bool]) -> None:
         with closing(Store.open(settings, writer="s", clock=ManualClock())) as cache:
-            await cache.disks.look()
-            assert [state.serves for state in cache.disks.states()] == serves
+            await cache.disk_health.probe_disks()
+            assert [state.serves for state in cache.disk_health.disk_states()] == serves
             await put_object(cache, "k", b"k")
 
     asyncio.run(look([True, False]))
@@ -148,7 +148,7 @@ def test_a_cache_lets_a_disk_lie_that_was_not_emptied(tmp_path: Path) -> None:
     held = sorted((tmp_path / "two" / "extents").rglob("*"))
     recover_cache(settings)
     with closing(Store.open(settings, writer="s", clock=ManualClock())) as cache:
-        assert [state.serves for state in cache.disks.states()] == [True, False]
+        assert [state.serves for state in cache.disk_health.disk_states()] == [True, False]
     assert sorted((tmp_path / "two" / "extents").rglob("*")) == held
 
 

@@ -199,12 +199,12 @@ def test_a_source_that_moves_while_it_is_asked_for_is_copied(
     body = os.urandom(70_000)
     with NodesBeside(3) as beside:
         nodes, client = beside.nodes, beside.nodes[0].client()
-        before = nodes[0].node.mesh.map()
+        before = nodes[0].node.mesh.current_map()
         after = replace(everybody([nodes[0].member, nodes[2].member], 1), version=before.version + 1)
         source = next(
             key
             for key in (f"source-{number}" for number in itertools.count())
-            if [routes(each, 1).of("bench", key).readers[0].node_id for each in (before, after)]
+            if [routes(each, 1).route_of_key("bench", key).read_set[0].node_id for each in (before, after)]
             == [nodes[1].member.node_id, nodes[now].member.node_id]
         )
         target = beside.key_of(0, "target")
@@ -216,7 +216,7 @@ def test_a_source_that_moves_while_it_is_asked_for_is_copied(
         async def called(peers: PeerClient, node: Member, method: str, path: str, **more: Any) -> Any:
             if path == door:
                 asked.append(node.node_id)
-                await ClusterMapStore(nodes[0].node.control).change(lambda _: after)
+                await ClusterMapStore(nodes[0].node.control).update_map(lambda _: after)
             async with call(peers, node, method, path, **more) as answer:
                 yield answer
 
@@ -241,8 +241,8 @@ async def _carried(giver: ObjectStore, taker: ObjectStore, key: str) -> None:
     record = giver.get("bench", key)
     assert record is not None
     writer = taker.replica_writer("bench", key, size=record.size)
-    await writer.write(giver.read(record, 0, record.size))
-    await writer.commit_as(record)
+    await writer.write(giver.read_range(record, 0, record.size))
+    await writer.commit_at_stamp(record)
 
 
 def test_members_of_archives() -> None:

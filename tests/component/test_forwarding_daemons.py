@@ -35,15 +35,15 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _elsewhere(mesh: DaemonCluster, prefix: str) -> str:
     """A key that n2 decides and n3 has, too."""
     number = 0
     while True:
-        key = mesh.key_decided_by("n2", "bench", f"{prefix}-{number}")
-        if [node.node_id for node in mesh.route("bench", key).readers] == ["n2", "n3"]:
+        key = mesh.key_with_primary("n2", "bench", f"{prefix}-{number}")
+        if [node.node_id for node in mesh.route_for("bench", key).read_set] == ["n2", "n3"]:
             return key
         number += 1
 

@@ -43,7 +43,7 @@ class Trio:
         return answer.body if answer.status == 200 else None
 
     def signed_hop(self, hop: Hop, method: str, target: str, authorization: str) -> str:
-        return self._hops(self.asked).write(hop, method, target, authorization)
+        return self._hops(self.asked).sign_hop(hop, method, target, authorization)
 
     @staticmethod
     def _hops(node: Running) -> HopSigner:
@@ -199,7 +199,7 @@ def test_forged_hops(trio: Trio, value: str) -> None:
 def test_hops_hold_for_one_request(trio: Trio) -> None:
     trio.wire.call("PUT", trio.target, b"there")
     other = trio.target_of("other")
-    hop = Hop("n1", trio.asked.node.mesh.map().version, 0, "10.0.0.9", secure=True)
+    hop = Hop("n1", trio.asked.node.mesh.current_map().version, 0, "10.0.0.9", secure=True)
 
     def write(method: str, target: str, authorization: str | None = None) -> Callable[[str], str]:
         return lambda real: trio.signed_hop(hop, method, target, real if authorization is None else "")
@@ -219,7 +219,7 @@ def test_hops_of_another_time(trio: Trio, minutes: int) -> None:
     hop = Hop("n1", 1, 0, "10.0.0.9", secure=True)
     then = ManualClock(trio.asked.node.clock.now_ms() + minutes * 60_000)
     hops = HopSigner(trio.asked.peers._derive, then)
-    answer = _ask(trio, trio.owner, lambda real: hops.write(hop, "GET", trio.target, real))
+    answer = _ask(trio, trio.owner, lambda real: hops.sign_hop(hop, "GET", trio.target, real))
     assert answer.status == 503
     assert b"clocks" in answer.body
     assert "x-mesh-skewed" in {name.lower() for name in answer.headers}
@@ -228,7 +228,7 @@ def test_hops_of_another_time(trio: Trio, minutes: int) -> None:
 def test_what_was_passed_on_is_never_passed_on_again(trio: Trio) -> None:
     """A node that is not the one says so, with its map's version; so nothing goes round."""
     trio.wire.call("PUT", trio.target, b"there")
-    version = trio.third.node.mesh.map().version
+    version = trio.third.node.mesh.current_map().version
     for node in (trio.asked, trio.third):
         hop = Hop("n2", version, 0, "10.0.0.9", secure=True)
         for method in ("GET", "PUT"):

@@ -44,11 +44,11 @@ LARGE = 3_000_000
 def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
-        store, name = decider.node.shared, decider.node.settings.node_id
+        store, name = decider.node.replicated_store, decider.node.settings.node_id
         other = next(node for node in nodes if node is not decider).node.settings.node_id
         upload = await store.create_upload("b", "k")
         await put_object(store, "k", b"kept")
-        version = decider.node.mesh.map().version
+        version = decider.node.mesh.current_map().version
         await change_map(
             nodes, lambda cluster: mark_node_away(cluster, name if gone == "who decided" else other)
         )
@@ -70,7 +70,7 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
             await change_map(nodes, lambda cluster: mark_complete(cluster, name))
             assert decider_of(nodes, "b", "k") is decider
             await nothing_is_done()
-        with accepted_by(other, decider.node.mesh.map().version):
+        with accepted_by(other, decider.node.mesh.current_map().version):
             await put_object(store, "k", b"done")
         owners_alike(nodes, "k", b"done")
 
@@ -83,15 +83,15 @@ def test_nothing_is_done_for_a_caller_that_was_given_up_and_came_back(gone: str)
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         back, names = decider if gone == "who decided" else other, [n.node.settings.node_id for n in nodes]
-        await put_object(decider.node.shared, "k", b"kept")
-        version, name = decider.node.mesh.map().version, back.node.settings.node_id
+        await put_object(decider.node.replicated_store, "k", b"kept")
+        version, name = decider.node.mesh.current_map().version, back.node.settings.node_id
         await change_map(nodes, lambda cluster: mark_node_down(cluster, name))
         for change in (None, lambda cluster: join_node(cluster, back.member), *map(_settles, names)):
             if change is not None:
                 await change_map(nodes, change)
             with accepted_by(other.node.settings.node_id, version):
-                await error_of(NotReplicatedError, put_object(decider.node.shared, "k", b"old"))
-        assert all(node.state == "up" for node in decider.node.mesh.map().nodes)
+                await error_of(NotReplicatedError, put_object(decider.node.replicated_store, "k", b"old"))
+        assert all(node.state == "up" for node in decider.node.mesh.current_map().nodes)
         assert decider_of(nodes, "b", "k") is decider
         owners_alike(nodes, "k", b"kept")
 
@@ -102,8 +102,8 @@ def test_what_a_node_passed_on_between_two_absences_is_refused_once_it_is_up() -
     """It is marked away a second time while it returns."""
 
     async def test(nodes: list[Running]) -> None:
-        store = decider_of(nodes, "b", "k").node.shared
-        passing = next(node for node in nodes if node.node.shared is not store)
+        store = decider_of(nodes, "b", "k").node.replicated_store
+        passing = next(node for node in nodes if node.node.replicated_store is not store)
         name = passing.node.settings.node_id
         await change_map(nodes, partial(mark_node_away, node_id=name))
         asked = await change_map(nodes, _joins(passing))
@@ -120,7 +120,7 @@ def test_what_a_node_passed_on_between_two_absences_is_refused_once_it_is_up() -
 
 
 def _state(node: Running) -> str:
-    me = node.node.mesh.me
+    me = node.node.mesh.own_node
     assert me is not None
     return me.state
 
@@ -138,10 +138,12 @@ def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -
         drains, stays = partial(drain_node, node_id=name), partial(cancel_drain, node_id=name)
         changes: list[Callable[[ClusterMap], ClusterMap]] = [drains, *settling, stays, *settling]
         for number, change in enumerate(changes):
-            version = changing.node.mesh.map().version
+            version = changing.node.mesh.current_map().version
             await change_map(nodes, change)
             with accepted_by(name, version):
-                await put_object(decider_of(nodes, "b", f"k{number}").node.shared, f"k{number}", b"x")
+                await put_object(
+                    decider_of(nodes, "b", f"k{number}").node.replicated_store, f"k{number}", b"x"
+                )
             states.append(_state(changing))
         assert states == ["draining"] * 4 + ["joining"] * 3 + ["up"]
 
@@ -157,9 +159,9 @@ def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_mor
     def test(clients: list[Any], nodes: list[Running]) -> None:
         asked = nodes[0]
         name, peers = asked.node.settings.node_id, asked.node.peers
-        key = next(f"k{n}" for n in range(100) if not asked.node.mesh.is_decider("bench", f"k{n}"))
+        key = next(f"k{n}" for n in range(100) if not asked.node.mesh.is_primary("bench", f"k{n}"))
         clients[1].put_object(Bucket="bench", Key=key, Body=b"kept")
-        wire, stood = peers.wire, list[str]()
+        wire, stood = peers.acquire_connection, list[str]()
 
         async def stands_still(*args: Any, **more: Any) -> Any:
             if not stood:
@@ -168,7 +170,7 @@ def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_mor
                     await change_map(nodes, change)
             return await wire(*args, **more)
 
-        monkeypatch.setattr(peers, "wire", stands_still)
+        monkeypatch.setattr(peers, "acquire_connection", stands_still)
         ask = partial(clients[0].put_object, Key=key, Body=b"o" * (10 if what == "one" else LARGE))
         if what == "many":
             ask = partial(clients[0].delete_objects, Delete={"Objects": [{"Key": key}]})
@@ -195,7 +197,7 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
         await change_map(nodes, partial(drain_node, node_id=name))
         for settles in map(_settles, others):
             await change_map(nodes, settles)
-        writer = former.node.shared.writer("b", "k", size=1)
+        writer = former.node.replicated_store.writer("b", "k", size=1)
         await writer.write(b"x")
         assert isinstance(writer, ReplicatedWriter)
         drop, stood = writer._drop, list[str]()
@@ -208,7 +210,7 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
             await drop()
 
         monkeypatch.setattr(writer, "_drop", stands_still)
-        with accepted_by(name, former.node.mesh.map().version):
+        with accepted_by(name, former.node.mesh.current_map().version):
             await error_of(NotReplicatedError, writer.commit(Meta("x")))
         assert stood
         owners_alike(nodes, "k", None)

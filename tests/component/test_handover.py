@@ -41,11 +41,11 @@ def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
             other = next(node for node in nodes if node is not back)
             accept_map(nodes)
             for node in nodes:
-                shared_store(node).delivery.patience = 1.0
+                shared_store(node).replicator.timeout = 1.0
             await change_map(nodes, lambda cluster: mark_node_away(cluster, name))
             await change_map(nodes, lambda cluster: join_node(cluster, back.member))
             for node in nodes:
-                shared_store(node).handover.note()
+                shared_store(node).handover.observe_map()
             await test(back, other)
 
     asyncio.run(run())
@@ -57,13 +57,13 @@ async def _up(back: Running, other: Running) -> None:
 
 async def _commit(node: Running, data: bytes) -> None:
     """A write that is committed at this node by its map, and told to nobody yet."""
-    with epoch_scope(node.node.mesh.map().version):
+    with epoch_scope(node.node.mesh.current_map().version):
         await put_object(node.node.store, "k", data)
 
 
 def _read(node: Running) -> bytes | None:
     record = node.node.store.get("b", "k")
-    return None if record is None else node.node.store.read(record, 0, record.size)
+    return None if record is None else node.node.store.read_range(record, 0, record.size)
 
 
 def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
@@ -89,7 +89,7 @@ def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
 def test_a_removal_of_the_former_decider_is_known() -> None:
     async def test(back: Running, other: Running) -> None:
         await put_object(shared_store(other), "k", b"first")
-        with epoch_scope(other.node.mesh.map().version):
+        with epoch_scope(other.node.mesh.current_map().version):
             await other.node.store.delete("b", "k")
         await _up(back, other)
         conditions = Conditions(if_match=(fake_etag(b"first"),))
@@ -100,7 +100,7 @@ def test_a_removal_of_the_former_decider_is_known() -> None:
 
 def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
     async def test(back: Running, other: Running) -> None:
-        with epoch_scope(other.node.mesh.map().version):
+        with epoch_scope(other.node.mesh.current_map().version):
             await put_object(other.node.store, "k", b"first")
         await _up(back, other)
         conditions = Conditions(if_match=(fake_etag(b"first"),))
@@ -112,7 +112,7 @@ def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
 
 def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
     async def test(back: Running, other: Running) -> None:
-        older = other.node.mesh.map().version
+        older = other.node.mesh.current_map().version
         await _up(back, other)
         await put_object(shared_store(back), "k", b"new")
 
@@ -172,12 +172,12 @@ def test_who_saw_no_former_map_asks_all_other_owners() -> None:
         await _up(back, other)
         store, node = shared_store(back), back.node
         store.handover = PrimaryHandover(node.mesh, node.peers, node.clock)  # a process that has just begun
-        version = node.mesh.map().version
-        assert not store.handover.is_done("b", "k", version)
-        await store.handover.receive("b", "k", 1.0)
+        version = node.mesh.current_map().version
+        assert not store.handover.is_complete("b", "k", version)
+        await store.handover.wait_until_received("b", "k", 1.0)
         assert _read(back) == b"second"
-        assert store.handover.is_done("b", "k", version)
-        assert not store.handover.is_done("b", "k", version + 1)
+        assert store.handover.is_complete("b", "k", version)
+        assert not store.handover.is_complete("b", "k", version + 1)
 
     _among(test)
 

@@ -257,8 +257,8 @@ def test_footers_that_lie(node: Daemon, name: str) -> None:
 def test_a_snapshot_takes_no_more_memory_than_is_free() -> None:
     """Copies of a file cost nothing; their samples do."""
     capacity = SnapshotCapacity(lambda: 2 * 1000 * (SAMPLE_BYTES + FIELD_BYTES))
-    capacity.require(1000, 1, "s3://box/a/")
+    capacity.require_room(1000, 1, "s3://box/a/")
     with pytest.raises(BatchError, match=r"s3://box/a/ has at least 1001 samples") as caught:
-        capacity.require(1001, 1, "s3://box/a/")
+        capacity.require_room(1001, 1, "s3://box/a/")
     assert caught.value.code == "TooLarge"
-    SnapshotCapacity().require(1 << 40, 1, "")
+    SnapshotCapacity().require_room(1 << 40, 1, "")

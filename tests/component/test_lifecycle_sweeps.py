@@ -317,7 +317,7 @@ def test_rules_taken_away_stop_a_sweep(world: World, monkeypatch: pytest.MonkeyP
         for number in range(20):
             await world.put(f"{number:02}")
         world.clock.advance(3 * DAY)
-        rest = world.lifecycle._rest
+        rest = world.lifecycle._throttle
         rests = 0
 
         async def meanwhile(began: float) -> None:
@@ -327,7 +327,7 @@ def test_rules_taken_away_stop_a_sweep(world: World, monkeypatch: pytest.MonkeyP
                 await world.rule()
             await rest(began)
 
-        monkeypatch.setattr(world.lifecycle, "_rest", meanwhile)
+        monkeypatch.setattr(world.lifecycle, "_throttle", meanwhile)
         assert await world.lifecycle.sweep() == Counter(expire=5)
         assert len(world.names()) == 15
         assert rests == 2

@@ -204,7 +204,7 @@ def test_back_pressure_counts_frames_that_are_elsewhere(pair: Daemon) -> None:
         assert handed_bytes(pair) <= 4 * frame + SLACK  # what is beyond was copied, and is the job's own
         del kept
         gc.collect()
-        assert one._arena.room() == one._arena.budget
+        assert one._arena.free_bytes() == one._arena.budget
 
 
 @pytest.mark.parametrize("setting", ["elsewhere", "another id", "no sockets"])
@@ -296,19 +296,19 @@ def test_what_is_out_has_a_bound_and_unused_tickets_expire(
 
     async def scenario() -> None:
         desk = LocalFrameService(tmp_path / "local", "w0", 3 << 20)
-        serving = asyncio.create_task(desk.run())
+        serving = asyncio.create_task(desk.serve_forever())
         frames = [finished() for _ in range(4)]
         handles, expired = [frame.hand_out("miss") for frame in frames], asyncio.Event()
         handles[0].done = expired.set
         assert all(is_sealed(handle.fd, handle.size) for handle in handles)
-        given = [desk.offer(handle, desk.place.id) for handle in handles]
+        given = [desk.offer_frame(handle, desk.location.id) for handle in handles]
         assert [handed is not None for handed in given] == [True, True, True, False]
         async with asyncio.timeout(60):
             await expired.wait()  # nobody came
-        assert desk.offer(handles[3], desk.place.id) is not None
+        assert desk.offer_frame(handles[3], desk.location.id) is not None
         small = finished(1000).hand_out("miss")
-        assert desk.offer(small, desk.place.id) is None
-        assert desk.offer(small, "") is None
+        assert desk.offer_frame(small, desk.location.id) is None
+        assert desk.offer_frame(small, "") is None
         small.close()
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -363,25 +363,27 @@ def test_frames_for_a_device_are_read_into_its_slots(
     serving = threading.Thread(target=serve)
     serving.start()
     near, arena = LocalHandover({}), Arena(4 << 20, _Pinned())
-    near.heard(HERE, f"{'a' * 32} {tmp_path}")
-    assert near.word(HERE) == "a" * 32
+    near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
+    assert near.handover_id(HERE) == "a" * 32
     answer = f"x.sock {'b' * 32} {frame.size}"
     if sealed:
-        lease = near.take(HERE, answer, arena)
+        lease = near.receive_frame(HERE, answer, arena)
         assert bytes(lease.view) == content
         assert arena.allocated > 0
     else:  # it could change under a job that has checked it
         with pytest.raises(HandoverError, match="could still change"):
-            near.take(HERE, answer, arena)
-        assert near.word(HERE) == ""
+            near.receive_frame(HERE, answer, arena)
+        assert near.handover_id(HERE) == ""
     serving.join(60)
-    near.heard(HERE, f"{'a' * 32} {tmp_path}")  # said again and again, but believed only after a while
-    assert (near.word(HERE) == "") == (not sealed)
+    near.record_directory(
+        HERE, f"{'a' * 32} {tmp_path}"
+    )  # said again and again, but believed only after a while
+    assert (near.handover_id(HERE) == "") == (not sealed)
     monkeypatch.setattr(neighbours_module, "_SHUNNED", 0.0)
     if not sealed:
         near._shun(HERE)
-        near.heard(HERE, f"{'a' * 32} {tmp_path}")
-        assert near.word(HERE) == "a" * 32
+        near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
+        assert near.handover_id(HERE) == "a" * 32
     listener.close()
     if handle is not None:
         handle.close()
@@ -393,5 +395,5 @@ def test_frames_for_a_device_are_read_into_its_slots(
 )
 def test_what_a_server_says_of_its_place_is_not_believed_unseen(said: str) -> None:
     near = LocalHandover({})
-    near.heard(HERE, said)
-    assert near.word(HERE) == ""
+    near.record_directory(HERE, said)
+    assert near.handover_id(HERE) == ""

@@ -247,7 +247,9 @@ def test_each_name_expires_once(crew: MeshCrew) -> None:
 
     async def sweep() -> list[Counter[str]]:
         await nodes[0].buckets.update("expiring", lambda bucket: replace(bucket, lifecycle=rules))
-        sweeps = [LifecycleRunner(n.shared, n.buckets, n.control, n.clock, 0, n.mesh) for n in nodes]
+        sweeps = [
+            LifecycleRunner(n.replicated_store, n.buckets, n.control, n.clock, 0, n.mesh) for n in nodes
+        ]
         found = await asyncio.gather(*[each.sweep() for each in sweeps])
         again = await asyncio.gather(*[each.sweep() for each in sweeps])
         assert not any(again)
@@ -266,14 +268,14 @@ def test_what_no_node_has_used_for_long_goes_from_all(crew: MeshCrew) -> None:
     used, unused = (first.plan(snapshot, CROP, 16, seed=seed, on_bad="mask")["plan"] for seed in (101, 102))
     later = ManualClock()
     later.advance(crew.nodes[0].node.clock.now_ms() / 1000 - later.now_ms() / 1000 + 100 * 86_400)
-    last = crew.nodes[2].node.settings.uses_path
+    last = crew.nodes[2].node.settings.last_used_path
     with closing(UsageFile(last, later)) as uses:  # in a hundred days, at the last node alone
         uses.note(f"plans/{used}")
     keepers = [document_collector(replaced(one.node, clock=later)) for one in crew.nodes]
     assert crew.run(keepers[1].sweep()) == 0  # another one says what goes
     assert crew.run(keepers[0].sweep()) > 0
     for one, keeper in zip(crew.nodes, keepers, strict=True):
-        crew.run(keeper.clear())
+        crew.run(keeper.remove_local_copies())
         held = {key for key, _ in one.node.store.list(RESERVED_BUCKET, prefix="plans/", limit=1000).entries}
         assert f"plans/{used}" in held
         assert f"plans/{unused}" not in held

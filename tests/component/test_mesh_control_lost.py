@@ -52,7 +52,7 @@ class Parted:
         """All ways open, all nodes up, each with its lease."""
         self.control.heal()
         self.front.heal()
-        self.mesh.whole()
+        self.mesh.await_healthy()
         for node_id in self.mesh.nodes:
             self.mesh.await_metric(node_id, LEASE, 1)
         return self
@@ -91,7 +91,7 @@ def works(mesh: DaemonCluster, prefix: str) -> dict[str, bytes]:
     kept: dict[str, bytes] = {}
     for asked, client in clients.items():
         for decider in mesh.nodes:
-            key = mesh.key_decided_by(decider, BUCKET, f"{prefix}/{asked}")
+            key = mesh.key_with_primary(decider, BUCKET, f"{prefix}/{asked}")
             client.put_object(Bucket=BUCKET, Key=key, Body=b"first")
             client.put_object(Bucket=BUCKET, Key=key, Body=key.encode())
             with pytest.raises(ClientError, match="PreconditionFailed"):
@@ -123,14 +123,14 @@ def reads(mesh: DaemonCluster, kept: dict[str, bytes]) -> None:
 
 
 def documents(mesh: DaemonCluster) -> dict[str, ClusterMap]:
-    return {node_id: mesh.map(node_id) for node_id in mesh.nodes}
+    return {node_id: mesh.map_of(node_id) for node_id in mesh.nodes}
 
 
 def test_without_the_control_store_everything_about_data_goes_on(parted: Parted) -> None:
     mesh = parted.mesh
     before = documents(mesh)
     kept = works(mesh, "before")
-    mesh.etcd.kill(0)
+    mesh.etcd.kill_member(0)
     parted.await_failures(*mesh.nodes)
     reads(mesh, kept)
     during = works(mesh, "during")
@@ -143,7 +143,7 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (503, "Unavailable")
     status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
     assert "is etcd running" in status["control"]
-    mesh.etcd.start(0)
+    mesh.etcd.start_member(0)
     mesh.etcd.await_reads()
     for node_id in mesh.nodes:
         mesh.await_metric(node_id, LEASE, 1)
@@ -154,7 +154,7 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
 
 def test_a_node_that_dies_meanwhile_is_told_though_the_map_has_it_as_up(parted: Parted) -> None:
     mesh = parted.mesh
-    mesh.etcd.kill(0)
+    mesh.etcd.kill_member(0)
     parted.await_failures(*mesh.nodes)
     mesh.kill("n3")
     said = CliRunner().invoke(cluster, ["status", "--json"], env=_env(mesh))
@@ -179,9 +179,9 @@ def _env(mesh: DaemonCluster) -> dict[str, str]:
 
 def _back_from(mesh: DaemonCluster, backup: Path) -> None:
     """Put the control store back while the nodes run."""
-    mesh.etcd.kill(0)
-    mesh.etcd.restore(backup)
-    mesh.etcd.start(0)
+    mesh.etcd.kill_member(0)
+    mesh.etcd.restore_snapshot(backup)
+    mesh.etcd.start_member(0)
     mesh.etcd.await_reads()
 
 
@@ -195,20 +195,20 @@ def test_a_control_store_of_yesterday_has_the_map_of_today(parted: Parted, tmp_p
     """What is in its backup is known everywhere, and not what was made since; where objects are is not
     forgotten, though the map of the backup says otherwise."""
     mesh = parted.mesh
-    mesh.etcd.save(tmp_path / "backup")
+    mesh.etcd.save_snapshot(tmp_path / "backup")
     mesh["n1"].client().create_bucket(Bucket="younger")
     mesh["n1"].client().put_object(Bucket="younger", Key="kept", Body=b"kept")
     for action in ("drain", "undrain"):
         body = json.dumps({"action": action}).encode()
         assert mesh["n1"].request("POST", "/-/cluster/nodes/n3", body).status == 200
-    before, kept = parted.whole().mesh.map(), works(mesh, "yesterday")
+    before, kept = parted.whole().mesh.map_of(), works(mesh, "yesterday")
     _back_from(mesh, tmp_path / "backup")
     mesh.await_map(lambda found: found.version > before.version)
     for node_id in mesh.nodes:
         mesh.await_metric(node_id, LEASE, 1)
     while any("younger" in known for known in _buckets(mesh)):
         threading.Event().wait(0.1)
-    assert [node.state for node in mesh.map().nodes] == ["up", "up", "up"]
+    assert [node.state for node in mesh.map_of().nodes] == ["up", "up", "up"]
     reads(mesh, kept)
     reads(mesh, works(mesh, "today"))
     mesh["n2"].client().create_bucket(Bucket="younger")
@@ -221,11 +221,11 @@ def test_a_control_store_of_yesterday_has_the_map_of_today(parted: Parted, tmp_p
 
 def test_an_emptied_control_store_is_none(parted: Parted, tmp_path: Path) -> None:
     mesh = parted.mesh
-    mesh.etcd.save(tmp_path / "backup")
+    mesh.etcd.save_snapshot(tmp_path / "backup")
     before, kept = documents(mesh), works(mesh, "emptied")
-    mesh.etcd.kill(0)
-    mesh.etcd.empty()
-    mesh.etcd.start(0)
+    mesh.etcd.kill_member(0)
+    mesh.etcd.remove_data()
+    mesh.etcd.start_member(0)
     parted.await_failures(*mesh.nodes)
     reads(mesh, kept)
     reads(mesh, works(mesh, "none"))
@@ -244,13 +244,13 @@ def test_users_that_could_not_be_stored_are_not_called_reloaded(tmp_path: Path) 
     users.write_text("- {user_id: ann, access_key: ann-access-key, secret_key: ann-secret-key}\n")
     with DaemonCluster.start(1, args=["--users", str(users)]) as mesh:
         node = mesh["n1"]
-        mesh.etcd.kill(0)
+        mesh.etcd.kill_member(0)
         users.write_text("[]\n")
         os.kill(node.pid, signal.SIGHUP)
         await_true(lambda: "users not reloaded" in node.output())
         assert "users reloaded" not in node.output()
         assert "send SIGHUP again" in node.output()
-        mesh.etcd.start(0)
+        mesh.etcd.start_member(0)
         mesh.etcd.await_reads()
         os.kill(node.pid, signal.SIGHUP)
         await_true(lambda: "users reloaded" in node.output())
@@ -283,13 +283,13 @@ def _stays(parted: Parted, prefix: str) -> bool:
 
 
 def test_of_two_sides_one_changes_the_map_and_acknowledges(parted: Parted) -> None:
-    mesh, before = parted.mesh, parted.mesh.map()
-    key = mesh.key_decided_by("n3", BUCKET, f"sides-{secrets.token_hex(4)}/key")
+    mesh, before = parted.mesh, parted.mesh.map_of()
+    key = mesh.key_with_primary("n3", BUCKET, f"sides-{secrets.token_hex(4)}/key")
     parted.control.cut()
     parted.front.cut()
     try:
         for node_id in ("n1", "n2"):
-            while (states := [node.state for node in mesh.map(node_id).nodes]) != ["up", "up", "away"]:
+            while (states := [node.state for node in mesh.map_of(node_id).nodes]) != ["up", "up", "away"]:
                 assert states == ["up", "up", "up"]
                 threading.Event().wait(0.1)
         with ThreadPoolExecutor(2) as pool:
@@ -299,7 +299,7 @@ def test_of_two_sides_one_changes_the_map_and_acknowledges(parted: Parted) -> No
             assert _created(mesh["n2"], key, b"ours")
             assert change.result(60).status == 503
             assert not theirs.result(60)
-        assert mesh.map("n3") == before
+        assert mesh.map_of("n3") == before
     finally:
         parted.control.heal()
         parted.front.heal()

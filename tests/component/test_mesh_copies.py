@@ -113,7 +113,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Daemon
     for number in range(20):
         put(f"before-{number}")
     _await_copies(mesh, name, 2, set(bodies))
-    over, wrong, refused, marked = threading.Event(), list[str](), list[str](), mesh.marked()
+    over, wrong, refused, marked = threading.Event(), list[str](), list[str](), mesh.away_count()
 
     def read() -> None:
         clients = [mesh[name].client() for name in NODES]
@@ -136,7 +136,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Daemon
             assert json.loads(done.stdout)["wanted"] == copies, done
             for number in range(5):
                 put(f"to-{copies}-{number}")
-            mesh.await_map(lambda cluster: not cluster.moving)
+            mesh.await_map(lambda cluster: not cluster.is_rebalancing)
             _await_copies(mesh, name, copies, set(bodies))
             assert _counts(mesh) == []
             assert f"{name}  {copies} cop" in _command(mesh, "bucket", "ls").stdout
@@ -144,7 +144,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Daemon
         over.set()
         await_end(reader)
     assert wrong == []
-    assert not refused or mesh.marked() > marked, refused  # unless one was taken for gone
+    assert not refused or mesh.away_count() > marked, refused  # unless one was taken for gone
     _await_copies(mesh, calm, 3, {"k"})  # nobody touched that
 
 

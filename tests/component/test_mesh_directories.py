@@ -33,7 +33,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def image(mesh: DaemonCluster, place: Path) -> Path:
@@ -43,7 +43,7 @@ def image(mesh: DaemonCluster, place: Path) -> Path:
 
 
 def put(mesh: DaemonCluster, prefix: str, body: bytes) -> list[str]:
-    keys = [mesh.key_decided_by(NODE, BUCKET, f"{prefix}{number}") for number in range(5)]
+    keys = [mesh.key_with_primary(NODE, BUCKET, f"{prefix}{number}") for number in range(5)]
     for key in keys:
         mesh["n1"].client().put_object(Bucket=BUCKET, Key=key, Body=body)
     return keys
@@ -67,9 +67,9 @@ def test_a_directory_whose_name_another_has_by_now(mesh: DaemonCluster, tmp_path
         "POST", f"/-/cluster/nodes/{NODE}", json.dumps({"action": "replace"}).encode()
     )
     assert answer.status == 200
-    mesh.empty(NODE)
+    mesh.remove_data(NODE)
     mesh.up(NODE)
-    mesh.whole()
+    mesh.await_healthy()
     for key in keys:
         mesh["n1"].client().put_object(Bucket=BUCKET, Key=key, Body=b"new")
     again = Daemon(former, mesh[NODE].args, mesh[NODE].env, 1)
@@ -96,11 +96,11 @@ def test_an_older_image_is_compared_where_others_have_what_it_lacks(
     mesh.stop(NODE)
     older = image(mesh, tmp_path / "older")
     mesh.up(NODE)
-    mesh.whole()
+    mesh.await_healthy()
     keys = put(mesh, "imaged", b"new")
     mesh.stop(NODE)
     mesh.await_state(NODE, "away")  # else the map may say that it went last, and all wait for it
-    mesh.empty(NODE)
+    mesh.remove_data(NODE)
     shutil.copytree(older, mesh[NODE].data_dir)
     mesh["n1"].kill()
     mesh.await_state("n1", "away")
@@ -122,12 +122,12 @@ def test_an_older_image_is_all_there_is(mesh: DaemonCluster, tmp_path: Path) -> 
     mesh.stop(NODE)
     older = image(mesh, tmp_path / "older")
     mesh.up(NODE)
-    mesh.whole()
+    mesh.await_healthy()
     mesh.kill("n1")
     mesh.await_state("n1", "away")
     mesh.stop(NODE)  # it went last: what it has is what there is
     mesh.await_state(NODE, "away")
-    mesh.empty(NODE)
+    mesh.remove_data(NODE)
     shutil.copytree(older, mesh[NODE].data_dir)
     with pytest.raises(DaemonFailedError, match="start once with --lost-disk"):
         mesh.up(NODE)

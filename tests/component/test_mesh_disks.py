@@ -50,7 +50,7 @@ def started(place: Path) -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _disk(place: Path, name: str) -> Path:
@@ -194,7 +194,7 @@ def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: DaemonClust
     mesh.kill("n2")
     mesh.await_state("n2", "away")
     listed = mesh["n1"].client().list_objects_v2(Bucket="disks")["Contents"]
-    owners = place_by(mesh.map(), 2, "present").owners
+    owners = place_by(mesh.map_of(), 2, "present").owners_of_key
     short = [found["Key"] for found in listed if "n2" in {n.node_id for n in owners("disks", found["Key"])}]
     _await(mesh, lambda: _status(mesh)["debt"] == len(short) > 0)
     told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output

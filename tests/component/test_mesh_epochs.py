@@ -30,7 +30,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,13 @@ def run(mesh: DaemonCluster, events: Mapping[int, Callable[[], object]], *endpoi
 
 def test_the_control_store_lost_in_mid_epoch(mesh: DaemonCluster, expected: list[str]) -> None:
     events: dict[int, Callable[[], object]] = {
-        3: lambda: mesh.etcd.signal(0, signal.SIGSTOP),
-        12: lambda: mesh.etcd.signal(0, signal.SIGCONT),
+        3: lambda: mesh.etcd.signal_member(0, signal.SIGSTOP),
+        12: lambda: mesh.etcd.signal_member(0, signal.SIGCONT),
     }
     try:
         assert run(mesh, events, mesh["n1"].endpoint) == expected
     finally:
-        mesh.etcd.signal(0, signal.SIGCONT)
+        mesh.etcd.signal_member(0, signal.SIGCONT)
 
 
 def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
@@ -96,6 +96,6 @@ def test_a_node_is_drained_in_mid_epoch(mesh: DaemonCluster, expected: list[str]
         assert answer.status == 200, answer.body
 
     assert run(mesh, {3: drain}, mesh["n2"].endpoint) == expected
-    mesh.await_map(lambda found: not found.moving)
+    mesh.await_map(lambda found: not found.is_rebalancing)
     mesh.kill("n2")
     assert list(epoch([mesh["n3"].endpoint], keys(mesh), 5)) == expected

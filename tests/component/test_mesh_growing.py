@@ -41,7 +41,7 @@ def test_an_upload_outlasts_the_time_when_its_node_was_alone() -> None:
             mesh.await_map(
                 lambda cluster: (
                     len(cluster.nodes) == 3
-                    and not cluster.moving
+                    and not cluster.is_rebalancing
                     and all(node.state == "up" for node in cluster.nodes)
                 )
             )

@@ -55,7 +55,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _shows(node: Daemon, wanted: tuple[str, str]) -> bool:
@@ -78,7 +78,7 @@ def _made_at(mesh: DaemonCluster, node_id: str, job: dict[str, Any]) -> dict[str
             return objects(mesh["n2"].client(), "made", prefix)
         marked = [mesh.metric(each, "meshd_cluster_marked_total") for each in mesh.nodes]
         assert sum(marked) > 0, found  # nobody's job is taken over who was not taken for gone
-        mesh.whole()
+        mesh.await_healthy()
 
 
 def test_every_node_makes_the_same(mesh: DaemonCluster) -> None:

@@ -30,7 +30,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _state(cluster: ClusterMap, node_id: str) -> str:
@@ -39,7 +39,7 @@ def _state(cluster: ClusterMap, node_id: str) -> str:
 
 
 def test_nodes_that_start_together_are_one_mesh(mesh: DaemonCluster) -> None:
-    cluster = mesh.await_map(lambda found: not found.moving)
+    cluster = mesh.await_map(lambda found: not found.is_rebalancing)
     assert [node.node_id for node in cluster.nodes] == ["n1", "n2", "n3"]
     assert {node.endpoint for node in cluster.nodes} == set(mesh.endpoints.values())
     assert len({node.request("GET", "/-/whoami").body for node in mesh.nodes.values()}) == 1
@@ -105,18 +105,18 @@ def test_a_quick_restart_is_no_absence(mesh: DaemonCluster) -> None:
     before = mesh.await_state("n1", "up").version
     mesh["n1"].kill()
     mesh.up("n1")
-    cluster = mesh.map("n1")
+    cluster = mesh.map_of("n1")
     if cluster.version == before:  # it was quicker than its lease
         assert _state(cluster, "n1") == "up"
     mesh.await_state("n1", "up")
 
 
 def test_two_daemons_of_one_name_are_refused(mesh: DaemonCluster, tmp_path: Path) -> None:
-    before = mesh.map()
+    before = mesh.map_of()
     args = ["--control", mesh.control, "--node-id", "n1", "--lease", "1"]
     with pytest.raises(DaemonFailedError, match="another daemon runs as n1"):
         Daemon.start(tmp_path / "n1", args=args, env=_root(mesh))
-    assert mesh.map() == before, "what the other one has is not taken for lost"
+    assert mesh.map_of() == before, "what the other one has is not taken for lost"
 
 
 def test_a_directory_belongs_to_one_node_of_one_mesh(mesh: DaemonCluster) -> None:

@@ -50,7 +50,7 @@ def started() -> Iterator[DaemonCluster]:
 
 
 def settled(cluster: ClusterMap) -> bool:
-    return not cluster.moving and all(node.state in ("up", "down") for node in cluster.nodes)
+    return not cluster.is_rebalancing and all(node.state in ("up", "down") for node in cluster.nodes)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def mesh(started: DaemonCluster) -> DaemonCluster:
             started.stop(node_id)
         if not node.running:
             started.up(node_id)
-    for found in started.map("n1").nodes:
+    for found in started.map_of("n1").nodes:
         if found.leaving or found.state == "draining":
             change(started, found.node_id, "undrain")
         if found.weight != 1:
@@ -198,7 +198,7 @@ def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Daemon
         traffic.asked = others(mesh, "n2")
         mesh.kill("n2")
         belongs = (mesh["n2"].data_dir / "cluster.json").read_bytes()
-        mesh.empty("n2")
+        mesh.remove_data("n2")
         if what == "all but whose it is":
             mesh["n2"].data_dir.mkdir()
             (mesh["n2"].data_dir / "cluster.json").write_bytes(belongs)

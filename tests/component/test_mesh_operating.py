@@ -32,7 +32,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def line_of(mesh: DaemonCluster | Daemon, *words: str) -> tuple[list[str], dict[str, str]]:
@@ -86,7 +86,7 @@ def control_keys(mesh: DaemonCluster) -> list[str]:
 
 def test_a_drained_node_is_empty_and_can_be_removed(mesh: DaemonCluster) -> None:
     assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
-    mesh.await_map(lambda found: not found.moving)
+    mesh.await_map(lambda found: not found.is_rebalancing)
     for _ in range(60):  # its mover tells a moment later that nothing is left
         if nodes(mesh)["n2"]["empty"]:
             break
@@ -107,7 +107,7 @@ def test_a_drained_node_is_empty_and_can_be_removed(mesh: DaemonCluster) -> None
 def test_a_drain_can_be_taken_back(mesh: DaemonCluster) -> None:
     assert command(mesh, "drain", "n3").returncode == 0
     assert command(mesh, "undrain", "n3").returncode == 0
-    mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
+    mesh.await_map(lambda found: not found.is_rebalancing and all(node.state == "up" for node in found.nodes))
 
 
 def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonCluster) -> None:
@@ -120,16 +120,16 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonClust
     assert text.count("has what no other node that is up has: do not stop it") == 2
     assert "start it, or say `mesh cluster lost` first" in command(mesh, "remove", "n3").stderr
     assert "n3 is down" in command(mesh, "replace", "n3").stdout
-    mesh.empty("n3")
+    mesh.remove_data("n3")
     mesh.up("n3")
     mesh.await_state("n3", "up")
 
 
 def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mesh: DaemonCluster) -> None:
     mesh.kill("n3")
-    mesh.empty("n3")
+    mesh.remove_data("n3")
     mesh.up("n3")
-    mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
+    mesh.await_map(lambda found: not found.is_rebalancing and all(node.state == "up" for node in found.nodes))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_makes_no_sense_is_refused_with_what_to_do(
 
 def test_another_share_is_another_share(mesh: DaemonCluster) -> None:
     assert command(mesh, "reweigh", "n1", "3").returncode == 0
-    mesh.await_map(lambda found: not found.moving)
+    mesh.await_map(lambda found: not found.is_rebalancing)
     assert nodes(mesh)["n1"]["slots"] > nodes(mesh)["n2"]["slots"]
     assert command(mesh, "reweigh", "n1", "1").returncode == 0
 

@@ -34,7 +34,7 @@ def test_nothing_is_answered_before_the_other_owner_has_it(scene: Scene, kind: K
 
 @pytest.mark.parametrize("expect", [{}, {"expect": "100-continue"}])
 def test_a_refusal_comes_before_the_body(scene: Scene, expect: dict[str, str]) -> None:
-    key, node = scene.new_key(), scene.mesh.whole()[PRIMARY]
+    key, node = scene.new_key(), scene.mesh.await_healthy()[PRIMARY]
     node.client().put_object(Bucket=BUCKET, Key=key, Body=b"first")
     wire = Wire(node.endpoint, node.access_key, node.secret_key)
     sock = wire.connect()

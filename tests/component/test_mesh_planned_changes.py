@@ -200,7 +200,9 @@ def change(mesh: DaemonCluster, node_id: str, action: str, **more: Any) -> None:
 def await_settled(mesh: DaemonCluster, share: str, *, has: bool) -> None:
     """Until nothing moves, and a node has a share or has none."""
     mesh.await_map(
-        lambda found: not found.moving and any(each.node_id == share for each in found.present) == has
+        lambda found: (
+            not found.is_rebalancing and any(each.node_id == share for each in found.current_shares) == has
+        )
     )
 
 

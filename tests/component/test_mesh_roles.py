@@ -51,7 +51,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def copied(s3: Any, mesh: DaemonCluster, things: str, key: str) -> bytes:
 
 
 def test_only_those_that_store_own_something(mesh: DaemonCluster) -> None:
-    cluster = mesh.map("n4")
+    cluster = mesh.map_of("n4")
     assert {node.node_id for node in cluster.nodes if node.stores} == {"n1", "n2"}
     assert [node.node_id for node in batch_nodes(cluster)] == ["n3"]
 

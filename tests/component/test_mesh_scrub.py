@@ -75,7 +75,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +98,7 @@ def _fill(mesh: DaemonCluster, sizes: Mapping[str, int]) -> dict[str, bytes]:
 
 def _damage(mesh: DaemonCluster, bodies: Mapping[str, bytes]) -> None:
     """One copy of each, now of this node, now of that one."""
-    mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
+    mesh.await_map(lambda found: not found.is_rebalancing and all(node.state == "up" for node in found.nodes))
     for number, (key, body) in enumerate(bodies.items()):
         holders = _await_two(mesh, key)
         holders[number % 2].flip(key, number * 997 % len(body))
@@ -257,7 +257,7 @@ def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: DaemonClus
         with pytest.raises(DaemonFailedError, match="every disk of this node has failed"):
             mesh.up("n4")
     finally:
-        mesh.forget("n4")
+        mesh.remove_lost("n4")
 
 
 def test_fsck_agrees_when_all_is_over(mesh: DaemonCluster) -> None:

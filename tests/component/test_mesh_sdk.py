@@ -68,7 +68,7 @@ def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew) -> None:
         taken = [(batch.epoch, batch.step) for _ in range(2) for batch in loader]
         plan = loader.plan.hash
     assert len(taken) == 2 * -(-COUNT // BATCH)
-    cluster = crew.nodes[0].node.mesh.map()
+    cluster = crew.nodes[0].node.mesh.current_map()
     met = [
         rendezvous_order(batch_nodes(cluster), frame_address(plan, epoch, step, 0, 1, BATCH, 0))[0].node_id
         for epoch, step in taken

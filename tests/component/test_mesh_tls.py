@@ -108,7 +108,7 @@ def _read_everywhere(mesh: DaemonCluster, bodies: dict[str, bytes]) -> None:
 
 
 def test_a_node_joins_and_one_is_drained(mesh: DaemonCluster, place: Path, bodies: dict[str, bytes]) -> None:
-    assert all(node.endpoint.startswith("https://") for node in mesh.map().nodes)
+    assert all(node.endpoint.startswith("https://") for node in mesh.map_of().nodes)
     disks = [word for name in ("one", "two") for word in ("--disk", str(place / name))]
     mesh.add("n3", *disks)
     mesh.await_state("n3", "up")
@@ -165,7 +165,7 @@ def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: DaemonClust
     mesh.authority.issue("n2")
     _await(mesh, lambda: _is_believed(mesh["n2"]))
     _await(mesh, lambda: "refused" not in _said(mesh))
-    key = mesh.key_decided_by("n2", "secret")
+    key = mesh.key_with_primary("n2", "secret")
     mesh["n1"].client().put_object(Bucket="secret", Key=key, Body=b"renewed")
     _read_everywhere(mesh, {key: b"renewed"})
 

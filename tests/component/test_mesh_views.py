@@ -145,7 +145,7 @@ def test_a_shard_goes_on_from_another_owner(crews: list[MeshCrew], how: str) -> 
         files["b"] = large[:50_000]
     for name, data in files.items():
         crew.put("pictures", f"{folder}/{name}", data)
-    owners = crew.nodes[0].node.mesh.route("pictures", f"{folder}/b").readers
+    owners = crew.nodes[0].node.mesh.route_for("pictures", f"{folder}/b").read_set
     first = next(one for one in crew.nodes if one.node.mesh.node_id == owners[0].node_id)
     wire = Mesh(first.endpoint, *ROOT)
     view = shards_view(count=10, prefix=f"{folder}/")
@@ -233,7 +233,9 @@ def test_what_is_made_goes_on_from_one_that_is_made_again(
     failpoints.configure("")
     assert (took.status, took.body == whole) == (200, True)
     if how == "small":
-        crew.run(first.node.store.examine())  # it goes to quarantine, and is made again for whoever comes
+        crew.run(
+            first.node.store.process_damage_reports()
+        )  # it goes to quarantine, and is made again for whoever comes
         assert wire.call("GET", target).body == whole
         assert not _kept(crew, side * side).broken
     else:

@@ -29,7 +29,7 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _get(client: Any, key: str) -> bytes:
@@ -119,7 +119,7 @@ def test_what_was_acknowledged_survives_the_decider(mesh: DaemonCluster, how: st
             assert lock.wait_for(lambda: writes >= wanted, 60), (writes, mesh.output())
 
     upload = client.create_multipart_upload(
-        Bucket="writes", Key=mesh.key_decided_by(gone, "writes", f"{run}-up")
+        Bucket="writes", Key=mesh.key_with_primary(gone, "writes", f"{run}-up")
     )
     names = {"Bucket": "writes", "Key": upload["Key"], "UploadId": upload["UploadId"]}
     first = client.upload_part(**names, PartNumber=1, Body=b"1" * (5 << 20))["ETag"]
@@ -159,7 +159,7 @@ def _asked_in_vain(mesh: DaemonCluster, ask: Callable[[Any, Sequence[str]], obje
     path_style, once = {"addressing_style": "path"}, {"total_max_attempts": 1}
     hasty = Config(connect_timeout=2, read_timeout=1, s3=path_style, retries=once)
     nodes, client = ("n3", "n1", "n2"), mesh["n1"].client()
-    names = [mesh.key_decided_by(node, "writes", f"{run}-{number}") for node in nodes for number in (1, 2)]
+    names = [mesh.key_with_primary(node, "writes", f"{run}-{number}") for node in nodes for number in (1, 2)]
     impatient = [mesh[gone].client(config=hasty) for _ in names]
     mesh.pause(gone)
 
@@ -205,7 +205,7 @@ def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: DaemonCluster) 
     gone, kinds = "n2", f"kinds-{secrets.token_hex(4)}"
     client = mesh["n1"].client()
     client.create_bucket(Bucket=kinds)
-    names = {what: mesh.key_decided_by(gone, kinds, what) for what in ("dead", "tag", "acl", "v", "up")}
+    names = {what: mesh.key_with_primary(gone, kinds, what) for what in ("dead", "tag", "acl", "v", "up")}
     for what in ("dead", "tag", "acl"):
         client.put_object(Bucket=kinds, Key=names[what], Body=what.encode())
     upload = {"Bucket": kinds, "Key": names["up"]}

@@ -59,11 +59,11 @@ class World:
             assert present is not None
             return how(present, *about)
 
-        await self.maps.change(changed)
+        await self.maps.update_map(changed)
 
     async def write(self, key: str, data: bytes, **about: Any) -> None:
         """As the decider does, and nobody else yet."""
-        decider = routes(self.map(), 2).of("b", key).decider
+        decider = routes(self.map(), 2).route_of_key("b", key).primary
         assert decider is not None
         await put_object(self.store(decider.node_id), key, data, **about)
 
@@ -72,25 +72,25 @@ class World:
         for _ in range(rounds):
             for name, one in self.movers.items():
                 if name not in without:
-                    await one.turn()
+                    await one.run_once()
 
     async def held(self, node_id: str) -> dict[bytes, HeldName]:
         """What a node holds that is not only a memory of removals."""
         cluster, own = self.map(), SyncSource(self.store(node_id), lambda bucket: 2)
         every = scope_of({2: np.ones(cluster.slots, np.bool_)}, cluster.slots)
-        page = await own.inventory(InventoryRequest(every, limit=100_000))
+        page = await own.read_inventory(InventoryRequest(every, limit=100_000))
         return {held.name: held for held in page.names if held.versions or held.uploads}
 
     async def check(self, names: int) -> None:
         """Every name is at its two owners and nowhere else, and they agree."""
         cluster, table = self.map(), routes(self.map(), 2)
-        assert not cluster.moving
+        assert not cluster.is_rebalancing
         holding = {name: await self.held(name) for name in self.nodes}
         every = {name for held in holding.values() for name in held}
         assert len(every) == names
         for name in every:
-            route = table.of(*name.decode().split("\0"))
-            owners = {node.node_id for node in route.writers}
+            route = table.route_of_key(*name.decode().split("\0"))
+            owners = {node.node_id for node in route.write_set}
             assert {node for node, held in holding.items() if name in held} == owners
             assert len({msgspec.json.encode(holding[node][name]) for node in owners}) == 1
 
@@ -109,7 +109,7 @@ def run(doing: Callable[[World], Coroutine[Any, Any, None]], number: int = 3) ->
             for each in range(NAMES):
                 await found.write(f"k{each}", bytes([each]) * (each * 50))
             for one in found.movers.values():
-                await one.repair()
+                await one.run_repair_round()
             await found.check(NAMES)
             await doing(found)
 
@@ -121,12 +121,12 @@ def test_what_replicas_missed_is_repaired() -> None:
     async def doing(found: World) -> None:
         await found.write("k1", b"again")
         await found.write("versioned", b"v", versioning="Enabled")
-        decider = routes(found.map(), 2).of("b", "up").decider
+        decider = routes(found.map(), 2).route_of_key("b", "up").primary
         assert decider is not None
         upload = await found.store(decider.node_id).create_upload("b", "up")
         await put_part(found.store(decider.node_id), upload, 3, b"part" * 1000)
         for one in found.movers.values():
-            await one.repair()
+            await one.run_repair_round()
         await found.check(NAMES + 2)
 
     run(doing)
@@ -134,7 +134,7 @@ def test_what_replicas_missed_is_repaired() -> None:
 
 def test_a_large_object_and_its_parts_come_over() -> None:
     async def doing(found: World) -> None:
-        decider = routes(found.map(), 2).of("b", "big").decider
+        decider = routes(found.map(), 2).route_of_key("b", "big").primary
         assert decider is not None
         store = found.store(decider.node_id)
         upload = await store.create_upload("b", "big")
@@ -142,7 +142,7 @@ def test_a_large_object_and_its_parts_come_over() -> None:
             await put_part(store, upload, number, bytes([number]) * (5 << 20))
         record = await store.complete_upload(upload, [1, 2], Meta("whole"))
         for one in found.movers.values():
-            await one.repair()
+            await one.run_repair_round()
         for name in await owners(found, "big"):
             copy = found.store(name).get("b", "big")
             assert (copy.stamp, copy.etag, copy.parts) == (record.stamp, "whole", record.parts)
@@ -152,19 +152,19 @@ def test_a_large_object_and_its_parts_come_over() -> None:
 
 
 async def owners(found: World, key: str) -> list[str]:
-    return [node.node_id for node in routes(found.map(), 2).of("b", key).writers]
+    return [node.node_id for node in routes(found.map(), 2).route_of_key("b", key).write_set]
 
 
 def test_a_dead_nodes_copies_are_made_again() -> None:
     async def doing(found: World) -> None:
         await found.change(transitions.mark_node_away, "n3")
         await found.change(transitions.mark_node_down, "n3")
-        assert found.map().moving
+        assert found.map().is_rebalancing
         await found.move(without=("n3",))
         one, other = await found.held("n1"), await found.held("n2")
         assert one == other
         assert len(one) == NAMES
-        assert not found.map().moving
+        assert not found.map().is_rebalancing
 
     run(doing)
 
@@ -187,15 +187,15 @@ def test_a_node_that_returns_learns_what_it_missed() -> None:
             await found.write(f"k{each}", b"newer")
         for each in range(1, NAMES, 3):
             key = f"k{each}"
-            decider = routes(found.map(), 2).of("b", key).decider
+            decider = routes(found.map(), 2).route_of_key("b", key).primary
             assert decider is not None
             await found.store(decider.node_id).delete("b", key)
         for name in ("n1", "n3"):
-            await found.movers[name].repair()
+            await found.movers[name].run_repair_round()
         back = found.nodes["n2"].member
         await found.change(transitions.join_node, back)
         assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
-        await found.movers["n2"].turn()
+        await found.movers["n2"].run_once()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
         await found.check(NAMES - len(range(1, NAMES, 3)))
 
@@ -214,7 +214,7 @@ def test_a_node_joins_empty_after_it_was_given_up() -> None:
         await found.check(NAMES + 1)
         progress = [
             msgspec.json.decode(entry.value, type=Progress)
-            for entry in found.nodes["n1"].node.control.peek("moves").values()
+            for entry in found.nodes["n1"].node.control.cached_entries("moves").values()
         ]
         assert {each.doing for each in progress} == {"idle"}
         assert sum(each.bytes for each in progress) > 0
@@ -234,7 +234,7 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
         for node_id in ("n2", "n3"):
             await found.change(transitions.join_node, found.nodes[node_id].member)
         before = found.map()
-        await found.movers["n2"].turn()
+        await found.movers["n2"].run_once()
         me = found.map().node("n2")
         assert me is not None
         assert (me.state, me.complete >= found.map().goal) == ("joining", True)
@@ -244,9 +244,9 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
 
         with monkeypatch.context() as patches:
             patches.setattr(found.movers["n2"], "_complete", anew)
-            await found.movers["n2"].turn()
-            patches.setattr(found.nodes["n2"].node.mesh, "map", lambda: before)  # not here yet
-            await found.movers["n2"].turn()
+            await found.movers["n2"].run_once()
+            patches.setattr(found.nodes["n2"].node.mesh, "current_map", lambda: before)  # not here yet
+            await found.movers["n2"].run_once()
         await found.move()
         await found.check(NAMES)
 
@@ -260,10 +260,10 @@ def test_an_owner_that_cannot_be_asked_is_waited_for() -> None:
         unreachable = replace(found.map().node("n1"), endpoint="http://127.0.0.1:9")  # type: ignore[type-var]
         await found.change(transitions.join_node, unreachable)
         with pytest.raises(SyncPeerLostError):
-            await found.movers["n2"].turn()
+            await found.movers["n2"].run_once()
         assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
         await found.change(transitions.join_node, found.nodes["n1"].member)
-        await found.movers["n2"].turn()
+        await found.movers["n2"].run_once()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
 
     run(doing, 2)
@@ -305,19 +305,19 @@ def test_a_node_that_was_away_for_too_long_brings_nothing_back(
 def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_back() -> None:
     async def doing(found: World) -> None:
         for one in found.movers.values():
-            await one.turn()
+            await one.run_once()
         for each in range(NAMES):
-            decider = routes(found.map(), 2).of("b", f"k{each}").decider
+            decider = routes(found.map(), 2).route_of_key("b", f"k{each}").primary
             assert decider is not None
             if decider.node_id == "n2":
                 await put_object(found.store("n2"), f"k{each}", b"told nobody")
         await found.change(transitions.mark_node_away, "n2")
-        await found.movers["n1"].turn()
+        await found.movers["n1"].run_once()
         await found.change(transitions.join_node, found.nodes["n2"].member)
-        await found.movers["n2"].turn()
+        await found.movers["n2"].run_once()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
         for name in ("n1", "n3"):
-            await found.movers[name].turn()
+            await found.movers[name].run_once()
         await found.check(NAMES)
 
     run(doing)
@@ -328,9 +328,9 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
 
     async def doing(found: World) -> None:
         catalogs = {name: DocumentStore(found.store(name)) for name in found.nodes}
-        await catalogs["n1"].write("results/one", b"mine")
-        await catalogs["n1"].write("plans/abc", b"a plan")
-        await catalogs["n3"].write("snapshots/def", b"a snapshot")
+        await catalogs["n1"].write_document("results/one", b"mine")
+        await catalogs["n1"].write_document("plans/abc", b"a plan")
+        await catalogs["n3"].write_document("snapshots/def", b"a snapshot")
         asked: list[str] = []
 
         async def keep(names: Sequence[str]) -> None:
@@ -343,9 +343,9 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
         await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.move()
         assert sorted(asked) == ["plans/abc", "snapshots/def"]
-        assert catalogs["n2"].read("results/one") is None
-        assert catalogs["n1"].read("results/one") == b"mine"
-        assert all(each.reporter.now.kept == 0 for each in found.movers.values())
+        assert catalogs["n2"].read_document("results/one") is None
+        assert catalogs["n1"].read_document("results/one") == b"mine"
+        assert all(each.reporter.progress.kept == 0 for each in found.movers.values())
 
     run(doing)
 
@@ -353,21 +353,21 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
 def test_what_owners_have_not_got_stays() -> None:
     async def doing(found: World) -> None:
         table = routes(found.map(), 2)
-        owners = {node.node_id for node in table.of("b", "odd").writers}
+        owners = {node.node_id for node in table.route_of_key("b", "odd").write_set}
         [other] = set(found.nodes) - owners
         record = await put_object(found.store(other), "odd", b"only here")
         one = found.movers[other]
-        await one.turn()
+        await one.run_once()
         assert b"b\0odd" in await found.held(other)
-        assert (one.reporter.now.kept, one.reporter.now.clear) == (1, 0)
+        assert (one.reporter.progress.kept, one.reporter.progress.clear) == (1, 0)
         for node_id in owners:
             writer = found.store(node_id).replica_writer("b", "odd", size=9)
             await writer.write(b"only here")
             await writer.commit_as(record)
         one._kept_until = 0.0
-        await one.turn()
+        await one.run_once()
         assert b"b\0odd" not in await found.held(other)
-        assert (one.reporter.now.kept, one.reporter.now.clear) == (0, found.map().version)
+        assert (one.reporter.progress.kept, one.reporter.progress.clear) == (0, found.map().version)
 
     run(doing)
 
@@ -379,13 +379,13 @@ def test_nothing_goes_while_a_process_of_the_node_answers_by_an_earlier_map() ->
         found.movers["n1"]._sources = sources
         await found.change(transitions.drain_node, "n1")
         await found.move()
-        assert not found.map().moving
+        assert not found.map().is_rebalancing
         assert await found.held("n1")
         known[0] = cluster.version
-        await found.movers["n1"].turn()
+        await found.movers["n1"].run_once()
         assert await found.held("n1")
         known[0] = found.map().version
-        await found.movers["n1"].turn()
+        await found.movers["n1"].run_once()
         assert await found.held("n1") == {}
 
     run(doing)
@@ -395,7 +395,7 @@ def test_whoever_was_compared_with_decides_by_no_earlier_map() -> None:
     async def doing(found: World) -> None:
         await found.change(transitions.set_node_weight, "n1", 2)
         version = found.map().version
-        await found.movers["n2"].repair()
+        await found.movers["n2"].run_repair_round()
         with epoch_scope(version - 1), pytest.raises(StaleEpochError):
             await put_object(found.store("n1"), "late", b"x")
         with epoch_scope(version):
@@ -421,7 +421,7 @@ def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
 
         one._sources = replace(one._sources, rest=break_off)
         with pytest.raises(ConnectionAbortedError):
-            await one.turn()
+            await one.run_once()
         assert await found.held("n2")
         found.movers["n2"] = rebalancer(found.nodes["n2"].node)
         await found.move()

@@ -44,15 +44,19 @@ def test_a_write_that_meets_a_newer_map_is_decided_by_that(
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         mesh, waits = decider.node.mesh, asyncio.Event()
-        newer_than = mesh.newer_than
+        newer_than = mesh.wait_for_newer_map
 
         async def waiting(version: int, patience: float) -> bool:
             waits.set()
             return await newer_than(version, patience)
 
-        monkeypatch.setattr(mesh, "newer_than", waiting)
-        await decider.node.store.fence(mesh.map().version + 1)  # another process of this node is quicker
-        writing = asyncio.ensure_future(put_object(decider.node.shared, "k", b"x" * size, size=size))
+        monkeypatch.setattr(mesh, "wait_for_newer_map", waiting)
+        await decider.node.store.raise_fence(
+            mesh.current_map().version + 1
+        )  # another process of this node is quicker
+        writing = asyncio.ensure_future(
+            put_object(decider.node.replicated_store, "k", b"x" * size, size=size)
+        )
         async with asyncio.timeout(10):
             await waits.wait()
         weigh = partial(set_node_weight, node_id=nodes[0].node.settings.node_id, weight=2)
@@ -61,7 +65,7 @@ def test_a_write_that_meets_a_newer_map_is_decided_by_that(
         for node in nodes:
             found = node.node.store.get("b", "k")
             assert found is not None
-            assert node.node.store.read(found, 0, size) == b"x" * size
+            assert node.node.store.read_range(found, 0, size) == b"x" * size
 
     among(2, test)
 
@@ -79,9 +83,9 @@ def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_th
     async def test(nodes: list[Running]) -> None:
         body = os.urandom(size)
         former = decider_of(nodes, "b", "k")
-        one, two = (former.node.shared.writer("b", "k", size=size) for _ in range(2))
-        upload = await former.node.shared.create_upload("b", "k")
-        part = former.node.shared.part_writer(upload, 1, size)
+        one, two = (former.node.replicated_store.writer("b", "k", size=size) for _ in range(2))
+        upload = await former.node.replicated_store.create_upload("b", "k")
+        part = former.node.replicated_store.part_writer(upload, 1, size)
         for writer in (one, two, part):
             await writer.write(body)
         assert await _turned(nodes, "k") is former
@@ -93,10 +97,12 @@ def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_th
         await part.commit(Meta(fake_etag(body)))
         owners_alike(nodes, "k", body)
         assert former.node.store.get("b", "k") is None
-        done = await former.node.shared.complete_upload(upload, (1,), Meta("whole"), etags=(fake_etag(body),))
+        done = await former.node.replicated_store.complete_upload(
+            upload, (1,), Meta("whole"), etags=(fake_etag(body),)
+        )
         assert (done.size, done.etag) == (size, "whole")
         owners_alike(nodes, "k", body)
-        await error_of(NoSuchUploadError, former.node.shared.abort_upload(upload))
+        await error_of(NoSuchUploadError, former.node.replicated_store.abort_upload(upload))
         heir = decider_of(nodes, "b", "k").node.store
         assert len(heir.list_versions("b").entries) == 2  # the version, and the null one above it
 
@@ -105,11 +111,11 @@ def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_th
 
 def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
     async def test(nodes: list[Running]) -> None:
-        store = decider_of(nodes, "b", "k").node.shared
+        store = decider_of(nodes, "b", "k").node.replicated_store
         first = await put_object(store, "k", b"first", versioning="Enabled")
         await put_object(store, "k", b"second", versioning="Enabled")
         source = await put_object(store, "source", b"source")
-        assert (await _turned(nodes, "k")).node.shared is store
+        assert (await _turned(nodes, "k")).node.replicated_store is store
         tagged = await store.amend("b", "k", first.version, tags={"a": "b"})
         assert (tagged.version, tagged.tags) == (first.version, {"a": "b"})
         await error_of(NoSuchVersionError, store.amend("b", "k", "null", tags={}))
@@ -134,7 +140,7 @@ def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
 @pytest.mark.parametrize("size", [10, LARGE])
 def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decider(size: int) -> None:
     async def test(nodes: list[Running]) -> None:
-        store, body = decider_of(nodes, "b", "k").node.shared, os.urandom(size)
+        store, body = decider_of(nodes, "b", "k").node.replicated_store, os.urandom(size)
         upload = await store.create_upload("b", "source")
         for number, data in ((1, body), (2, b"last")):
             await put_part(store, upload, number, data)
@@ -142,7 +148,7 @@ def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decid
         source = await store.complete_upload(upload, (1, 2), Meta("whole-2"), etags=etags)
         assert [part.size for part in source.parts] == [size, 4]
         former = await _turned(nodes, "k")
-        assert former.node.shared is store
+        assert former.node.replicated_store is store
         copied = await store.link("b", "k", source, Meta("whole-2", tags={"a": "b"}), versioning="Enabled")
         assert (copied.parts, copied.etag, copied.size) == (source.parts, "whole-2", size + 4)
         owners_alike(nodes, "k", body + b"last")
@@ -177,7 +183,7 @@ def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
         await put_object(store, "own", b"without")
         record = store.get("b", "k")
         assert record is not None
-        assert store.read(record, 0, 5) == b"seven"
+        assert store.read_range(record, 0, 5) == b"seven"
         assert store.get("b", "large") is None
         assert store.get("b", "other") is None
 
@@ -205,7 +211,7 @@ def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may
             until = clock.monotonic() + (0.0 if held == ANSWER_VALID_SECONDS else held)
             mesh._held = partial(_left, clock, until)
             acts, before = 0, clock.stamp()
-            writing = asyncio.ensure_future(store.decide("b", "k", act))
+            writing = asyncio.ensure_future(store.run_as_primary("b", "k", act))
             await asyncio.sleep(held)
             record = await writing
             assert acts > 1

@@ -32,9 +32,9 @@ class OneShelf:
     def __init__(self, store: Store, slow: int) -> None:
         self._store, self._slow = store, slow
 
-    def writer(self, *_: object) -> DiskObjectWriter:
+    def open_writer(self, *_: object) -> DiskObjectWriter:
         writer = self._store.writer("b", "k", size=SIZE)
-        settled, calls = writer.settled, 0
+        settled, calls = writer.flushed_bytes, 0
 
         async def slowly() -> int:
             nonlocal calls
@@ -43,7 +43,7 @@ class OneShelf:
                 await asyncio.sleep(60)
             return await settled()
 
-        writer.settled = slowly  # type: ignore[method-assign]  # an instance's own
+        writer.flushed_bytes = slowly  # type: ignore[method-assign]  # an instance's own
         return writer
 
 
@@ -66,19 +66,19 @@ def test_what_was_cut_short_goes_on_where_it_was(
         flight = InFlightPiece()
         draft, shelf = FetchSpool(flight), cast("CacheStore", OneShelf(store, slow))
         first = OriginResponse(facts, 0, SIZE, _bytes(data, 0, SIZE if slow else 3 << 20))
-        await draft.begin(shelf, cast("Any", None), "k", 0, first)
+        await draft.begin_spool(shelf, cast("Any", None), "k", 0, first)
         monkeypatch.setattr(in_flight, "_STILL", 0.2 if slow else 60.0)
         with pytest.raises(OriginDownError):
-            await draft.fill(first)
+            await draft.receive(first)
         monkeypatch.setattr(in_flight, "_STILL", 60.0)
         assert 0 < flight.have < SIZE
         assert os.pread(flight.fd, flight.have, flight.base) == data[: flight.have]
-        await draft.fill(
+        await draft.receive(
             OriginResponse(facts, flight.have, SIZE - flight.have, _bytes(data, flight.have, SIZE))
         )
         flight.check()
-        record = await (await draft.written(shelf, cast("Any", None), "k", 0)).commit(Meta("e"))
-        assert store.read(record, 0, SIZE) == data
+        record = await (await draft.finished_writer(shelf, cast("Any", None), "k", 0)).commit(Meta("e"))
+        assert store.read_range(record, 0, SIZE) == data
         await draft.aclose()
         flight.release()
         store.close()
@@ -94,8 +94,8 @@ def test_what_is_not_kept_is_gone_with_its_last_reader(tmp_path: Path) -> None:
         store = Store.open(settings, writer="w0", clock=SystemClock())
         flight = InFlightPiece()
         draft, reply = FetchSpool(flight), OriginResponse(facts, 0, SIZE, _bytes(data, 0, SIZE))
-        await draft.begin(cast("CacheStore", OneShelf(store, 0)), cast("Any", None), "k", 0, reply)
-        await draft.fill(reply)
+        await draft.begin_spool(cast("CacheStore", OneShelf(store, 0)), cast("Any", None), "k", 0, reply)
+        await draft.receive(reply)
         await draft.aclose()
         assert os.pread(flight.fd, SIZE, flight.base) == data  # whoever reads it goes on
         assert store.get("b", "k") is None

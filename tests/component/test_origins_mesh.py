@@ -41,7 +41,7 @@ def started(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_write_back_survives_the_death_of_a_node(
     bucket(mesh["n1"], origin, "back", write="back")
     bucket(mesh["n1"], origin, "cached", immutable=True)
     put(origin, "cached", "c", b"c")
-    key = mesh.key_decided_by("n2", "back")
+    key = mesh.key_with_primary("n2", "back")
     origin.faults.refuse = True
     for number in range(9):
         clients[number % 3].put_object(Bucket="back", Key=f"k{number}", Body=b"v%d" % number)

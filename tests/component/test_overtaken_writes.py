@@ -116,7 +116,7 @@ def test_an_overtaken_write_waits_until_the_other_owner_has_its_successor(how: s
         await _none_returns(first, successor)
         await pair.accept()
         await first
-        null, grave = pair.there.get_version("b", "k", NULL), pair.there.grave("b", "k")
+        null, grave = pair.there.get_version("b", "k", NULL), pair.there.tombstone_stamp("b", "k")
         assert (null is not None and null.stamp > stamp) or grave > stamp
         await successor
         pair.same()
@@ -158,13 +158,13 @@ def test_a_version_that_was_removed_before_it_was_sent_waits_for_its_removal() -
         await put_object(pair.store, "k", b"old", versioning="Enabled")
         await pair.refuse()
         first = await pair.begin(put_object(pair.store, "k", b"first", versioning="Enabled"))
-        newest = pair.here.newest("b", "k")
+        newest = pair.here.newest_version("b", "k")
         assert newest is not None
         removal = await pair.begin(pair.store.delete_version("b", "k", newest.version))
         await _none_returns(first, removal)
         await pair.accept()
         await first
-        assert pair.there.grave("b", "k", newest.version)
+        assert pair.there.tombstone_stamp("b", "k", newest.version)
         await removal
         pair.same()
 
@@ -191,19 +191,19 @@ def test_nobody_joins_the_transfer_of_an_older_version(monkeypatch: pytest.Monke
     on its way."""
 
     async def test(pair: Pair) -> None:
-        delivery, store = pair.store.delivery, pair.store
-        data, goes_on = delivery.data, dict[int, asyncio.Event]()
+        delivery, store = pair.store.replicator, pair.store
+        data, goes_on = delivery.send_data, dict[int, asyncio.Event]()
 
         async def held(node: Node, bucket: str, key: str, facts: ReplicaFacts, *more: Any) -> Any:
             await goes_on.setdefault(facts.record.stamp, asyncio.Event()).wait()
             return await data(node, bucket, key, facts, *more)
 
-        monkeypatch.setattr(delivery, "data", held)
+        monkeypatch.setattr(delivery, "send_data", held)
         settling: list[asyncio.Future[Any]] = []
         records: list[Record] = []
         for first in (b"0", b"2"):
             records += [await put_object(pair.here, "k", first), await put_object(pair.here, "k", first * 2)]
-            settling.append(asyncio.ensure_future(store.settle_version("b", "k", records[-2])))
+            settling.append(asyncio.ensure_future(store.replicate_and_restamp("b", "k", records[-2])))
             await _none_returns(*settling)
         goes_on[records[1].stamp].set()
         await settling[0]
@@ -223,12 +223,12 @@ def test_a_version_that_nobody_has_any_more_is_not_acknowledged() -> None:
 
     async def test(pair: Pair) -> None:
         kept = await put_object(pair.there, "k", b"kept")
-        delivery, member = pair.store.delivery, pair.other.member
-        await delivery.version(member, "b", "k", kept)
+        delivery, member = pair.store.replicator, pair.other.member
+        await delivery.send_version(member, "b", "k", kept)
         lost = await put_object(pair.there, "lost", b"lost")
-        await error_of(PeerRefusedError, delivery.version(member, "b", "nowhere", lost))
-        delivery.patience = 0.1
-        await error_of(NotReplicatedError, pair.store.tell_version("b", "nowhere", lost))
+        await error_of(PeerRefusedError, delivery.send_version(member, "b", "nowhere", lost))
+        delivery.timeout = 0.1
+        await error_of(NotReplicatedError, pair.store.replicate_version("b", "nowhere", lost))
 
     _pair(test)
 
@@ -270,7 +270,7 @@ def test_a_deletion_is_not_entered_again_over_a_write_that_followed_it() -> None
         found = pair.here.get("b", "k")
         assert found is not None
         assert found.etag == fake_etag(b"second")
-        await pair.store.settle_version("b", "k", record)
+        await pair.store.replicate_and_restamp("b", "k", record)
         pair.same()
 
     _pair(test)
@@ -331,7 +331,7 @@ def test_a_completion_that_is_repeated_is_confirmed_though_a_newer_version_was_p
     async def test(pair: Pair) -> None:
         done = await put_object(pair.here, "k", b"done", versioning="Enabled")
         await put_object(pair.here, "k", b"newer", versioning="Enabled")
-        await pair.store.settled("b", "k", done)
+        await pair.store.wait_replicated("b", "k", done)
         pair.same()
 
     _pair(test)
@@ -374,7 +374,7 @@ def test_conditions_are_checked_against_what_the_primary_has() -> None:
 
     async def test(pair: Pair) -> None:
         await put_object(pair.there, "k", b"not acknowledged")
-        await pair.other.node.shared.check_conditions("b", "k", ABSENT)
+        await pair.other.node.replicated_store.check_conditions("b", "k", ABSENT)
         await put_object(pair.store, "k", b"x", conditions=ABSENT)
 
     _pair(test)

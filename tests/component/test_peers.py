@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 async def _echo(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-    return await stream_reply(request, call.pieces(request), 0)
+    return await stream_reply(request, call.iter_body(request), 0)
 
 
 async def _early(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-    async for piece in call.pieces(request):
+    async for piece in call.iter_body(request):
         return peer_reply(piece, 0)
     raise AssertionError("a body")
 
 
 async def _whole(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-    return peer_reply(await call.read(request, 1 << 20), 0)
+    return peer_reply(await call.read_body(request, 1 << 20), 0)
 
 
 async def _who(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
@@ -90,8 +90,8 @@ def test_a_call_says_who_calls_by_which_map() -> None:
         one, two = nodes
         for _ in range(3):
             async with one.peers.call(two.member, "GET", "/-/peer/test/who/a%20b?c=d") as answer:
-                version = one.node.mesh.map().version
-                assert await answer.read() == f"n1 {version} /-/peer/test/who/a%20b?c=d".encode()
+                version = one.node.mesh.current_map().version
+                assert await answer.read_body() == f"n1 {version} /-/peer/test/who/a%20b?c=d".encode()
         assert "1 connections" in repr(one.peers)  # it was kept
 
     _among(2, test)
@@ -103,7 +103,7 @@ def test_bodies_come_back_as_they_went(size: int) -> None:
         one, two = nodes
         body = os.urandom(size)
         async with one.peers.call(two.member, "POST", "/-/peer/test/echo", body=body) as answer:
-            assert await answer.read() == body
+            assert await answer.read_body() == body
 
         async def pieces() -> AsyncIterator[bytes]:
             for start in range(0, size, 70_001):
@@ -111,7 +111,7 @@ def test_bodies_come_back_as_they_went(size: int) -> None:
 
         for _ in range(2):
             async with one.peers.call(two.member, "POST", "/-/peer/test/echo", body=pieces()) as answer:
-                assert await answer.read() == body
+                assert await answer.read_body() == body
         assert "1 connections" in repr(one.peers)
 
     _among(2, test)
@@ -129,10 +129,10 @@ def test_a_body_that_goes_on_when_the_answer_is_whole_ends_the_connection() -> N
 
         for _ in range(2):
             async with one.peers.call(two.member, "POST", "/-/peer/test/early", body=pieces()) as answer:
-                assert await answer.read() == b"one"
+                assert await answer.read_body() == b"one"
         ends.set()
         async with one.peers.call(two.member, "GET", "/-/peer/test/who/x") as answer:
-            assert (await answer.read()).startswith(b"n1 ")
+            assert (await answer.read_body()).startswith(b"n1 ")
 
     _among(2, test)
 
@@ -157,7 +157,7 @@ def test_a_body_that_cannot_be_made() -> None:
         ) as answer:
             then.set()
             with pytest.raises(PeerUnreachableError, match="no more"):
-                await answer.read()
+                await answer.read_body()
 
     _among(2, test)
 
@@ -168,7 +168,7 @@ def test_refusals_can_be_told_apart() -> None:
         with pytest.raises(StaleMapError) as stale:
             async with one.peers.call(two.member, "POST", "/-/peer/test/stale"):
                 pass
-        assert stale.value.version == one.node.mesh.map().version + 1
+        assert stale.value.version == one.node.mesh.current_map().version + 1
         with pytest.raises(PeerRefusedError, match="not here") as refused:
             async with one.peers.call(two.member, "POST", "/-/peer/test/refuse", body=_never()):
                 pass
@@ -187,7 +187,7 @@ def test_an_answer_that_is_cut_is_an_error() -> None:
         one, two = nodes
         async with one.peers.call(two.member, "GET", "/-/peer/test/cut") as answer:
             with pytest.raises(PeerUnreachableError):
-                await answer.read()
+                await answer.read_body()
 
     _among(2, test)
 
@@ -246,13 +246,13 @@ def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.L
             context.load_cert_chain(pair.cert, pair.key)
             for _ in range(2):
                 with pytest.raises(PeerUnreachableError, match=f"certificate is refused .*{why}"):
-                    await peers.wire(node)
-            assert why in await peers.refuses(node)
+                    await peers.acquire_connection(node)
+            assert why in await peers.certificate_error(node)
         pair = authority.issue()
         context.load_cert_chain(pair.cert, pair.key)
-        assert await peers.refuses(node) == ""
+        assert await peers.certificate_error(node) == ""
         listener.close()
-        assert await peers.refuses(node) == ""
+        assert await peers.certificate_error(node) == ""
         await peers.aclose()
 
     asyncio.run(run())

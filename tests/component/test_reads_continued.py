@@ -55,8 +55,8 @@ def _calm() -> Iterator[None]:
 
 def _owners(beside: NodesBeside, key: str) -> list[Running]:
     """Those that hold it, and who does not, last."""
-    route = beside.nodes[0].node.mesh.route("bench", key)
-    rank = {node.node_id: number for number, node in enumerate(route.readers)}
+    route = beside.nodes[0].node.mesh.route_for("bench", key)
+    rank = {node.node_id: number for number, node in enumerate(route.read_set)}
     return sorted(beside.nodes, key=lambda one: rank.get(one.node.mesh.node_id, len(rank)))
 
 

@@ -170,7 +170,7 @@ async def refused(server: MeshServer, port: int) -> tuple[asyncio.StreamReader, 
     """A client that has sent a part of its body, and whose refusal is out."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD + bytes(1000))
-    await until(lambda: any(one.can_go and not one.is_idle for one in ours(server)))
+    await until(lambda: any(one.is_evictable and not one.is_idle for one in ours(server)))
     return reader, writer
 
 
@@ -217,7 +217,7 @@ def test_who_goes_on_for_ever_is_cut() -> None:
             with pytest.raises(ConnectionError):
                 await send_for_ever(writer)
             assert asyncio.get_running_loop().time() - began < 5
-            await until(lambda: not server.open_ones)
+            await until(lambda: not server.connection_count)
 
     run(scene)
 
@@ -228,7 +228,7 @@ def test_who_falls_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
             _, writer = await refused(server, port)
-            await until(lambda: not server.open_ones)
+            await until(lambda: not server.connection_count)
             writer.close()
 
     run(scene)
@@ -244,7 +244,7 @@ def test_who_leaves_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             client = writer.get_extra_info("socket")
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # with a reset
             writer.transport.abort()
-            await until(lambda: not server.open_ones)
+            await until(lambda: not server.connection_count)
             await until(lambda: not [task for task in asyncio.all_tasks() if "start" in repr(task)])
 
     run(scene)

@@ -43,15 +43,15 @@ def test_every_owner_has_what_was_acknowledged(size: int) -> None:
             clients[number % 3].put_object(
                 Bucket="bench", Key=f"k{number}", Body=body, Metadata={"a": "b"}, Tagging="t=1"
             )
-            route = nodes[0].node.mesh.route("bench", f"k{number}")
-            assert len(route.writers) == 2
+            route = nodes[0].node.mesh.route_for("bench", f"k{number}")
+            assert len(route.write_set) == 2
             found = []
             for node in nodes:
                 record = node.node.store.get("bench", f"k{number}")
-                must = any(node.node.settings.node_id == writer.node_id for writer in route.writers)
+                must = any(node.node.settings.node_id == writer.node_id for writer in route.write_set)
                 assert (record is not None) == must
                 if record is not None:
-                    assert node.node.store.read(record, 0, size) == body
+                    assert node.node.store.read_range(record, 0, size) == body
                     found.append((record.stamp, record.etag, record.modified, record.tags, record.metadata))
             assert found[0] == found[1]
 
@@ -138,7 +138,7 @@ def test_a_writer_that_is_away_is_not_waited_for() -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         await change_map(nodes, lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
-        await put_object(decider.node.shared, "k", b"data")
+        await put_object(decider.node.replicated_store, "k", b"data")
         assert other.node.store.get("b", "k") is None
 
     among(2, test)
@@ -151,7 +151,9 @@ def test_a_writer_that_does_not_answer_is_waited_for_until_the_map_says_so() -> 
         await stop_listening(other.listener)
         await decider.node.peers.aclose()
         for size in (4, LARGE):
-            writing = asyncio.ensure_future(put_object(decider.node.shared, "k", b"d" * size, size=size))
+            writing = asyncio.ensure_future(
+                put_object(decider.node.replicated_store, "k", b"d" * size, size=size)
+            )
             done, _ = await asyncio.wait([writing], timeout=0.3)
             if not done:
                 await change_map(nodes, lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
@@ -164,15 +166,15 @@ def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        store = decider.node.shared
+        store = decider.node.replicated_store
         await put_object(store, "k", b"old")
         port = other.member.endpoint.rpartition(":")[2]
         await stop_listening(other.listener)
         await decider.node.peers.aclose()
         assert isinstance(store, ReplicatedStore)
-        patience, store.delivery.patience = store.delivery.patience, 0.5
+        patience, store.replicator.timeout = store.replicator.timeout, 0.5
         await error_of(NotReplicatedError, store.delete("b", "k"))
-        store.delivery.patience = patience
+        store.replicator.timeout = patience
         loop = asyncio.get_running_loop()
         other.listener = await loop.create_server(other.server, "127.0.0.1", int(port))
         assert other.node.store.get("b", "k") is not None
@@ -192,7 +194,7 @@ def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCap
         await stop_listening(other.listener)
         await decider.node.peers.aclose()
         silent = metrics.replication_retries.labels("silent")
-        before, store.delivery.patience = silent._value.get(), 0.5
+        before, store.replicator.timeout = silent._value.get(), 0.5
         keys = [f"k{n}" for n in range(40) if decider_of(nodes, "b", f"k{n}") is decider][:3]
         await asyncio.gather(*(error_of(NotReplicatedError, put_object(store, key, b"data")) for key in keys))
         assert silent._value.get() >= before + 2 * len(keys)
@@ -209,9 +211,9 @@ def test_whoever_goes_by_an_older_map_is_refused() -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         mesh = decider.node.mesh
-        stale = mesh.map()
+        stale = mesh.current_map()
         await change_map(nodes, lambda cluster: drain_node(cluster, "n3"))
-        mesh._lone, mesh._routes = None, {}
+        mesh._standalone_map, mesh._routes = None, {}
         record = await put_object(decider.node.store, "k", b"data")
         from meshd.cluster.replication.replicator import CHANGE_PATH, encode
         from meshd.rpc.peer_client import StaleMapError
@@ -230,11 +232,13 @@ def test_only_the_decider_decides() -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
         with handling_forwarded_write():
-            await error_of(NotPrimaryError, put_object(other.node.shared, "k", b"x"))
-            await error_of(NotPrimaryError, other.node.shared.delete("b", "k"))
+            await error_of(NotPrimaryError, put_object(other.node.replicated_store, "k", b"x"))
+            await error_of(NotPrimaryError, other.node.replicated_store.delete("b", "k"))
         assert other.node.store.is_empty("b")
-        await decider.node.store.fence(decider.node.mesh.map().version + 1)  # whoever decides here waits
-        asked = asyncio.ensure_future(put_object(other.node.shared, "k", b"x"))
+        await decider.node.store.raise_fence(
+            decider.node.mesh.current_map().version + 1
+        )  # whoever decides here waits
+        asked = asyncio.ensure_future(put_object(other.node.replicated_store, "k", b"x"))
         done, _ = await asyncio.wait((asked,), timeout=1)
         assert not done
         assert other.node.store.is_empty("b")
@@ -249,17 +253,17 @@ def test_only_the_decider_decides() -> None:
 def test_an_upload_goes_on_with_another_decider() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
-        store = decider.node.shared
+        store = decider.node.replicated_store
         upload = await store.create_upload("b", "k")
         await put_part(store, upload, 1, b"a" * LARGE)
         await change_map(nodes, lambda cluster: mark_node_away(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")
         assert heir is not decider
-        found = heir.node.shared.get_upload("b", "k", upload.upload_id)
+        found = heir.node.replicated_store.get_upload("b", "k", upload.upload_id)
         assert found is not None
-        await put_part(heir.node.shared, found, 2, b"b" * 7)
-        record = await heir.node.shared.complete_upload(found, [1, 2], Meta("whole"))
-        assert heir.node.store.read(record, 0, record.size) == b"a" * LARGE + b"b" * 7
+        await put_part(heir.node.replicated_store, found, 2, b"b" * 7)
+        record = await heir.node.replicated_store.complete_upload(found, [1, 2], Meta("whole"))
+        assert heir.node.store.read_range(record, 0, record.size) == b"a" * LARGE + b"b" * 7
         await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
 
     among(2, test)
@@ -274,13 +278,13 @@ def test_a_newer_stamp_at_a_replica_is_overtaken() -> None:
                 other.node.store, "k", b"never acknowledged"
             )  # its decider went before it told
             if number == 0:
-                record = await put_object(decider.node.shared, "k", b"acknowledged")
+                record = await put_object(decider.node.replicated_store, "k", b"acknowledged")
             elif number == 1:
-                assert (await decider.node.shared.delete("b", "k")).record is not None
+                assert (await decider.node.replicated_store.delete("b", "k")).record is not None
                 assert other.node.store.get("b", "k") is None
                 continue
             else:
-                await put_object(decider.node.shared, "k", b"y" * LARGE, size=LARGE)
+                await put_object(decider.node.replicated_store, "k", b"y" * LARGE, size=LARGE)
             found = other.node.store.get("b", "k")
             assert found is not None
             assert found.stamp > ahead.stamp
@@ -301,10 +305,10 @@ def test_nothing_is_acknowledged_while_nobody_decides() -> None:
         for gone in (decider, other):
             await change_map(nodes, partial(mark_node_away, node_id=gone.node.settings.node_id))
         await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
-        assert [node.node_id for node in decider.node.mesh.route("b", "k").writers] == [
+        assert [node.node_id for node in decider.node.mesh.route_for("b", "k").write_set] == [
             decider.node.settings.node_id
         ]
-        await error_of(NotReplicatedError, store.settle_version("b", "k", record))
+        await error_of(NotReplicatedError, store.replicate_and_restamp("b", "k", record))
 
     among(2, test, patience=0.5)
 
@@ -318,12 +322,12 @@ def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
         late = await put_object(decider.node.store, "k", b"late")
         await change_map(nodes, lambda cluster: mark_node_away(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")
-        await put_object(heir.node.shared, "k", b"acknowledged")
+        await put_object(heir.node.replicated_store, "k", b"acknowledged")
         await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
         assert decider_of(nodes, "b", "k") is heir
-        await error_of(NotReplicatedError, store.settle_version("b", "k", late))
+        await error_of(NotReplicatedError, store.replicate_and_restamp("b", "k", late))
         found = heir.node.store.get("b", "k")
         assert found is not None
-        assert heir.node.store.read(found, 0, found.size) == b"acknowledged"
+        assert heir.node.store.read_range(found, 0, found.size) == b"acknowledged"
 
     among(2, test)

@@ -34,18 +34,18 @@ def started() -> Iterator[DaemonCluster]:
 
 @pytest.fixture
 def mesh(started: DaemonCluster) -> DaemonCluster:
-    return started.whole()
+    return started.await_healthy()
 
 
 def _key(mesh: DaemonCluster, decider: str) -> str:
-    return mesh.key_decided_by(decider, BUCKET, f"key-{secrets.token_hex(4)}")
+    return mesh.key_with_primary(decider, BUCKET, f"key-{secrets.token_hex(4)}")
 
 
 def _refused_by_death(mesh: DaemonCluster, target: str) -> Answer:
     """The answer to a write whose node dies with it. On a slow machine it may die before the write has come
     to it: then another one decides, and it is tried again."""
     for patience in (0.5, 1.0, 2.0, 4.0):
-        mesh.whole().pause("n2")
+        mesh.await_healthy().pause("n2")
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(mesh["n1"].request, "PUT", target, b"data")
             threading.Event().wait(patience)
@@ -77,7 +77,7 @@ def test_a_write_that_waited_until_its_node_was_away_is_worth_repeating_at_once(
 def test_a_node_without_its_lease_is_asked_again_when_it_has_tried_to_renew_it(mesh: DaemonCluster) -> None:
     key = _key(mesh, "n2")
     assert mesh["n2"].request("PUT", f"/{BUCKET}/{key}", b"data").status == 200
-    mesh.etcd.kill(0)
+    mesh.etcd.kill_member(0)
     mesh.kill("n3")
     mesh.kill("n1")
     while mesh["n2"].request("GET", f"/{BUCKET}/{key}").status == 200:

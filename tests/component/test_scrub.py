@@ -56,8 +56,8 @@ async def _rest(size: int) -> None:
 
 
 async def _scrub(store: Store) -> int:
-    await store.scrub.begin()
-    while await store.scrub.step(_rest):
+    await store.scrub.start_pass()
+    while await store.scrub.scrub_next_file(_rest):
         pass
     return store.scrub.state.damaged
 
@@ -71,7 +71,7 @@ def _get(store: Store, key: str) -> Record:
 async def _restore(store: Store, key: str, record: Record, data: bytes) -> None:
     writer = store.replica_writer("b", key, size=len(data))
     await writer.write(data)
-    assert (await writer.commit_as(without_local_fields(record))).changed
+    assert (await writer.commit_at_stamp(without_local_fields(record))).changed
 
 
 def test_what_is_damaged_is_found_and_only_that(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_what_is_damaged_is_found_and_only_that(tmp_path: Path) -> None:
             record = _get(store, key)
             assert record.broken
             with pytest.raises(QuarantinedError):
-                store.read(record, 0, 10)
-            with pytest.raises(QuarantinedError), store.reading(record, 0, 10):
+                store.read_range(record, 0, 10)
+            with pytest.raises(QuarantinedError), store.open_spans(record, 0, 10):
                 pass
-            assert store.read_now(record, 0, record.size) is None
-            assert store.span_now(record, 0, record.size) is None
-        assert store.read(_get(store, "small-8"), 0, 1000) == b"8" * 1000
+            assert store.try_read_range(record, 0, record.size) is None
+            assert store.try_open_span(record, 0, record.size) is None
+        assert store.read_range(_get(store, "small-8"), 0, 1000) == b"8" * 1000
         assert await _scrub(store) == 0  # known
         assert store.stats().quarantined == 2
 
@@ -128,7 +128,7 @@ def test_a_restored_version_is_the_same_and_a_rebuild_believes_it(tmp_path: Path
             record = _get(store, key)
             assert not record.broken
             assert record.stamp == found[key].stamp
-            assert store.read(record, 0, len(body)) == body
+            assert store.read_range(record, 0, len(body)) == body
         assert _get(store, "tagged").tags == {"a": "3"}
         assert store.quarantined() == ()
         assert await _scrub(store) == 0
@@ -140,7 +140,7 @@ def test_a_restored_version_is_the_same_and_a_rebuild_believes_it(tmp_path: Path
 
     async def again(store: Store) -> None:
         for key, body in data.items():
-            assert store.read(_get(store, key), 0, len(body)) == body
+            assert store.read_range(_get(store, key), 0, len(body)) == body
         assert _get(store, "tagged").tags == {"a": "3"}
 
     _on(tmp_path, again)
@@ -168,7 +168,7 @@ def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
         assert await _scrub(store) == 4  # the manifest is written again
         assert sorted(name for name, *_ in store.quarantined()) == [b"b\0copy", b"b\0v", b"b\0whole"]
         assert store.get_version("b", "v", old.version or "") is not None
-        assert store.read(_get(store, "v"), 0, 300) == b"new" * 100
+        assert store.read_range(_get(store, "v"), 0, 300) == b"new" * 100
         assert store.list_parts(upload).parts == ()
         with pytest.raises(InvalidPartError):
             await store.complete_upload(upload, [1], Meta("going"))
@@ -176,9 +176,9 @@ def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
             await store.link("b", "again", _get(store, "whole"), Meta("again"))
         await _restore(store, "whole", whole, b"".join(bodies))
         restored = _get(store, "whole")
-        assert store.read(restored, LARGE, 1000) == bodies[1]
+        assert store.read_range(restored, LARGE, 1000) == bodies[1]
         await put_object(store, "copy", b"written anew")
-        assert await store.sweep_quarantine() == 1
+        assert await store.prune_quarantine() == 1
         assert [name for name, *_ in store.quarantined()] == [b"b\0v"]
         assert copy.extents[0] == whole.extents[0]
 
@@ -199,7 +199,7 @@ def test_a_lost_file_and_a_damaged_header(tmp_path: Path) -> None:
         _flip(store, extent)
         assert await _scrub(store) == 2
         assert [name for name, *_ in store.quarantined()] == [b"b\0k1", b"b\0large"]
-        assert store.read(_get(store, "k2"), 0, 3000) == b"2" * 3000
+        assert store.read_range(_get(store, "k2"), 0, 3000) == b"2" * 3000
 
     _on(tmp_path, test)
 
@@ -210,14 +210,14 @@ def test_damage_that_a_reader_finds_goes_the_same_way(tmp_path: Path) -> None:
         await put_object(store, "other", b"o" * 3000)
         _flip(store, _get(store, "k").extents[0])
         with pytest.raises(CorruptExtentError):
-            store.read(_get(store, "k"), 0, 3000)
-        assert await store.examine() == 1
+            store.read_range(_get(store, "k"), 0, 3000)
+        assert await store.process_damage_reports() == 1
         assert _get(store, "k").broken
         assert not _get(store, "other").broken
         page = store.inventory(lambda name: True)
         assert [held.versions[0].broken for held in page.names] == [True, False]
         assert isinstance(page.names[0].versions[0], HeldVersion)
-        assert await store.examine() == 0
+        assert await store.process_damage_reports() == 0
 
     _on(tmp_path, test)
 
@@ -230,16 +230,16 @@ def test_a_pass_goes_on_where_it_was(tmp_path: Path) -> None:
         store = Store.open(settings, writer="s", clock=clock)
         for number in range(6):
             await put_object(store, f"k{number}", b"%d" % number * LARGE, size=LARGE)
-        await store.scrub.begin(7)
+        await store.scrub.start_pass(7)
         for _ in range(3):
-            await store.scrub.step(_rest)
+            await store.scrub.scrub_next_file(_rest)
         clock.advance(10)
-        await store.scrub.step(_rest)
+        await store.scrub.scrub_next_file(_rest)
         before = store.scrub.state
         store.close()
         store = Store.open(settings, writer="s", clock=clock)
         assert store.scrub.state == before
-        while await store.scrub.step(_rest):
+        while await store.scrub.scrub_next_file(_rest):
             pass
         assert (store.scrub.state.bytes, store.scrub.state.asked) == (6 * LARGE, 7)
         store.close()

@@ -106,7 +106,7 @@ class ScriptedMesh:
         rank, world, batch, origin = (int(query[name]) for name in ("rank", "world", "batch", "origin"))
         part = plan_spec.rank_slice(self.samples, batch, origin, step, rank, world, spec.tail)
         starts = np.linspace(0, self.samples, 5, dtype=np.int64)
-        samples = shuffle_order(spec.shuffle, starts, spec.seed, epoch).many(part.positions)
+        samples = shuffle_order(spec.shuffle, starts, spec.seed, epoch).samples_at(part.positions)
         metadata = {"version": "1", "plan": plan, "epoch": str(epoch), "step": str(step)}
         return self.render(samples, part.positions, np.where(part.pad, 3, 0), metadata)
 

@@ -77,7 +77,7 @@ def test_a_new_pair_is_taken_and_nobody_is_interrupted() -> None:
         daemon.authority.issue()  # over the files of the old one
         wait_until(lambda: served(daemon) != before)
         wait_until(lambda: daemon.output().count("TLS pair reloaded") >= 2)
-        assert told_expiry(daemon) == parse_validity(served(daemon)).until
+        assert told_expiry(daemon) == parse_validity(served(daemon)).not_after
         assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == body  # on its old connection
         while len(began) < len(body) or not began.endswith(body[-100:]):
             piece = slow.recv(1 << 20)
@@ -120,20 +120,20 @@ def make(folder: Path) -> tuple[Authority, TlsFiles]:
 def test_what_counts_as_a_change(tmp_path: Path) -> None:
     authority, files = make(tmp_path)
     tls = ServerTls(files, ManualClock())
-    assert not tls.refresh()
+    assert not tls.reload_if_changed()
     authority.issue()
-    assert tls.refresh()
-    assert not tls.refresh()
+    assert tls.reload_if_changed()
+    assert not tls.reload_if_changed()
     moved = files.cert.rename(tmp_path / "moved")
-    assert not tls.refresh()  # gone for a moment, while it is replaced
+    assert not tls.reload_if_changed()  # gone for a moment, while it is replaced
     os.symlink(moved, files.cert)
-    assert tls.refresh()  # back under its name, as a mounted secret changes
+    assert tls.reload_if_changed()  # back under its name, as a mounted secret changes
     authority.issue("next")
     os.unlink(files.cert)
     os.symlink(tmp_path / "next.pem", files.cert)
-    assert not tls.refresh()  # the key of the new one is still to come
+    assert not tls.reload_if_changed()  # the key of the new one is still to come
     os.replace(tmp_path / "next.key", files.key)
-    assert tls.refresh()
+    assert tls.reload_if_changed()
 
 
 def test_a_key_with_a_password_is_no_question_on_the_terminal(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_validity(tmp_path: Path, days: int) -> None:
     pair = Authority(tmp_path).issue(days=days)
     found = parse_validity(ssl.PEM_cert_to_DER_cert(pair.cert.read_text()))
     known = ssl._ssl._test_decode_cert(str(pair.cert))  # type: ignore[attr-defined]  # what getpeercert shows
-    assert found.until == ssl.cert_time_to_seconds(known["notAfter"])
-    assert found.since == ssl.cert_time_to_seconds(known["notBefore"])
+    assert found.not_after == ssl.cert_time_to_seconds(known["notAfter"])
+    assert found.not_before == ssl.cert_time_to_seconds(known["notBefore"])
 
 
 def test_what_is_no_certificate(tmp_path: Path) -> None:

@@ -244,13 +244,13 @@ def test_results_that_fill_the_scratch_end_a_slice_not_the_rows(tmp_path: Path) 
 def test_a_thousand_requests_of_one_key_do_not_starve_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, take_in = Counter[str](), TransformPool.answered
+    done, take_in = Counter[str](), TransformPool.on_reply
 
     def counted(pool: TransformPool, item: Any, reply: Any, fds: Any) -> None:
         done[item.call.order.account] += len(reply.rendered)
         take_in(pool, item, reply, fds)
 
-    monkeypatch.setattr(TransformPool, "answered", counted)
+    monkeypatch.setattr(TransformPool, "on_reply", counted)
 
     def work(value: bytes) -> Any:
         deadline = time.process_time() + 0.002

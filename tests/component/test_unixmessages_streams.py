@@ -285,14 +285,14 @@ def test_broken_framing_is_refused(data: bytes) -> None:
     assembly = MessageDecoder()
     assembly.feed(data, [])
     with pytest.raises(MessageError):
-        assembly.next()
+        assembly.next_message()
 
 
 def test_promised_descriptors_must_come() -> None:
     assembly = MessageDecoder()
     assembly.feed(struct.pack("!IH", 2, 1) + b"{}", [])
     with pytest.raises(MessageError, match="1 descriptors, 0 came"):
-        assembly.next()
+        assembly.next_message()
 
 
 def _open_files() -> int:
@@ -361,6 +361,6 @@ def test_messages_survive_any_cutting(bodies: list[Any], data: st.DataObject) ->
         size = data.draw(st.integers(1, len(stream)))
         assembly.feed(stream[:size], [])
         stream = stream[size:]
-        while (message := assembly.next()) is not None:
+        while (message := assembly.next_message()) is not None:
             got.append(message[0])
     assert got == bodies

@@ -86,7 +86,7 @@ def confined(
 def call(
     process: SandboxProcess, op: str, value: Any = b"", *, seconds: float = 20, key: int = 7, **args: Any
 ) -> Any:
-    return process.apply(op, args, value, key=key, random=op == "drawn", seconds=seconds)
+    return process.run_op(op, args, value, key=key, random=op == "drawn", seconds=seconds)
 
 
 SEALED = pytest.param(SandboxPolicy(sealed=True), id="sealed")
@@ -385,9 +385,9 @@ def test_a_death_costs_one_retry_and_then_the_sample() -> None:
         declared = found.ops["do"]
         leak = {"what": "kept.append(bytearray(70 << 20))"}
         for _ in range(40):  # every few samples the memory is full: a new process, and the sample goes on
-            assert processes.apply(found, declared, leak, 0, b"") == b"done"
+            assert processes.run_op(found, declared, leak, 0, b"") == b"done"
         with pytest.raises(BadSampleError, match=r"its process ended \(SIGABRT\).*, twice"):
-            processes.apply(found, declared, {"what": "os.abort()"}, 0, b"")
-        assert processes.apply(found, declared, {"what": "pass"}, 0, b"") == b"done"
+            processes.run_op(found, declared, {"what": "os.abort()"}, 0, b"")
+        assert processes.run_op(found, declared, {"what": "pass"}, 0, b"") == b"done"
     finally:
         processes.close()

@@ -34,7 +34,7 @@ async def increment(store: Store, key: str, times: int) -> int:
     for _ in range(times):
         while True:
             found = store.get("b", key)
-            number = int(store.read(found, 0, 20)) if found else 0
+            number = int(store.read_range(found, 0, 20)) if found else 0
             same = Conditions(if_match=(found.etag,)) if found else Conditions(if_none_match=("*",))
             try:
                 await put_object(store, key, b"%d" % (number + 1), conditions=same)
@@ -88,7 +88,7 @@ async def obey(store: Store, command: dict[str, Any]) -> Any:
     if command["do"] == "create versions":
         return await create_versions(store, command["keys"])
     if command["do"] == "compact":
-        return [await store.compact(file) for file in store.compactable(0.0)]
+        return [await store.compact(file) for file in store.compaction_candidates(0.0)]
     raise ValueError(command)
 
 

@@ -43,7 +43,7 @@ def test_everybody_who_joins_at_once_is_in_the_map(control: ControlStore) -> Non
                 turn.bootstrap_map(node(number)) if present is None else turn.join_node(present, node(number))
             )
 
-        await ClusterMapStore(control).change(change)
+        await ClusterMapStore(control).update_map(change)
 
     async def everybody() -> None:
         await asyncio.gather(*[join(number) for number in range(12)])
@@ -59,16 +59,16 @@ def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: Cont
     async def put_back() -> ClusterMap:
         maps = ClusterMapStore(control)
         await control.put("mesh/id", b"1")
-        await maps.change(lambda _: turn.bootstrap_map(node(0)))
+        await maps.update_map(lambda _: turn.bootstrap_map(node(0)))
         entry = await control.get("cluster/map")
         assert entry is not None
-        grown = await maps.change(
+        grown = await maps.update_map(
             lambda present: turn.join_node(present or turn.bootstrap_map(node(0)), node(1))
         )
         assert maps.current() == grown
         await control.put("cluster/map", entry.value)
         assert maps.current() == grown, "nobody goes back behind what was seen"
-        assert await maps.newest() == grown.version + 1
+        assert await maps.fetch_version() == grown.version + 1
         found = ClusterMapStore(control).current()
         assert found is not None
         assert found.nodes == grown.nodes
@@ -80,9 +80,9 @@ def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: Cont
         for key in ("cluster/map", "mesh/id"):
             await control.delete(key)
         with pytest.raises(StoreChangedError, match="from its backup"):
-            await maps.newest()
+            await maps.fetch_version()
         with pytest.raises(StoreChangedError):
-            await maps.change(lambda _: turn.bootstrap_map(node(1)))
+            await maps.update_map(lambda _: turn.bootstrap_map(node(1)))
         assert maps.current() == found
         assert await control.get("cluster/map") is None
 
@@ -92,14 +92,14 @@ def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: Cont
 def test_a_change_that_raises_writes_nothing(control: ControlStore) -> None:
     maps = ClusterMapStore(control)
     assert maps.current() is None
-    asyncio.run(maps.change(lambda _: turn.bootstrap_map(node(0))))
+    asyncio.run(maps.update_map(lambda _: turn.bootstrap_map(node(0))))
 
     def refuse(present: ClusterMap | None) -> ClusterMap:
         assert present is not None
         return turn.drain_node(present, "n00")
 
     with pytest.raises(turn.TransitionError):
-        asyncio.run(maps.change(refuse))
+        asyncio.run(maps.update_map(refuse))
     found = maps.current()
     assert found is not None
     assert found.version == 1

@@ -45,7 +45,7 @@ def test_embedded_state_survives_closing(tmp_path: Path) -> None:
 
     version = asyncio.run(write())
     control = EmbeddedControl(tmp_path, ManualClock())
-    assert control.peek("topic")["topic/a"].value == b"kept"
+    assert control.cached_entries("topic")["topic/a"].value == b"kept"
     assert control.revision("topic") == version
     control.close()
 
@@ -70,7 +70,7 @@ def test_embedded_sees_and_watches_another_process(tmp_path: Path) -> None:
             change = await anext(watch)
         assert change.entry is not None
         assert change.entry.value == b"from the child"
-        assert "topic/a" in control.peek("topic")
+        assert "topic/a" in control.cached_entries("topic")
         await watch.aclose()
         control.close()
 

@@ -90,11 +90,11 @@ def test_two_processes_see_each_other(one: EtcdCluster) -> None:
             with pytest.raises(VersionConflictError) as caught:
                 await b.put("topic/a", b"3", expect=version)
             assert caught.value.found == newer
-            assert b.peek("topic")["topic/a"].value == b"2"
+            assert b.cached_entries("topic")["topic/a"].value == b"2"
             await a.delete("topic/a")
             with pytest.raises(VersionConflictError):
                 await b.put("topic/a", b"3", expect=newer)
-            assert b.peek("topic") == {}
+            assert b.cached_entries("topic") == {}
             assert await b.put("topic/a", b"4", expect=ABSENT) > newer
 
     asyncio.run(main())
@@ -105,7 +105,7 @@ def test_a_prefix_is_a_world_of_its_own(one: EtcdCluster) -> None:
         with closed(EtcdControl(one.gateway(), "/p/")) as p, closed(EtcdControl(one.gateway(), "/p2/")) as q:
             await p.put("topic/a", b"1")
             assert await q.get("topic/a") is None
-            assert q.peek("topic") == {}
+            assert q.cached_entries("topic") == {}
 
     asyncio.run(main())
 
@@ -114,9 +114,9 @@ def test_hundreds_of_keys_are_written_together(one: EtcdCluster) -> None:
     async def main() -> None:
         with closed(EtcdControl(one.gateway(), "/many/")) as control:
             await control.write_many([Write(f"topic/{n:04d}", b"x" * n) for n in range(350)])
-            assert [len(e.value) for e in control.peek("topic").values()] == list(range(350))
+            assert [len(e.value) for e in control.cached_entries("topic").values()] == list(range(350))
             await control.write_many([Write(f"topic/{n:04d}", None) for n in range(350)])
-            assert control.peek("topic") == {}
+            assert control.cached_entries("topic") == {}
 
     asyncio.run(main())
 
@@ -137,10 +137,10 @@ def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
             await a.delete("topic/gone")
             with closed(one.gateway()) as gateway:
                 gateway.call("kv/compaction", {"revision": str(latest)}, repeatable=True)
-            assert list(b.peek("topic")) == ["topic/gone", "topic/mine"]
+            assert list(b.cached_entries("topic")) == ["topic/gone", "topic/mine"]
             b._watch = held  # type: ignore[method-assign]
             async with closing_watch(b) as watch:
-                while b.peek("topic") != a.peek("topic"):
+                while b.cached_entries("topic") != a.cached_entries("topic"):
                     await anext(watch)
             assert b.revision("topic") >= latest
             b.close()
@@ -171,7 +171,7 @@ def test_a_watch_that_heard_nothing_is_followed_at_once(
             with closed(EtcdControl(one.gateway(), "/quiet/")) as b:
                 await b.put("topic/b", b"1")
                 async with closing_watch(a) as watch:
-                    while a.peek("topic").keys() != b.peek("topic").keys():
+                    while a.cached_entries("topic").keys() != b.cached_entries("topic").keys():
                         await anext(watch)
 
     asyncio.run(main())
@@ -182,17 +182,17 @@ def test_without_etcd_reads_go_on_and_writes_say_so(tmp_path: Path) -> None:
         with EtcdCluster(tmp_path) as cluster:
             with closed(EtcdControl(cluster.gateway(deadline=0.5))) as control:
                 version = await control.put("topic/a", b"1")
-                cluster.kill(0)
+                cluster.kill_member(0)
                 for _ in range(2):
-                    assert control.peek("topic")["topic/a"].value == b"1"
+                    assert control.cached_entries("topic")["topic/a"].value == b"1"
                     assert control.revision("topic") == version
                     with pytest.raises(ControlError, match="no etcd member answers"):
                         await control.put("topic/a", b"2")
-                cluster.start(0)
+                cluster.start_member(0)
                 cluster.await_reads()
                 assert await control.put("topic/a", b"3", expect=version) > version
-                assert control.peek("topic")["topic/a"].value == b"3"
-            cluster.kill(0)
+                assert control.cached_entries("topic")["topic/a"].value == b"3"
+            cluster.kill_member(0)
             with pytest.raises(ControlError, match="is etcd running"):
                 EtcdControl(cluster.gateway(deadline=0.2))
 
@@ -208,31 +208,31 @@ def test_a_backup_that_was_put_back_is_what_there_is(tmp_path: Path) -> None:
             first = await control.put("topic/a", b"old")
             await control.put("topic/gone", b"1")
             await control.put("other/gone", b"1")
-            cluster.save(tmp_path / "backup")
+            cluster.save_snapshot(tmp_path / "backup")
             await control.put("topic/a", b"new")
             await control.put("topic/later", b"1")
             await control.delete("topic/gone")
             await control.delete("other/gone")
             later, elsewhere = control.revision("topic"), control.revision("other")
-            cluster.kill(0)
-            cluster.restore(tmp_path / "backup")
-            cluster.start(0)
+            cluster.kill_member(0)
+            cluster.restore_snapshot(tmp_path / "backup")
+            cluster.start_member(0)
             async with closing_watch(control) as watch:
-                while "topic/later" in control.peek("topic"):
+                while "topic/later" in control.cached_entries("topic"):
                     await anext(watch)
-            assert {key: entry.value for key, entry in control.peek("topic").items()} == {
+            assert {key: entry.value for key, entry in control.cached_entries("topic").items()} == {
                 "topic/a": b"old",
                 "topic/gone": b"1",
             }
             assert control.revision("topic") != later, "who remembers what was there looks again"
-            assert list(control.peek("other")) == ["other/gone"]
+            assert list(control.cached_entries("other")) == ["other/gone"]
             assert control.revision("other") != elsewhere, "where something came back, too"
             await control.put("topic/a", b"newer", expect=first)
-            assert control.peek("topic")["topic/a"].value == b"newer"
+            assert control.cached_entries("topic")["topic/a"].value == b"newer"
             with closed(EtcdControl(cluster.gateway())) as other:
                 await other.put("topic/b", b"1")
                 async with closing_watch(control) as watch:
-                    while control.peek("topic").keys() != other.peek("topic").keys():
+                    while control.cached_entries("topic").keys() != other.cached_entries("topic").keys():
                         await anext(watch)
 
     asyncio.run(main())
@@ -247,9 +247,9 @@ def test_an_etcd_that_is_full_is_told_where_nothing_is_written(tmp_path: Path) -
             EtcdCluster(tmp_path, 1, *flags) as cluster,
             closed(EtcdControl(Gateway(cluster.members, clock))) as control,
         ):
-            lease = await control.acquire("node/n1", "n1", 60)
+            lease = await control.acquire_lease("node/n1", "n1", 60)
             assert lease is not None
-            assert await control.renew(lease) == lease
+            assert await control.renew_lease(lease) == lease
             refused = ""
             while "space" not in refused:
                 try:
@@ -258,15 +258,15 @@ def test_an_etcd_that_is_full_is_told_where_nothing_is_written(tmp_path: Path) -
                     refused = str(error)
             clock.ahead += 60
             with pytest.raises(ControlError, match=r"takes no writes \(alarm:NOSPACE\)"):
-                await control.renew(lease)
+                await control.renew_lease(lease)
             with pytest.raises(ControlError, match="alarm disarm"):
-                await control.leases("node/")
+                await control.lease_holders("node/")
             with closed(cluster.gateway()) as gateway:
                 (alarm,) = gateway.call("maintenance/alarm", {"action": "GET"}, repeatable=True)["alarms"]
                 gateway.call("maintenance/alarm", alarm | {"action": "DEACTIVATE"}, repeatable=True)
             clock.ahead += 60
-            assert await control.renew(lease) == lease, "it was prolonged all the while"
-            assert await control.leases("node/") == {"node/n1": "n1"}
+            assert await control.renew_lease(lease) == lease, "it was prolonged all the while"
+            assert await control.lease_holders("node/") == {"node/n1": "n1"}
 
     asyncio.run(main())
 
@@ -277,11 +277,11 @@ def test_an_emptied_etcd_counts_as_one_that_is_out_of_reach(tmp_path: Path, how:
         with EtcdCluster(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
             for key in ("mesh/id", "topic/a"):
                 await control.put(key, b"1")
-            cluster.save(tmp_path / "backup")
+            cluster.save_snapshot(tmp_path / "backup")
             if how == "disk":
-                cluster.kill(0)
-                cluster.empty()
-                cluster.start(0)
+                cluster.kill_member(0)
+                cluster.remove_data()
+                cluster.start_member(0)
             else:
                 with closed(cluster.gateway()) as gateway:
                     gateway.call("kv/deleterange", {"key": "AA==", "range_end": "AA=="}, repeatable=True)
@@ -292,14 +292,14 @@ def test_an_emptied_etcd_counts_as_one_that_is_out_of_reach(tmp_path: Path, how:
                     await control.list_all("topic/")
                 except ControlError as error:
                     said = str(error)
-            for change in (control.put("topic/b", b"1"), control.acquire("node/n1", "n1", 2)):
+            for change in (control.put("topic/b", b"1"), control.acquire_lease("node/n1", "n1", 2)):
                 with pytest.raises(ControlError, match="from its backup"):
                     await change
-            assert list(control.peek("topic")) == ["topic/a"]
-            cluster.kill(0)
-            cluster.restore(tmp_path / "backup")
-            cluster.start(0)
-            while "topic/b" not in control.peek("topic"):
+            assert list(control.cached_entries("topic")) == ["topic/a"]
+            cluster.kill_member(0)
+            cluster.restore_snapshot(tmp_path / "backup")
+            cluster.start_member(0)
+            while "topic/b" not in control.cached_entries("topic"):
                 try:
                     await control.put("topic/b", b"1")
                 except ControlError:
@@ -336,14 +336,14 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
                 await asyncio.sleep(0.3)
                 leader = await asyncio.to_thread(cluster.leader)
                 if blow == "kill":
-                    cluster.kill(leader)
+                    cluster.kill_member(leader)
                     await asyncio.sleep(1)
-                    cluster.start(leader)
+                    cluster.start_member(leader)
                     await asyncio.to_thread(cluster.await_reads)
                 else:
-                    cluster.signal(leader, signal.SIGSTOP)
+                    cluster.signal_member(leader, signal.SIGSTOP)
                     await asyncio.sleep(2)
-                    cluster.signal(leader, signal.SIGCONT)
+                    cluster.signal_member(leader, signal.SIGCONT)
             told = await asyncio.gather(*counting)
             entry = await controls[0].get("topic/n")
             assert entry is not None
@@ -351,7 +351,7 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
             assert sure <= int(entry.value) <= sure + unsure
             for control in controls:
                 async with closing_watch(control) as watch:
-                    while control.peek("topic")["topic/n"].value != entry.value:
+                    while control.cached_entries("topic")["topic/n"].value != entry.value:
                         await anext(watch)
             for control in controls:
                 control.close()
@@ -376,7 +376,7 @@ def test_users_and_passwords(tmp_path: Path) -> None:
             assert asyncio.run(control.put("topic/a", b"1")) > 0
             control._gateway._token = "stale.1"
             assert asyncio.run(control.put("topic/a", b"2")) > 0
-            assert control.peek("topic")["topic/a"].value == b"2"
+            assert control.cached_entries("topic")["topic/a"].value == b"2"
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_tls(tmp_path: Path) -> None:
     with EtcdCluster(tmp_path, tls=(authority.issue(), authority.cert)) as cluster:
         with closed(EtcdControl(cluster.gateway())) as control:
             assert asyncio.run(control.put("topic/a", b"1")) > 0
-            assert control.peek("topic")["topic/a"].value == b"1"
+            assert control.cached_entries("topic")["topic/a"].value == b"1"
         strangers = ssl.create_default_context()
         with pytest.raises(ControlError, match="certificate"):
             EtcdControl(Gateway(cluster.members, SystemClock(), deadline=0.2, tls=strangers))

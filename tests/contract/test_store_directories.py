@@ -79,7 +79,7 @@ def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
             for number, size in enumerate(sizes):
                 record = store.get("b", f"k{number}")
                 assert record is not None
-                assert store.read(record, 0, size) == bytes([number]) * size
+                assert store.read_range(record, 0, size) == bytes([number]) * size
                 assert size < ALIGNED or [extent.offset % PAGE for extent in record.extents] == [0]
         assert check_store(settings).clean
         assert rebuild_index(settings).problems == []
@@ -88,8 +88,8 @@ def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
 def test_a_new_disk_takes_only_its_share() -> None:
     two, three = (Disks({n: Path(f"/d{n}") for n in range(count)}) for count in (2, 3))
     keys = [f"k{number}" for number in range(3000)]
-    moved = [key for key in keys if two.order("b", key)[0] != three.order("b", key)[0]]
-    assert all(three.order("b", key)[0] == 2 for key in moved)
+    moved = [key for key in keys if two.placement_order("b", key)[0] != three.placement_order("b", key)[0]]
+    assert all(three.placement_order("b", key)[0] == 2 for key in moved)
     assert 800 < len(moved) < 1200
 
 
@@ -137,7 +137,7 @@ def test_a_first_start_that_died_is_begun_again(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     settings = settings_at(tmp_path)
     fill(settings)
-    with closing(Index.open(settings)) as index, index.writing() as txn:
+    with closing(Index.open(settings)) as index, index.write_transaction() as txn:
         index.put_meta(txn, "format", 99)
     with pytest.raises(FormatError, match="format 99"):
         Store.recover(settings)
@@ -188,7 +188,7 @@ def test_a_stepped_back_clock_does_not_lose_a_write(tmp_path: Path) -> None:
     with opened(settings) as store:
         found = store.get("b", "k")
         assert found is not None
-        assert store.read(found, 0, 10) == b"at 10"
+        assert store.read_range(found, 0, 10) == b"at 10"
 
 
 def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
             if number % 6:
                 await store.delete("b", f"k{number}")
         before = _used(tmp_path)
-        for file in store.compactable(0.5):
+        for file in store.compaction_candidates(0.5):
             assert await store.compact(file)
         clock.advance(61)
-        assert await store.purge() > 5
+        assert await store.purge_retired_files() > 5
         assert _used(tmp_path) < before / 2
         assert len(store.list("b").entries) == 10
 
@@ -232,7 +232,7 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
         await put_object(store, "fills too", bytes(30_000))
         await put_object(store, "again in the next", b"")
         old = gone.extents[0].file
-        for file in sorted(set(store.compactable(0.0)) - {old}):
+        for file in sorted(set(store.compaction_candidates(0.0)) - {old}):
             assert await store.compact(file)
 
     def gone_for_good() -> None:
@@ -248,7 +248,7 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
     gone_for_good()
     for _ in range(3):  # once the old bytes are gone the memory of their deletion goes too
         with opened(settings, "s") as store:
-            for file in store.compactable(0.0):
+            for file in store.compaction_candidates(0.0):
                 assert asyncio.run(store.compact(file))
         Store.recover(settings)
         gone_for_good()

@@ -86,7 +86,7 @@ async def stock(store: Store) -> Stock:
 
 
 def facts(settings: StoreSettings) -> Any:
-    with closing(Index.open(settings)) as index, index.reading() as txn:
+    with closing(Index.open(settings)) as index, index.read_transaction() as txn:
         return [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
 
 
@@ -142,7 +142,7 @@ def test_a_disk_that_fails_changes_nothing(settings: StoreSettings, name: str) -
 def _visible(store: Store) -> Any:
     """Everything that can be read, byte for byte."""
     versions = [
-        (key, record.version, record.tags, store.read(record, 0, record.size))
+        (key, record.version, record.tags, store.read_range(record, 0, record.size))
         for key, record in store.list_versions("b").entries
     ]
     uploads = store.list_uploads("b").uploads
@@ -175,11 +175,11 @@ def test_a_read_error_is_told_and_the_rest_is_read(settings: StoreSettings) -> N
         record, other = await put_object(store, "k", b"data"), await put_object(store, "l", b"more")
         with failing("store.read.before=error(5)"):
             with pytest.raises(DiskFailedError, match="meshd fsck"):
-                store.read(record, 0, 4)
+                store.read_range(record, 0, 4)
             await error_of(DiskFailedError, store.link("b", "copy", record, Meta("e")))
         with failing("store.read.before=error(5):after 1"):
-            assert store.read(other, 0, 4) == b"more"
-        assert store.read(record, 0, 4) == b"data"
+            assert store.read_range(other, 0, 4) == b"more"
+        assert store.read_range(record, 0, 4) == b"data"
 
     run(settings, doing)
     assert check_store(settings).clean
@@ -189,7 +189,7 @@ def test_a_segment_that_cannot_be_read_does_not_stop_compaction(settings: StoreS
     async def doing(store: Store) -> None:
         for number in range(20):
             await put_object(store, f"k{number}", os.urandom(20_000))
-        files = store.compactable(0.0)
+        files = store.compaction_candidates(0.0)
         assert len(files) > 2
         before = _visible(store)
         with failing("store.survey.before_read=error(5)"):
@@ -210,7 +210,7 @@ def test_compaction_wants_room_first(settings: StoreSettings, monkeypatch: pytes
     async def doing(store: Store) -> None:
         for number in range(8):
             await put_object(store, f"k{number}", bytes(20_000))
-        file = store.compactable(0.0)[0]
+        file = store.compaction_candidates(0.0)[0]
         monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", lambda path, reserves=1: 0)
         await error_of(DiskFullError, store.compact(file))
         monkeypatch.undo()
@@ -297,7 +297,7 @@ def test_a_rebuild_keeps_what_it_cannot_account_for(
 
 
 async def _compact_all(store: Store) -> None:
-    for file in store.compactable(0.0):
+    for file in store.compaction_candidates(0.0):
         await store.compact(file)
 
 
@@ -310,7 +310,7 @@ def test_metrics_count_writes_and_damage(settings: StoreSettings) -> None:
         await put_object(store, "l", bytes(LARGE))
         os.truncate(store.locate(record)[0].path, record.extents[0].offset)
         with pytest.raises(CorruptExtentError):
-            store.read(record, 0, 1000)
+            store.read_range(record, 0, 1000)
         changes = [counted(name) - was for name, was in zip(names, before, strict=True)]
         commits, writes, written, corrupt = changes
         assert (commits, writes, corrupt) == (2, 2, 1)

@@ -42,27 +42,27 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_no_disk_is_taken_out_of_service(store: Store) -> None:
     async def look() -> None:
-        await store.disks.look()
+        await store.disk_health.probe_disks()
         with no_descriptors():
             for _ in range(4):  # three failed probes in a row take a disk out
-                await store.disks.look()
+                await store.disk_health.probe_disks()
 
     asyncio.run(look())
-    assert store.disks.any
-    assert store.disks.index_failed == ""
+    assert store.disk_health.has_disk
+    assert store.disk_health.index_failed == ""
 
 
 def test_nothing_goes_to_quarantine(store: Store) -> None:
     async def scrub() -> None:
         await put_object(store, "small", b"small" * 100)
         large = await put_object(store, "large", os.urandom(LARGE))
-        await store.scrub.begin()
+        await store.scrub.start_pass()
         with no_descriptors():
-            while await store.scrub.step(_rest):
+            while await store.scrub.scrub_next_file(_rest):
                 pass
         assert store.scrub.state.damaged == 0
         assert store.get("b", "small") is not None
-        assert store.read(large, 0, 100)
+        assert store.read_range(large, 0, 100)
 
     asyncio.run(scrub())
 
@@ -70,8 +70,8 @@ def test_nothing_goes_to_quarantine(store: Store) -> None:
 def test_a_read_says_what_is_missing(store: Store) -> None:
     record = asyncio.run(put_object(store, "large", os.urandom(LARGE)))
     with no_descriptors(), pytest.raises(ExhaustedError, match="ulimit -n"):
-        store.read(record, 0, 100)
-    assert store.read(record, 0, 100)
+        store.read_range(record, 0, 100)
+    assert store.read_range(record, 0, 100)
 
 
 async def _rest(size: int) -> None:

@@ -101,7 +101,7 @@ def test_a_failing_disk_fails_the_write_and_nothing_else(
             await error_of(error, put_object(store, "fresh", bytes(size), size=size))
         found = store.get("b", "k")
         assert found is not None
-        assert store.read(found, 0, 10) == b"before"
+        assert store.read_range(found, 0, 10) == b"before"
         assert store.get("b", "fresh") is None
         await put_object(store, "k", b"after" * 50_000)
         await put_object(store, "l", b"after")
@@ -250,7 +250,7 @@ def test_a_cancelled_commit_happens_or_not_but_never_half(settings: StoreSetting
                 await asyncio.gather(task, return_exceptions=True)
                 found = store.get("b", "k")
                 if found is not None:
-                    data = store.read(found, 0, LARGE)
+                    data = store.read_range(found, 0, LARGE)
                     assert len(data) == found.size
                     assert len(set(data)) == 1
 
@@ -274,7 +274,7 @@ def test_damaged_bytes_are_not_served(settings: StoreSettings) -> None:
             record = await put_object(store, key, bytes(size))
             _scribble(store.locate(record)[0].path, record.extents[0].offset + 500)
             with pytest.raises(CorruptExtentError, match="meshd fsck"):
-                store.read(record, 0, size)
+                store.read_range(record, 0, size)
         await error_of(
             CorruptExtentError, store.link("b", "copy", store.get("b", "small") or record, Meta("e"))
         )
@@ -293,7 +293,7 @@ def test_a_removed_file_is_told_apart_from_damage(settings: StoreSettings) -> No
         record = await put_object(store, "k", bytes(LARGE))
         os.unlink(store.locate(record)[0].path)
         with pytest.raises(ExtentGoneError, match="look it up again"):
-            store.read(record, 0, 10)
+            store.read_range(record, 0, 10)
 
     run(settings, doing)
     assert [problem.kind for problem in check_store(settings).problems] == ["missing"]

@@ -47,7 +47,7 @@ def run(
 
 
 def graves(settings: StoreSettings, key: str) -> list[Tombstone]:
-    with closing(Index.open(settings)) as index, index.reading() as txn:
+    with closing(Index.open(settings)) as index, index.read_transaction() as txn:
         return list(tombstones_of_name(index, txn, object_key("b", key)))
 
 
@@ -99,11 +99,11 @@ def test_removals_are_forgotten_after_their_time(settings: StoreSettings) -> Non
         clock.advance(HOUR / 2)
         await put_object(store, "later", b"1")
         await store.delete("b", "later")
-        await store.forget_graves()
-        early = store.graves_since()
+        await store.prune_tombstones()
+        early = store.tombstones_complete_since()
         clock.advance(HOUR / 2 + 1)
-        await store.forget_graves()
-        assert early < store.graves_since() < clock.now_ms() * 1_000_000
+        await store.prune_tombstones()
+        assert early < store.tombstones_complete_since() < clock.now_ms() * 1_000_000
 
     run(settings, clock, doing)
     assert graves(settings, "k") == []
@@ -121,7 +121,7 @@ def test_too_many_are_forgotten_early_and_it_is_told_since_when(
             await put_object(store, f"{number:02}", b"x")
             await store.delete("b", f"{number:02}")
             clock.advance(60)
-        await store.forget_graves()
+        await store.prune_tombstones()
 
     run(settings, clock, doing)
     kept = [number for number in range(40) if graves(settings, f"{number:02}")]
@@ -131,13 +131,13 @@ def test_too_many_are_forgotten_early_and_it_is_told_since_when(
 
 
 def test_the_latest_removal_of_a_name_counts(settings: StoreSettings) -> None:
-    with closing(Index.open(settings)) as index, index.writing() as txn:
+    with closing(Index.open(settings)) as index, index.write_transaction() as txn:
         kept = Tombstones(index, txn, keep=True)
         name = object_key("b", "k")
         for stamp in (5, 9, 7):
-            kept.bury(txn, name, stamp)
-        assert kept.of(txn, name) == 9
-        assert kept.of(txn, name, "0000000000000001") == 0
+            kept.add(txn, name, stamp)
+        assert kept.stamp_of(txn, name) == 9
+        assert kept.stamp_of(txn, name, "0000000000000001") == 0
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -149,17 +149,17 @@ def test_a_rebuild_remembers_them_too(settings: StoreSettings, compacted: bool) 
         for number in range(12):  # seals the segments before
             await put_object(store, f"fill-{number}", bytes(9_000))
         if compacted:
-            for file in store.compactable(0.0):
+            for file in store.compaction_candidates(0.0):
                 assert await store.compact(file)
             clock.advance(100)
-            assert await store.purge()
+            assert await store.purge_retired_files()
 
     run(settings, clock, doing)
     before = {key: graves(settings, key) for key in ("k", "k2")}
     assert len(before["k"]) == 4
     rebuild_index(settings)
     assert {key: graves(settings, key) for key in ("k", "k2")} == before
-    with closing(Index.open(settings)) as index, index.reading() as txn:
+    with closing(Index.open(settings)) as index, index.read_transaction() as txn:
         assert tombstones_complete_since(index, txn) > 0
 
 

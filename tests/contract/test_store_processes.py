@@ -30,7 +30,7 @@ def opened(place: Path, writer: str) -> closing[Store]:
 def value(store: Store, key: str) -> bytes:
     found = store.get("b", key)
     assert found is not None
-    return store.read(found, 0, found.size)
+    return store.read_range(found, 0, found.size)
 
 
 def test_compare_and_swap_is_exact_across_processes(tmp_path: Path) -> None:
@@ -206,6 +206,6 @@ def test_compaction_goes_on_beside_writers_and_readers(tmp_path: Path) -> None:
         asyncio.run(increment(store, "n", 50))
         assert steward.answer()
         for key, record in held.items():
-            assert store.read(record, 0, record.size) == value(store, key)
+            assert store.read_range(record, 0, record.size) == value(store, key)
     report = check_store(settings_at(tmp_path))
     assert report.clean, report.problems

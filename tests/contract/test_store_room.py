@@ -77,7 +77,7 @@ def read_all(store: Store, bodies: dict[str, bytes]) -> None:
     for key, body in bodies.items():
         record = store.get("b", key)
         assert record is not None
-        assert store.read(record, 0, record.size) == body
+        assert store.read_range(record, 0, record.size) == body
 
 
 @pytest.mark.parametrize("size", [700, LARGE])
@@ -168,7 +168,7 @@ def test_uploads_copies_and_compaction_use_the_disk_with_room(settings: StoreSet
         source = store.get("b", KEYS[0])
         assert source is not None
         await store.link("b", "copy", source, Meta("e"))
-        for file in store.compactable(0.0):
+        for file in store.compaction_candidates(0.0):
             assert await store.compact(file)
         read_all(store, bodies | {"copy": bodies[KEYS[0]]})
         sealed = {extent.disk for key in KEYS[:12] for extent in store.get("b", key).extents}  # type: ignore[union-attr]

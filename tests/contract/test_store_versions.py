@@ -57,7 +57,7 @@ def run(settings: StoreSettings, doing: Callable[[Store], Coroutine[Any, Any, No
 
 
 def facts(settings: StoreSettings) -> list[Any]:
-    with closing(Index.open(settings)) as index, index.reading() as txn:
+    with closing(Index.open(settings)) as index, index.read_transaction() as txn:
         return [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
 
 
@@ -68,10 +68,10 @@ def rebuilt(settings: StoreSettings, *, backwards: bool) -> list[Any]:
         rebuilder = IndexRebuilder(index)
         store, roots = find_disks(settings)
         for file in sorted(Disks(roots).files(), reverse=backwards):
-            rebuilder.take_file(*file)
+            rebuilder.scan_file(*file)
         rebuilder.finish(store, roots)
         assert rebuilder.report.problems == []
-        with index.reading() as txn:
+        with index.read_transaction() as txn:
             found = [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
     shutil.rmtree(beside)
     return found
@@ -92,7 +92,7 @@ async def fill(store: Store) -> None:
 
 
 async def compact(store: Store, *, but: int = 0) -> None:
-    for file in sorted(set(store.compactable(0.0)) - {but}):
+    for file in sorted(set(store.compaction_candidates(0.0)) - {but}):
         assert await store.compact(file)
 
 
@@ -157,7 +157,7 @@ async def put_parted(store: Store, key: str, size: int) -> bytes:
 def test_compaction_moves_every_version(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         made = [await put_object(store, "k", os.urandom(3000), versioning=ON) for _ in range(4)]
-        data = [store.read(record, 0, 3000) for record in reversed(made)]
+        data = [store.read_range(record, 0, 3000) for record in reversed(made)]
         await store.amend("b", "k", made[1].version, tags={"t": "1"})
         await store.link("b", "k", made[0], Meta("copy"), versioning=ON)
         parted = [await put_parted(store, "k", size) for size in (500, LARGE)][::-1]
@@ -165,7 +165,7 @@ def test_compaction_moves_every_version(settings: StoreSettings) -> None:
         await put_part(store, upload, 1, b"part" * 500)
         await put_part(store, upload, 2, os.urandom(LARGE))
         done = await store.complete_upload(upload, [1, 2], Meta("copy"), versioning=ON)
-        whole = store.read(done, 0, done.size)
+        whole = store.read_range(done, 0, done.size)
         await store.amend("b", "k", done.version, tags={"t": "2"})
         await store.delete("b", "k", versioning=ON)
         await put_object(store, "k", b"null", versioning=OFF)
@@ -267,7 +267,7 @@ def test_fsck_sees_versions_out_of_order(settings: StoreSettings) -> None:
 
     run(settings, doing)
     assert (check_store(settings).objects, check_store(settings).versions) == (2, 3)
-    with closing(Index.open(settings)) as index, index.writing() as txn:
+    with closing(Index.open(settings)) as index, index.write_transaction() as txn:
         versions, name = index.versions, object_key("b", "k")
         versions.objects.delete(txn, name)
         versions.nulls.delete(txn, object_key("b", "n"))
@@ -321,7 +321,7 @@ def test_a_file_that_goes_while_another_is_compacted_counts_as_compacted(setting
         await put_object(store, "passing", bytes(20_000))
         for key in ("passing", "next", "filler"):
             await put_object(store, key, b"", bucket="b" if key == "passing" else "filler")
-        for file in sorted(store.compactable(0.0)):
+        for file in sorted(store.compaction_candidates(0.0)):
             assert await store.compact(file)
         found = store.get("b", "k")
         assert found is not None

@@ -31,16 +31,16 @@ async def _rest(size: int) -> None:
 
 async def scrub_and_restore(store: Store) -> None:
     """As the steward does, with the bytes of another node."""
-    await store.scrub.begin()
-    while await store.scrub.step(_rest):
+    await store.scrub.start_pass()
+    while await store.scrub.scrub_next_file(_rest):
         pass
     for name, stamp, _ in store.quarantined():
         bucket, key = name.decode().split("\0")
-        record = store.at(name, stamp)
+        record = store.version_at(name, stamp)
         assert record is not None
         writer = store.replica_writer(bucket, key, size=record.size)
         await writer.write(KEYS[key])
-        await writer.commit_as(without_local_fields(record))
+        await writer.commit_at_stamp(without_local_fields(record))
 
 
 def main(place: Path) -> None:

@@ -61,7 +61,7 @@ class Load:
 
     async def compact(self) -> None:
         while True:
-            for file in self.store.compactable(0.3):
+            for file in self.store.compaction_candidates(0.3):
                 await self.store.compact(file)
             await asyncio.sleep(0.005)
 

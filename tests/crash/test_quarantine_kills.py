@@ -70,7 +70,7 @@ def _read(place: Path) -> dict[str, bytes | None]:
             record = store.get("b", key)
             assert record is not None
             try:
-                found[key] = store.read(record, 0, record.size)
+                found[key] = store.read_range(record, 0, record.size)
             except CorruptExtentError:
                 found[key] = None
     return found

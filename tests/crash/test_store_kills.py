@@ -113,7 +113,7 @@ class Crashes:
                 assert version in allowed, (key, version, allowed)
                 self.allowed[key] = {version}
                 if record is not None and version is not None:
-                    assert store.read(record, 0, record.size) == expected(version)
+                    assert store.read_range(record, 0, record.size) == expected(version)
             self._verify_versions(store)
 
     def _verify_versions(self, store: Store) -> None:
@@ -126,11 +126,11 @@ class Crashes:
             assert store.get(BUCKET, key) == newest
             for record in found:
                 if not record.marker:
-                    assert store.read(record, 0, record.size) == expected(record.etag)
+                    assert store.read_range(record, 0, record.size) == expected(record.etag)
 
     def contents(self) -> set[str]:
         """The index as facts that can be compared one by one."""
-        with closing(Index.open(self.settings)) as index, index.reading() as txn:
+        with closing(Index.open(self.settings)) as index, index.read_transaction() as txn:
             facts: list[Any] = [
                 (file, info.live, info.refs) for file, info in index.all_files(txn) if info.refs
             ]
@@ -177,7 +177,7 @@ def test_killed_at_random_times(tmp_path: Path, starter: subprocess.Popen[bytes]
 
 def scribble(settings: StoreSettings) -> None:
     """What a power cut may leave behind the committed end of an open segment."""
-    with closing(Index.open(settings)) as index, index.reading() as txn:
+    with closing(Index.open(settings)) as index, index.read_transaction() as txn:
         disks = Disks({0: settings.disks[0]})
         ends = [(disks.path(0, f), info.end) for f, info in index.all_files(txn) if info.state == "open"]
     for path, end in ends:

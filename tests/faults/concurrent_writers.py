@@ -44,7 +44,7 @@ def names_owned(cluster: ClusterMap, deciding: str, other: str, prefix: str, cou
     table, found, number = routes(cluster, 2), list[str](), 0
     while len(found) < count:
         key, number = f"{prefix}-{number}", number + 1
-        owners = [node.node_id for node in table.of(BUCKET, key).readers]
+        owners = [node.node_id for node in table.route_of_key(BUCKET, key).read_set]
         if owners == [deciding, other]:
             found.append(key)
         assert number < 100_000, f"{deciding} and {other} own nothing together: {cluster}"

@@ -130,7 +130,7 @@ class Hosts:
                 node.host = self.networks.address(number)
                 self._mount(name)
         self.mesh.etcd.__enter__()
-        self.mesh.begin()
+        self.mesh.start_all()
 
     def whole(self, patience: float = 120.0) -> None:
         """Waits until every node is up and has what it should. What cannot be restored any more is for the

@@ -29,7 +29,7 @@ def lose(world: Hosts, writers: ConcurrentWriters, loss: Loss, chance: random.Ra
     tried, and whether the node was lost in the end."""
     for tried in range(1, _TRIES + 1):
         world.whole()
-        writers.renew(world.mesh.map())
+        writers.renew(world.mesh.map_of())
         if _befell(world, writers, loss, chance):
             return tried, True
     return _TRIES, False

@@ -56,7 +56,7 @@ class Scene:
             self.mesh = self._ends.enter_context(DaemonCluster.start(2, workers=2, lease=3.0))
             endpoint = self.mesh.add(OTHER, "--advertise", f"http://{self.relay}").endpoint
             self.relay.target = int(endpoint.rpartition(":")[2])
-            self.mesh.whole()
+            self.mesh.await_healthy()
             self.mesh[PRIMARY].client().create_bucket(Bucket=BUCKET)
             self._ends = self._ends.pop_all()
         return self
@@ -77,14 +77,14 @@ class Scene:
         n1 has decided about the name by this map: none has to ask n3 first (`handover`)."""
         self._runs += 1
         while True:  # on a busy machine a node may miss its lease at any time
-            self.mesh.whole()
-            cluster = self.mesh.map()
+            self.mesh.await_healthy()
+            cluster = self.mesh.map_of()
             table = routes(cluster, copies=2)
             for number in range(1000):
                 key = f"{self._runs}-{number}"
-                route = table.of(BUCKET, key)
-                owners = {node.node_id for node in route.writers}
-                if owners == {PRIMARY, OTHER} and route.readers[0].node_id == PRIMARY:
+                route = table.route_of_key(BUCKET, key)
+                owners = {node.node_id for node in route.write_set}
+                if owners == {PRIMARY, OTHER} and route.read_set[0].node_id == PRIMARY:
                     for _ in range(_CONNECTIONS):
                         self.mesh[PRIMARY].request("DELETE", f"/{BUCKET}/{key}")
                     self._version = cluster.version
@@ -152,7 +152,7 @@ class Scene:
         """The number of writes that were answered by now, if the map is still the one by which all are up."""
         threading.Event().wait(WINDOW)
         answered = sum(write.done() and write.result() in (200, 412) for write in writes.values())
-        return answered if self.mesh.map(PRIMARY).version == self._version else 0
+        return answered if self.mesh.map_of(PRIMARY).version == self._version else 0
 
     def _put(self, key: str, value: str) -> int:
         """The status; 0 for a connection that broke."""

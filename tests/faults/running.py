@@ -178,7 +178,7 @@ class _Work:
         self.crowd.start()
         self._hasty.start()
         self._trainer.start()
-        self.writers.start(self._world.mesh.map())
+        self.writers.start(self._world.mesh.map_of())
 
     def stop(self) -> None:
         """The last operations of all have ended."""

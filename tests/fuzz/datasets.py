@@ -89,7 +89,7 @@ def array(data: bytes) -> None:
         read = parse_array(data, "x")
         assert read.row_bytes > 0
         with contextlib.suppress(ValueError):
-            _, offsets, lengths = read.places(0, 4096, data[: min(read.index_bytes, 4096)])
+            _, offsets, lengths = read.locate_rows(0, 4096, data[: min(read.index_bytes, 4096)])
             assert int((offsets + lengths).max(initial=0)) <= 4096
 
 
@@ -98,9 +98,9 @@ def chunks(data: bytes) -> None:
     with contextlib.suppress(PlanError):
         read = parse_chunked(data, "x")
         for number in range(min(read.objects, 1 << 12)):
-            assert read.number(read.key(number)) == number
+            assert read.object_number(read.object_key(number)) == number
         with contextlib.suppress(ValueError):
-            rows, offsets, lengths = read.places(0, 4096, data[: min(read.index_bytes, 4096)])
+            rows, offsets, lengths = read.locate_rows(0, 4096, data[: min(read.index_bytes, 4096)])
             assert len(set(rows.tolist())) == rows.size
             assert int((offsets + lengths).max(initial=0)) <= 4096
 

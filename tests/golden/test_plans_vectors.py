@@ -59,13 +59,15 @@ def orders() -> dict[str, Any]:
     starts = np.array([0, 3, 3, 10, 11, 20], dtype=np.int64)
     large = np.array([0, 1, 2**40, 2**62 - 1], dtype=np.int64)
     return {
-        "feistel_10": Feistel(10, 1).many(np.arange(10)).tolist(),
-        "feistel_1000": Feistel(1000, 2**64 - 1).many(np.arange(0, 1000, 97)).tolist(),
-        "feistel_large": Feistel(2**62, 5).many(large).tolist(),
-        "global": shuffle_order(ShuffleSpec("global"), starts, 7, 0).many(np.arange(20)).tolist(),
-        "global_epoch_1": shuffle_order(ShuffleSpec("global"), starts, 7, 1).many(np.arange(20)).tolist(),
-        "blocks_2": shuffle_order(ShuffleSpec("blocks", 2), starts, 7, 0).many(np.arange(20)).tolist(),
-        "none": shuffle_order(ShuffleSpec("none"), starts, 7, 0).many(np.arange(20)).tolist(),
+        "feistel_10": Feistel(10, 1).samples_at(np.arange(10)).tolist(),
+        "feistel_1000": Feistel(1000, 2**64 - 1).samples_at(np.arange(0, 1000, 97)).tolist(),
+        "feistel_large": Feistel(2**62, 5).samples_at(large).tolist(),
+        "global": shuffle_order(ShuffleSpec("global"), starts, 7, 0).samples_at(np.arange(20)).tolist(),
+        "global_epoch_1": shuffle_order(ShuffleSpec("global"), starts, 7, 1)
+        .samples_at(np.arange(20))
+        .tolist(),
+        "blocks_2": shuffle_order(ShuffleSpec("blocks", 2), starts, 7, 0).samples_at(np.arange(20)).tolist(),
+        "none": shuffle_order(ShuffleSpec("none"), starts, 7, 0).samples_at(np.arange(20)).tolist(),
     }
 
 
@@ -81,13 +83,13 @@ def mixes() -> dict[str, Any]:
         spec = parse_spec({"seed": 7, "shuffle": shuffle, "mix": mix})
         found[f"plan_{shuffle['kind']}"] = plan_hash("ab" * 32, spec)
         for epoch in range(3):
-            samples = epoch_order(spec, starts, epoch).many(np.arange(40))
+            samples = epoch_order(spec, starts, epoch).samples_at(np.arange(40))
             found[f"{shuffle['kind']}_{epoch}"] = samples.tolist()
     spec = parse_spec({"seed": 7, "buckets": {"field": "text", "rows": 4, "window": 3}})
     assert spec.buckets is not None
     found["plan_buckets"] = plan_hash("ab" * 32, spec)
     order = BucketOrder(epoch_order(spec, starts, 1), np.arange(20) * 7 % 20, spec.buckets, 7, 1)
-    found["buckets_1"] = order.many(np.arange(20)).tolist()
+    found["buckets_1"] = order.samples_at(np.arange(20)).tolist()
     return found
 
 

@@ -46,7 +46,7 @@ def _real(ground: Ground) -> None:
 
 def received(arena: Arena, step: int, size: int = FRAME) -> Frame:
     """A frame whose bytes all say its step."""
-    whole = np.frombuffer(arena.lease(size).view, np.uint8)
+    whole = np.frombuffer(arena.acquire_slot(size).view, np.uint8)
     whole[:] = step % 251
     rows: Arrays = {"__pos": np.arange(ROWS), "__status": np.zeros(ROWS, np.uint8)}
     return Frame(step, {"x": whole.reshape(ROWS, -1), **rows}, size)
@@ -81,7 +81,7 @@ def copies(ground: Ground, lane: DeviceCopyStream | None = None, frames: int = 2
     ground.wait()
     wrong = [step for step, found in enumerate(sums) if int(found) != FRAME * (step % 251)]
     assert not wrong, f"{len(wrong)} of {frames} batches have other bytes than were received: {wrong[:5]}"
-    assert arena.room() == arena.budget, "a slot did not come back"
+    assert arena.free_bytes() == arena.budget, "a slot did not come back"
     return f"{frames} batches through {arena.allocated >> 20} MiB, {arena.overflows} slots beyond"
 
 
@@ -107,7 +107,7 @@ def marks(ground: Ground) -> str:
     assert held > 0, "the slot was free before its copy was made"
     assert int(total) == FRAME * 7, "the consumer's stream did not wait for the copy"
     stage.close()
-    assert arena.room() == arena.budget
+    assert arena.free_bytes() == arena.budget
     return f"{1000 * took:.1f} ms of CPU for a copy that was held up for 500 ms"
 
 

@@ -49,5 +49,5 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
 
-    async def say(self, about: dict[str, Any], reason: str, message: str, *, once: str = "") -> None:
+    async def record_event(self, about: dict[str, Any], reason: str, message: str, *, once: str = "") -> None:
         self.heard.append((reason, message))

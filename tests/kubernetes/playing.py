@@ -108,7 +108,7 @@ async def play(world: World, scenes: list[Scene], *, begun: bool = False) -> Non
         begun = False
         for _ in range(120):
             try:
-                await operator.loop.run(NAMESPACE, NAME)
+                await operator.loop.reconcile(NAMESPACE, NAME)
             except KilledError:
                 operator = Operator(world.api)
                 continue

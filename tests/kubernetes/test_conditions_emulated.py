@@ -40,7 +40,7 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     cluster = world.map()
     assert cluster is not None
     world.set_map(transitions.mark_node_away(cluster, "mesh-s-0"))
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     found = api.find("meshclusters", NAME)
     assert found is not None
     told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
@@ -79,7 +79,7 @@ def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start(
     about(api, *refused, "exceeded quota: q")
     about(api, *refused, "exceeded another one, long ago", "2029-12-31T12:00:00Z")
     change(world, nodePools=[on_claims("1Ti")[0] | {"replicas": 3}])
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert told(api, "Available")["message"] == (
         '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 has no place: its '
         "volume a-mesh-s-1: FailedBinding: no storage class is set; to do: make what it lacks; the pod then "
@@ -118,7 +118,7 @@ def test_a_secret_that_is_missing_is_said_before_anything_is_made_or_replaced() 
         ("s3.tls.secretRef names the Secret tls, which is not there", "tls", ["tls.crt", "tls.key"]),
     ]
     for said, name, keys in steps:
-        assert asyncio.run(loop.run(NAMESPACE, NAME))
+        assert asyncio.run(loop.reconcile(NAMESPACE, NAME))
         world.tick()
         assert told(api, "Progressing")["reason"] == "SecretMissing"
         assert said in told(api, "Progressing")["message"]
@@ -138,7 +138,7 @@ def test_what_the_api_server_refuses_is_said_where_people_look(status: int) -> N
     loop = Operator(api).loop
     for _ in range(2):  # said once
         with pytest.raises(ApiError):
-            asyncio.run(loop.run(NAMESPACE, NAME))
+            asyncio.run(loop.reconcile(NAMESPACE, NAME))
     found = api.find("meshclusters", NAME)
     assert found is not None
     told = {each["type"]: (each["status"], each["reason"]) for each in found["status"]["conditions"]}
@@ -155,7 +155,7 @@ def test_a_spec_that_no_operator_understands_is_said() -> None:
     world = World(api)
     asyncio.run(play(world, SCENES[:1]))
     change(world, nodePools=[{"name": "s", "replicas": "many"}])
-    assert asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     found = api.find("meshclusters", NAME)
     assert found is not None
     (told,) = (each for each in found["status"]["conditions"] if each["type"] == "Progressing")
@@ -168,7 +168,7 @@ def test_a_roll_out_that_is_paused_says_so() -> None:
     world = World(api)
     asyncio.run(play(world, SCENES[:1]))
     change(world, update={"paused": True}, podTemplate={"metadata": {"labels": {"release": "2"}}})
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     found = api.find("meshclusters", NAME)
     assert found is not None
     (told,) = (each for each in found["status"]["conditions"] if each["type"] == "Progressing")

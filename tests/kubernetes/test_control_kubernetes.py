@@ -80,11 +80,11 @@ def test_two_processes_see_each_other(kubeconfig: Path, namespace: str) -> None:
             with pytest.raises(VersionConflictError) as caught:
                 await b.put("cluster/map", b"3", expect=version)
             assert caught.value.found == newer
-            assert b.peek("cluster")["cluster/map"].value == b"2"
+            assert b.cached_entries("cluster")["cluster/map"].value == b"2"
             await a.delete("cluster/map")
             with pytest.raises(VersionConflictError):
                 await b.put("cluster/map", b"3", expect=newer)
-            assert b.peek("cluster") == {}
+            assert b.cached_entries("cluster") == {}
             assert await b.put("cluster/map", b"4", expect=ABSENT) > newer
 
     asyncio.run(main())
@@ -96,9 +96,9 @@ def test_a_store_is_a_world_of_its_own(kubeconfig: Path, namespace: str) -> None
             await p.put("topic/a", b"1")
             assert await q.get("topic/a") is None
             assert await q.list_all("topic/") == {}
-            assert q.peek("topic") == {}
-            assert await p.acquire("mover", "n1", 10) is not None
-            assert await q.acquire("mover", "n2", 10) is not None
+            assert q.cached_entries("topic") == {}
+            assert await p.acquire_lease("mover", "n1", 10) is not None
+            assert await q.acquire_lease("mover", "n2", 10) is not None
 
     asyncio.run(main())
 
@@ -171,7 +171,7 @@ def test_without_the_api_reads_go_on_and_writes_say_so(kubeconfig: Path, namespa
                 relay.cut()
                 patience, api._deadline = api._deadline, 0.5
                 for _ in range(2):
-                    assert control.peek("topic")["topic/a"].value == b"1"
+                    assert control.cached_entries("topic")["topic/a"].value == b"1"
                     assert control.revision("topic") == version
                     with pytest.raises(ControlError, match="does not answer"):
                         await control.put("topic/a", b"2")
@@ -214,7 +214,7 @@ def test_an_answer_that_was_lost_is_looked_for(kubeconfig: Path, namespace: str)
             api.call = losing  # type: ignore[method-assign]
             version = await control.put("topic/a", b"1", expect=ABSENT)
             version = await control.put("topic/a", b"2", expect=version)
-            assert control.peek("topic")["topic/a"].version == version
+            assert control.cached_entries("topic")["topic/a"].version == version
             api.call = silent  # type: ignore[method-assign]
             with pytest.raises(AmbiguousError):
                 await control.put("topic/a", b"3", expect=version)
@@ -248,9 +248,9 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
             latest = await a.put("topic/a", b"2")
             async with asyncio.timeout(60):
                 async for _ in b.watch("topic"):
-                    if mirror.look().revision >= latest:
+                    if mirror.snapshot().revision >= latest:
                         break
-            assert b.peek("topic") == a.peek("topic")
+            assert b.cached_entries("topic") == a.cached_entries("topic")
             assert b.revision("topic") >= latest
 
     asyncio.run(main())
@@ -281,13 +281,15 @@ def test_an_api_that_was_put_back_from_a_backup_is_read_anew(kubeconfig: Path, n
             mirror = control._mirrors["secrets"]
             lost = Versioned(b"made since", version + 900_000)
             _comes_later(mirror, **{"topic/made-since": lost, "topic/kept": lost})
-            assert control.peek("topic")["topic/kept"] == lost
+            assert control.cached_entries("topic")["topic/kept"] == lost
             _break_off(control)
-            await asyncio.to_thread(await_true, lambda: list(control.peek("topic")) == ["topic/kept"])
-            assert control.peek("topic")["topic/kept"] == Versioned(b"of the backup", version)
+            await asyncio.to_thread(
+                await_true, lambda: list(control.cached_entries("topic")) == ["topic/kept"]
+            )
+            assert control.cached_entries("topic")["topic/kept"] == Versioned(b"of the backup", version)
             assert version <= control.revision("topic") < lost.version
             newer = await control.put("topic/kept", b"today")
-            assert control.peek("topic")["topic/kept"] == Versioned(b"today", newer)
+            assert control.cached_entries("topic")["topic/kept"] == Versioned(b"today", newer)
 
     asyncio.run(main())
 
@@ -300,14 +302,14 @@ def test_an_api_that_was_emptied_is_not_believed(
             await control.put("topic/other", b"1")
             mirror = control._mirrors["secrets"]
             _comes_later(mirror, **{"mesh/id": Versioned(b"ours", 1)})
-            before = mirror.look()
+            before = mirror.snapshot()
             _break_off(control)
             await asyncio.to_thread(await_true, lambda: "was emptied" in caplog.text)
-            assert mirror.look() is before
+            assert mirror.snapshot() is before
             with closed(store(kubeconfig, namespace)) as other:
                 await other.put("mesh/id", b"ours")  # from its backup
-            await asyncio.to_thread(await_true, lambda: mirror.look().revision < before.revision)
-            assert control.peek("topic")["topic/other"].value == b"1"
+            await asyncio.to_thread(await_true, lambda: mirror.snapshot().revision < before.revision)
+            assert control.cached_entries("topic")["topic/other"].value == b"1"
 
     asyncio.run(main())
     told = [each for each in caplog.records if "was emptied" in each.getMessage()]
@@ -324,20 +326,20 @@ def test_a_lease_is_only_taken_after_it_was_seen_to_rest(kubeconfig: Path, names
             closed(store(kubeconfig, namespace, clock=here)) as a,
             closed(store(kubeconfig, namespace, clock=there)) as b,
         ):
-            lease = await a.acquire("guardian", "n1", 10)
+            lease = await a.acquire_lease("guardian", "n1", 10)
             assert lease is not None
             there.advance(1e6)  # how late it is there says nothing
-            assert await b.acquire("guardian", "n2", 10) is None
+            assert await b.acquire_lease("guardian", "n2", 10) is None
             there.advance(6)
-            lease = await a.renew(lease)
-            assert await b.acquire("guardian", "n2", 10) is None
+            lease = await a.renew_lease(lease)
+            assert await b.acquire_lease("guardian", "n2", 10) is None
             there.advance(9)
-            assert await b.acquire("guardian", "n2", 10) is None
+            assert await b.acquire_lease("guardian", "n2", 10) is None
             there.advance(2)
-            taken = await b.acquire("guardian", "n2", 10)
+            taken = await b.acquire_lease("guardian", "n2", 10)
             assert taken is not None
             with pytest.raises(ControlError, match="no longer n1's"):
-                await a.renew(lease)
+                await a.renew_lease(lease)
 
     asyncio.run(main())
 
@@ -346,9 +348,9 @@ def test_many_keys_at_once(kubeconfig: Path, namespace: str) -> None:
     async def main() -> None:
         with closed(store(kubeconfig, namespace)) as control:
             await control.write_many([Write(f"topic/{n:03d}", b"x" * n) for n in range(60)])
-            assert [len(e.value) for e in control.peek("topic").values()] == list(range(60))
+            assert [len(e.value) for e in control.cached_entries("topic").values()] == list(range(60))
             await control.write_many([Write(f"topic/{n:03d}", None) for n in range(60)])
-            assert control.peek("topic") == {}
+            assert control.cached_entries("topic") == {}
 
     asyncio.run(main())
 

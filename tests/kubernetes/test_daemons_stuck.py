@@ -123,7 +123,7 @@ def staged(
         own = Kube(api)
         clusters = ClusterController(own, OperatorSettings(), EventRecorder(own, now), now)
         try:
-            yield Scene(kube, namespace, lambda: loop.run(clusters.run(namespace, "mesh")), later)
+            yield Scene(kube, namespace, lambda: loop.run(clusters.reconcile(namespace, "mesh")), later)
         finally:
             loop.run(api.close())
             metrics.forget_cluster(namespace, "mesh")

@@ -168,7 +168,7 @@ def test_a_cordoned_node_is_drained(scene: Scene, front: str) -> None:
     def empty() -> bool:
         cluster = scene.map()
         node = cluster.node(name)
-        return bool(node and node.leaving and all(share.node_id != name for share in cluster.present))
+        return bool(node and node.leaving and all(share.node_id != name for share in cluster.current_shares))
 
     scene.until(empty, "drained")
     scene.until(lambda: scene.evicted(name), "evicted")

@@ -31,14 +31,14 @@ def test_kubernetes_nodes_say_whose_disks_they_have_while_a_daemon_is_expected_b
     api = Api()
     world = World(api)
     asyncio.run(play(world, SCENES[:1]))
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert labelled(world) == {"k0", "k1"}
     away = world.pods()["mesh-s-1"]  # it is being made anew
     del away["spec"]["nodeName"], away["status"]
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert labelled(world) == {"k0", "k1"}
     away["spec"]["nodeName"] = "k3"  # its own was not to be had
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert labelled(world) == {"k0", "k3"}
     change(world, deletionPolicy="Delete")
     asyncio.run(play(world, [SCENES[-1]]))
@@ -50,17 +50,17 @@ def test_what_a_changed_spec_asks_for_no_more_goes_and_nothing_of_others() -> No
     world = World(api)
     asyncio.run(play(world, SCENES[:1]))
     api.put("networkpolicies", {"kind": "NetworkPolicy", "metadata": {"name": "own", "namespace": NAMESPACE}})
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert [each["metadata"]["name"] for each in api.of("networkpolicies")] == [NAME, "own"]
     change(world, networkPolicy={"enabled": False}, metrics={"serviceMonitor": True})
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert [each["metadata"]["name"] for each in api.of("networkpolicies")] == ["own"]
     assert api.of("servicemonitors") == []  # no such API
     api.absent.clear()
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert [each["metadata"]["name"] for each in api.of("servicemonitors")] == [NAME]
     change(world, metrics={"serviceMonitor": False})
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert api.of("servicemonitors") == []
 
 
@@ -78,7 +78,7 @@ def test_a_second_pass_changes_nothing() -> None:
     world = World(api)
     asyncio.run(play(world, SCENES[:1]))
     before = api.effects
-    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert api.effects == before
 
 

@@ -143,11 +143,11 @@ class Operator:
     async def run(self, *, clusters: bool) -> None:
         """Every loop once."""
         if clusters:
-            await self.clusters.run(NAMESPACE, NAME)
+            await self.clusters.reconcile(NAMESPACE, NAME)
         for loop in self.loops:
             for each in list(self.scene.api.of(KINDS[loop.kind])):
-                await loop.run(NAMESPACE, each["metadata"]["name"])
-        await self.placement.run()
+                await loop.reconcile(NAMESPACE, each["metadata"]["name"])
+        await self.placement.plan_and_label()
 
 
 async def play(scene: Scene, over: Callable[[Scene], bool], calls: Calls, *, clusters: bool = False) -> None:
@@ -176,7 +176,7 @@ def founded() -> Scene:
         return (
             cluster is not None
             and [node.state for node in cluster.nodes] == ["up"] * 3
-            and not cluster.moving
+            and not cluster.is_rebalancing
         )
 
     asyncio.run(play(scene, settled, Calls(), clusters=True))
@@ -188,20 +188,20 @@ def test_what_is_made_with_its_load_is_loaded_where_it_is_to_stay() -> None:
     """A load that began before the first plan failed at the daemons that were not chosen."""
     scene = founded()
     operator = Operator(scene, Calls())
-    asyncio.run(operator.placement.run())  # there is somebody who plans
+    asyncio.run(operator.placement.plan_and_label())  # there is somebody who plans
     scene.put("MeshDataset", "photos", clusterRef=NAME, source={"uri": "s3://a/b"}, placement={"pin": True})
     scene.put("MeshLoad", "all", datasetRef="photos")
 
     async def pass_over(*kinds: str) -> None:
         for loop in operator.loops:
             if loop.kind in kinds:
-                await loop.run(NAMESPACE, "photos" if loop.kind == "MeshDataset" else "all")
+                await loop.reconcile(NAMESPACE, "photos" if loop.kind == "MeshDataset" else "all")
 
     asyncio.run(pass_over("MeshDataset", "MeshLoad"))
     assert scene.daemons.state.jobs == {}
     assert scene.status("MeshLoad", "all")["phase"] == "Waiting"
     assert "no plan says yet" in scene.status("MeshLoad", "all")["conditions"][0]["message"]
-    asyncio.run(operator.placement.run())
+    asyncio.run(operator.placement.plan_and_label())
     for _ in range(3):
         asyncio.run(pass_over("MeshDataset", "MeshLoad"))
     assert scene.daemons.homes("photos")

@@ -68,27 +68,27 @@ def test_nodes_are_labelled_by_what_lies_on_them(kubeconfig: Path, kube: Client,
         api = loop.run(client(kubeconfig))
         planner = PlacementController(Kube(api), OperatorSettings(), board)
         try:
-            loop.run(planner.run())
+            loop.run(planner.plan_and_label())
             assert set().union(*labels().values()) == set()  # not looked at yet
-            board.tell(
+            board.record_holdings(
                 namespace, "photos", [Holding("mesh-s-0", 1, 100, 1000, 100), Holding("mesh-s-1", 0, 0, 1000)]
             )
-            loop.run(planner.run())
+            loop.run(planner.plan_and_label())
             assert labels() == {
                 first: {"host", "rack", "zone"},
                 second: {"rack", "zone"},
                 third: {"zone"},
                 fourth: {"zone"},
             }
-            assert board.placed(namespace, "photos")[0].reason
-            board.tell(
+            assert board.copy_locations(namespace, "photos")[0].reason
+            board.record_holdings(
                 namespace, "photos", [Holding("mesh-s-0", 0, 0, 1000), Holding("mesh-s-1", 1, 100, 1000, 100)]
             )
-            loop.run(planner.run())
+            loop.run(planner.plan_and_label())
             assert labels()[third] == {"host", "rack", "zone"}
             assert labels()[first] == {"zone"}
             before = labels()
-            loop.run(planner.run())
+            loop.run(planner.plan_and_label())
             assert labels() == before
         finally:
             loop.run(api.close())

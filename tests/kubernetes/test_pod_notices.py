@@ -71,7 +71,7 @@ def test_each_is_told_once_whoever_leads_and_by_metadata_alone(
 
         try:
             first = operator(namespace)
-            assert [loop.run(first.run(2)) for _ in range(2)] == [5, 5]
+            assert [loop.run(first.check_all(2)) for _ in range(2)] == [5, 5]
             expected = [
                 ("annotated", "LabelMissing"),
                 ("missed", "NotAdmitted"),
@@ -79,8 +79,8 @@ def test_each_is_told_once_whoever_leads_and_by_metadata_alone(
                 ("unknown", "DatasetUnknown"),
             ]
             assert told(kube, namespace) == expected
-            loop.run(operator(namespace).run())  # another one leads now
-            loop.run(operator().run())  # in the whole cluster
+            loop.run(operator(namespace).check_all())  # another one leads now
+            loop.run(operator().check_all())  # in the whole cluster
             assert told(kube, namespace) == expected
             loop.run(read())
         finally:

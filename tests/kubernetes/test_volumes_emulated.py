@@ -61,7 +61,7 @@ def test_what_a_volume_is_refused_is_said_and_holds_nothing_else_up() -> None:
     change(world, nodePools=[on_claims("2Ti")[0] | {"replicas": 3}])
     loop = Operator(api).loop
     for _ in range(12):
-        asyncio.run(loop.run(NAMESPACE, NAME))
+        asyncio.run(loop.reconcile(NAMESPACE, NAME))
         world.tick()
     assert len(world.pods()) == 3
     assert told(api, "Progressing")["message"].startswith("a-mesh-s-0 cannot grow to 2Ti: ")
@@ -85,7 +85,7 @@ def test_volumes_that_cannot_be_are_refused_with_what_to_do(tiers: list[Any], wh
     world = World(api)
     asyncio.run(play(world, CLAIMED))
     change(world, nodePools=[on_claims("1Ti")[0] | {"tiers": tiers}])
-    assert asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     found = told(api, "Progressing")
     assert found["reason"] == "SpecRefused"
     assert why in found["message"]

@@ -75,17 +75,17 @@ def test_one_of_two_operators_leads() -> None:
             LeaderElection(Kube(api.client()), "ns", "op", name, stamp=stamp, monotonic=lambda: clock[0])
             for name in ("one", "other")
         )
-        assert await one.step()
-        assert not await other.step()
+        assert await one.renew_or_acquire()
+        assert not await other.renew_or_acquire()
         clock[0] += TTL - 1
-        assert await one.step()
+        assert await one.renew_or_acquire()
         clock[0] += TTL - 1
-        assert not await other.step(), "it was renewed"
+        assert not await other.renew_or_acquire(), "it was renewed"
         clock[0] += TTL + 1
-        assert await other.step(), "nobody has renewed it"
-        assert not await one.step()
+        assert await other.renew_or_acquire(), "nobody has renewed it"
+        assert not await one.renew_or_acquire()
         await other.release()
-        assert await one.step(), "it was given back"
+        assert await one.renew_or_acquire(), "it was given back"
 
     asyncio.run(run())
 
@@ -102,7 +102,7 @@ def test_passes_wait_for_the_lead_and_are_repeated_when_they_fail() -> None:
             return None
 
         loops = WorkQueue({"MeshCluster": look}, leads, pause=0)
-        loops.look("MeshCluster", "ns", "m")
+        loops.enqueue("MeshCluster", "ns", "m")
         await asyncio.sleep(0)
         assert calls == []
         leads.set()
@@ -121,8 +121,8 @@ def test_a_definition_that_comes_has_the_operator_begin_anew() -> None:
 
     async def run() -> None:
         found = CrdDiscovery(Kube(api.client()), lambda: ends.append("end"), look=0)
-        await found.read()
-        task = asyncio.ensure_future(found.keep())
+        await found.load_served()
+        task = asyncio.ensure_future(found.wait_for_new())
         await asyncio.sleep(0.02)
         api.absent.add("meshloads")
         await asyncio.sleep(0.02)
@@ -141,10 +141,10 @@ def test_where_all_definitions_are_there_nobody_looks_again() -> None:
 
     async def run() -> None:
         found = CrdDiscovery(Kube(api.client()), lambda: None, look=0)
-        await found.read()
+        await found.load_served()
         calls = api.calls
         async with asyncio.timeout(60):
-            await found.keep()
+            await found.wait_for_new()
         assert api.calls == calls
 
     asyncio.run(run())

@@ -297,16 +297,16 @@ def test_a_pod_has_keys_for_its_dataset_alone(
         daemons = DaemonClient(own, time.time, lambda _: daemon.endpoint)
         keys = PodCredentials(own, daemons, DatasetCatalog(own, OperatorSettings()), lambda: now[0])
         try:
-            assert loop.run(keys.run_all(namespace)) == 0
+            assert loop.run(keys.renew_all(namespace)) == 0
             first = kube.get(Secret, "shardmesh-abc", namespace=namespace)
             assert first.metadata is not None
             owners = first.metadata.ownerReferences or []
             assert [(owner.kind, owner.uid) for owner in owners] == [("Pod", uid)]
-            assert loop.run(keys.run_all(namespace)) == 0  # nothing to do
+            assert loop.run(keys.renew_all(namespace)) == 0  # nothing to do
             again = kube.get(Secret, "shardmesh-abc", namespace=namespace)
             assert again.data == first.data
             now[0] += 7 * 3600
-            assert loop.run(keys.run_all(namespace)) == 0
+            assert loop.run(keys.renew_all(namespace)) == 0
             renewed = kube.get(Secret, "shardmesh-abc", namespace=namespace)
             assert renewed.data != first.data
         finally:
@@ -349,7 +349,7 @@ def test_a_secret_of_somebody_else_is_not_touched(kubeconfig: Path, kube: Client
         daemons = DaemonClient(own, time.time)
         try:
             keys = PodCredentials(own, daemons, DatasetCatalog(own, OperatorSettings()), time.time)
-            assert loop.run(keys.run_all(namespace)) == 0
+            assert loop.run(keys.renew_all(namespace)) == 0
         finally:
             loop.run(daemons.aclose())
             loop.run(api.close())

@@ -72,7 +72,7 @@ class World:
             if name.rpartition("-")[0] in self.api.orphaned - sets.keys():
                 continue
             if sets:  # the end of a MeshCluster keeps nothing running
-                held = [share.node_id for share in cluster.present] if cluster else []
+                held = [share.node_id for share in cluster.current_shares] if cluster else []
                 assert name not in held, f"{name} goes, and the mesh relies on it"
             del self.api.objects["pods", NAMESPACE, name]
             self.api.version += 1
@@ -129,13 +129,13 @@ class World:
             if node.node_id not in alive:
                 cluster = transitions.mark_node_away(cluster, node.node_id)
         for node in cluster.nodes:
-            if cluster.owes(node.node_id):
+            if cluster.must_sync(node.node_id):
                 try:
                     cluster = transitions.mark_complete(cluster, node.node_id)
                 except TransitionError:
                     continue
         self.set_map(cluster)
-        if not cluster.moving:
+        if not cluster.is_rebalancing:
             for name in sorted(alive):
                 self._clear(name, cluster.version)
 

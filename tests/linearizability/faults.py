@@ -152,9 +152,9 @@ class Hands:
             case "pause-supervisor":
                 os.kill(node.pid, signal.SIGSTOP)
             case "pause-etcd":
-                etcd.signal(0, signal.SIGSTOP)
+                etcd.signal_member(0, signal.SIGSTOP)
             case "kill-etcd":
-                etcd.kill(0)
+                etcd.kill_member(0)
             case "refuse":
                 self._refuse(fault, "add")
             case _:

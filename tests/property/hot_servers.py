@@ -115,15 +115,17 @@ class Pair:
         self.loop, self.clock = asyncio.new_event_loop(), ManualClock(NOW * 10**9)
         self._settings = NodeSettings("n", StoreSettings.at(self._place, durability="relaxed"))
         self.store = Store.open(self._settings.store, writer="w0", clock=self.clock)
-        self._uses = UsageFile(self._settings.uses_path, self.clock)
+        self._uses = UsageFile(self._settings.last_used_path, self.clock)
         self.loop.run_until_complete(self._open())
 
     async def _open(self) -> None:
         control = MemoryControl(self.clock)
         buckets = BucketTable(control)
         secret = ClusterSecret(control)
-        mesh = ClusterView("n", control, buckets.copies, lone=single_node_map("n", "http://127.0.0.1:9000"))
-        peers = PeerClient("n", ClusterSecret(control).derive, self.clock)
+        mesh = ClusterView(
+            "n", control, buckets.replica_count, lone=single_node_map("n", "http://127.0.0.1:9000")
+        )
+        peers = PeerClient("n", ClusterSecret(control).derive_key, self.clock)
         node = NodeContext(
             self._settings,
             self.clock,
@@ -140,11 +142,11 @@ class Pair:
             RemoteObjects(self.store, mesh, peers),
             self.store,
         )
-        await secret.ensure()
+        await secret.create_if_missing()
         await self._people(node)
         await self._fill(node)
         self._audit = Lines()
-        self._frames = AssemblerClient(self._settings.steward_socket)  # nobody asks it anything
+        self._frames = AssemblerClient(self._settings.coordinator_socket)  # nobody asks it anything
         self.hot, self.ordinary = [await self._serve(node, hot=hot) for hot in (True, False)]
 
     async def _people(self, node: NodeContext) -> None:
@@ -155,7 +157,7 @@ class Pair:
             )
             for name, pair in (("root", ROOT), ("other", OTHER))
         ]
-        await node.identities.replace(frozenset({"root"}), accounts, NOW * 1000)
+        await node.identities.replace_accounts(frozenset({"root"}), accounts, NOW * 1000)
 
     async def _fill(self, node: NodeContext) -> None:
         rule = CorsRule(("GET",), ("https://page.example",))

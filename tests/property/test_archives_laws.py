@@ -42,13 +42,13 @@ async def _check(packed: dict[str, bytes], key: str, data: bytes) -> None:
     store = MemoryStore(ManualClock())
     archives = ArchiveService(store, list[str]().append, single_node_objects(store))
     record = await _put(store, key, data)
-    assert list((await archives.index("b", key, record)).names) == list(packed)
+    assert list((await archives.get_index("b", key, record)).names) == list(packed)
     for name, expected in packed.items():
-        place = await archives.member("b", key, record, name)
+        place = await archives.locate_member("b", key, record, name)
         assert place is not None
-        assert store.read(*place) == expected
+        assert store.read_range(*place) == expected
     seen = {}
-    async for name, size, pieces in archives.stream("b", key, record):
+    async for name, size, pieces in archives.stream_files("b", key, record):
         seen[name] = b"".join([piece async for piece in pieces])
         assert len(seen[name]) == size
     assert seen == packed

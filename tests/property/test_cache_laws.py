@@ -162,7 +162,7 @@ def test_decisions_do_not_depend_on_how_a_process_hashes_texts() -> None:
         "from meshd.origins.eviction.simulator import *\n"
         "from meshd.origins.eviction.segment_policy import SegmentPolicy\n"
         "p = SegmentPolicy(S(30_000, segment=1000)); p.pin('data', 'sample-0000000')\n"
-        "t = mixed([epochs(4, 60, 700), zipf(1.0, 400, 80, 300)])\n"
+        "t = mix_traces([epoch_trace(4, 60, 700), zipf_trace(1.0, 400, 80, 300)])\n"
         "p.plan('x', [r.item for r in t[:200]])\n"
         "print([p.decide(r.item, r.size) for r in t])"
     )
@@ -187,9 +187,9 @@ def test_the_others_stay_within_too(
 ) -> None:
     cache = kind(100)
     for item, size in reads:
-        assert cache.read(item, size) in (0, size)
+        assert cache.read_item(item, size) in (0, size)
         assert cache.used <= 100
-        assert cache.read(item, size) == size
+        assert cache.read_item(item, size) == size
 
 
 @settings(max_examples=60, deadline=None)

@@ -106,7 +106,7 @@ def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
         able = [node for node in cluster.nodes if node.stores and node.state in allowed]
         zones = {node.zone or node.node_id for node in able}
         for slot in range(SLOTS):
-            owners = placement.of_slot(slot)
+            owners = placement.owners_of_slot(slot)
             assert len(owners) == len(set(owners)) == min(copies, len(able))
             assert set(owners) <= set(able)
             assert len({node.zone or node.node_id for node in owners}) == min(copies, len(zones))
@@ -115,7 +115,7 @@ def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
 @settings(deadline=None, max_examples=40)
 @given(clusters(states=("up",), least=2))
 def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMap) -> None:
-    loads = compute_placement(cluster, 1).loads()
+    loads = compute_placement(cluster, 1).slots_per_node()
     weights = sum(node.weight for node in cluster.nodes)
     for node in cluster.nodes:
         assert loads[node.node_id] <= 1.1 * SLOTS * node.weight / weights + 1
@@ -137,8 +137,8 @@ def test_a_node_that_joins_takes_about_its_share_and_little_else_moves(count: in
 def test_a_move_says_who_has_it() -> None:
     before, after = compute_placement(even(4, 2), 2), compute_placement(even(5, 2), 2)
     for move in slot_moves(before, after):
-        old = [node.node_id for node in before.of_slot(move.slot)]
-        new = [node.node_id for node in after.of_slot(move.slot)]
+        old = [node.node_id for node in before.owners_of_slot(move.slot)]
+        new = [node.node_id for node in after.owners_of_slot(move.slot)]
         assert move.holders == tuple(old)
         assert set(move.gains) == set(new) - set(old)
         assert set(move.losses) == set(old) - set(new)
@@ -206,31 +206,31 @@ def test_a_life() -> None:
     cluster = turn.bootstrap_map(one, SLOTS)
     cluster = turn.join_node(cluster, two)
     assert cluster.node("n1") == replace(two, state="joining", turned=2)
-    assert compute_placement(cluster, 1, "present").loads() == {"n0": SLOTS}
-    assert compute_placement(cluster, 1).loads()["n1"] > 0
-    assert compute_placement(cluster, 1, "present").loads() == {"n0": SLOTS}, (
+    assert compute_placement(cluster, 1, "present").slots_per_node() == {"n0": SLOTS}
+    assert compute_placement(cluster, 1).slots_per_node()["n1"] > 0
+    assert compute_placement(cluster, 1, "present").slots_per_node() == {"n0": SLOTS}, (
         "until everybody has what it should"
     )
     cluster = turn.mark_complete(turn.mark_complete(cluster, "n1"), "n0")
-    assert not cluster.moving
+    assert not cluster.is_rebalancing
     assert [node.state for node in cluster.nodes] == ["up", "up"]
     cluster = turn.mark_node_away(cluster, "n0")
-    assert compute_placement(cluster, 1).loads()["n0"] > 0, "its share waits for it"
+    assert compute_placement(cluster, 1).slots_per_node()["n0"] > 0, "its share waits for it"
     back = turn.join_node(cluster, one)
     assert state(back, "n0") == "returning"
     assert state(turn.mark_complete(back, "n0"), "n0") == "up"
     with pytest.raises(turn.TransitionError, match="drain it first"):
         turn.remove_node(cluster, "n1")
     cluster = turn.mark_node_down(cluster, "n0")
-    assert compute_placement(cluster, 1).loads() == {"n1": SLOTS}
+    assert compute_placement(cluster, 1).slots_per_node() == {"n1": SLOTS}
     assert (
-        compute_placement(cluster, 1, "present").loads()
-        == compute_placement(turn.mark_node_away(back, "n0"), 1, "present").loads()
+        compute_placement(cluster, 1, "present").slots_per_node()
+        == compute_placement(turn.mark_node_away(back, "n0"), 1, "present").slots_per_node()
     )
     with pytest.raises(turn.TransitionError, match="elsewhere by now"):
         turn.remove_node(cluster, "n0")
     cluster = turn.mark_complete(cluster, "n1")
-    assert not cluster.moving
+    assert not cluster.is_rebalancing
     with pytest.raises(turn.TransitionError, match="last node"):
         turn.drain_node(cluster, "n1")
     assert state(turn.join_node(cluster, one), "n0") == "joining", "what it has may be old"

@@ -54,7 +54,7 @@ class Histories(RuleBasedStateMachine):
         return self.maps[self.version]
 
     def copies_by(self, cluster: ClusterMap) -> int:
-        count = cluster.count(BUCKET)
+        count = cluster.copies_of_bucket(BUCKET)
         return self.copies if count is None else count.copies
 
     def relied(self, cluster: ClusterMap) -> int:
@@ -130,7 +130,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node_id=st.sampled_from(IDS))
     def begin_comparing(self, node_id: str) -> None:
-        if node_id not in self.cut and self.map.owes(node_id):
+        if node_id not in self.cut and self.map.must_sync(node_id):
             self.known[node_id] = self.version
             self.began[node_id] = self.version
 
@@ -146,13 +146,13 @@ class Histories(RuleBasedStateMachine):
             return
         cluster = self.maps[version]
         for slot in range(SLOTS):
-            route = routes(cluster, self.copies_by(cluster)).of_slot(slot)
-            if node_id not in {node.node_id for node in route.writers}:
+            route = routes(cluster, self.copies_by(cluster)).route_of_slot(slot)
+            if node_id not in {node.node_id for node in route.write_set}:
                 continue
-            sources = [node.node_id for node in route.readers if node.node_id != node_id]
-            if not sources and route.readers:
+            sources = [node.node_id for node in route.read_set if node.node_id != node_id]
+            if not sources and route.read_set:
                 continue  # it is the only one that is sure to have everything
-            if not route.readers and self._anybody(cluster, slot):
+            if not route.read_set and self._anybody(cluster, slot):
                 return  # who has it does not answer
             able = [source for source in sources if source not in self.cut]
             if sources and not able:
@@ -165,7 +165,7 @@ class Histories(RuleBasedStateMachine):
 
     def _anybody(self, cluster: ClusterMap, slot: int) -> bool:
         """Whether some owner that is not given up may have it."""
-        owners = compute_placement(cluster, self.relied(cluster), "present").of_slot(slot)
+        owners = compute_placement(cluster, self.relied(cluster), "present").owners_of_slot(slot)
         return any(node.state not in ("down", "joining") for node in owners)
 
     # --- writing ------------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ class Histories(RuleBasedStateMachine):
     def write(self, node_id: str, slot: int) -> None:
         """A decider by the map it knows: it commits, tells the writers, and answers when all have it."""
         cluster = self.maps[self.known[node_id]]
-        route = routes(cluster, self.copies_by(cluster)).of_slot(slot)
-        if route.decider is None or route.decider.node_id != node_id:
+        route = routes(cluster, self.copies_by(cluster)).route_of_slot(slot)
+        if route.primary is None or route.primary.node_id != node_id:
             return
         self.writes += 1
         self.has[node_id][slot].add(self.writes)
-        for writer in route.writers:
+        for writer in route.write_set:
             if writer.node_id == node_id:
                 continue
             reached = not ({node_id, writer.node_id} & self.cut)
@@ -194,16 +194,16 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def one_decider_and_it_reads_and_writes(self) -> None:
         for slot in range(SLOTS):
-            route = routes(self.map, self.copies_by(self.map)).of_slot(slot)
-            if route.decider is not None:
-                assert route.decider == route.readers[0]
-                assert route.decider in route.writers
-            assert len(set(route.writers)) == len(route.writers)
+            route = routes(self.map, self.copies_by(self.map)).route_of_slot(slot)
+            if route.primary is not None:
+                assert route.primary == route.read_set[0]
+                assert route.primary in route.write_set
+            assert len(set(route.write_set)) == len(route.write_set)
 
     @invariant()
     def what_was_acknowledged_is_at_every_reader(self) -> None:
         for slot in range(SLOTS):
-            for reader in routes(self.map, self.copies_by(self.map)).of_slot(slot).readers:
+            for reader in routes(self.map, self.copies_by(self.map)).route_of_slot(slot).read_set:
                 missing = self.acknowledged[slot] - self.has[reader.node_id][slot]
                 assert not missing, f"{reader.node_id} lacks {missing} of slot {slot} by {self.map.nodes}"
 

@@ -160,7 +160,7 @@ def test_any_bytes_are_a_shard_index_or_a_column_error(data: bytes) -> None:
 
 @given(st.lists(st.text(max_size=6), max_size=20), st.text(max_size=3))
 def test_string_columns_are_lists_of_strings(words: list[str], wanted: str) -> None:
-    column = StringColumn.of(words)
+    column = StringColumn.from_strings(words)
     assert list(column) == words
     found = column.find_last(wanted)
     assert found == (len(words) - 1 - words[::-1].index(wanted) if wanted in words else None)

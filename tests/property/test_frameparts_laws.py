@@ -53,7 +53,7 @@ def take(joining: SplitFrameReader, data: bytearray) -> None:
         view[:] = data[at : at + len(view)]
         at += len(view)
 
-    joining.take(len(data), fill, verify=True)
+    joining.read_part(len(data), fill, verify=True)
     assert at == len(data)
 
 
@@ -70,7 +70,7 @@ def test_parts_make_the_whole(owners: list[int], turns: list[int]) -> None:
     joining = joint(rows)
     for each in parts:
         take(joining, each)
-    found, size = joining.views()
+    found, size = joining.tensor_views()
     one = frame(whole, {"version": "1", "step": "5"})
     expected = tensor_views(one)
     assert size == len(one)
@@ -89,7 +89,7 @@ def test_damage_is_an_error(at: int, bits: int) -> None:
     try:
         take(joining, part(whole, [1], 3))
         take(joining, data)
-        found, _ = joining.views()
+        found, _ = joining.tensor_views()
     except (FrameError, UnicodeDecodeError):
         return
     assert all(np.array_equal(found[name], whole[name]) for name in found)  # spaces, pads, a name of metadata
@@ -108,7 +108,7 @@ def test_what_is_missing_or_of_another_frame_is_an_error() -> None:
     joining = joint(3)
     take(joining, part(whole, [0], 3))
     with pytest.raises(FrameError, match="1 of 3"):
-        joining.views()
+        joining.tensor_views()
     for other in (
         part(whole, [1], 4),
         part(whole, [1], 3, step=6),

@@ -51,16 +51,16 @@ def listed(keys: Sequence[str]) -> tuple[FileList, list[SourceObject]]:
 @given(names, layouts)
 def test_shards_are_those_of_the_view(keys: list[str], layout: ShardsView) -> None:
     found, objects = listed(keys)
-    plan = found.laid_out(layout, "", ".tar")
+    plan = found.plan_shards(layout, "", ".tar")
     view = lay_out_shards(layout, objects)
-    made = {plan.outputs[i]: [item.name for item in plan.of(i)] for i in range(len(plan))}
+    made = {plan.outputs[i]: [item.name for item in plan.files_of_output(i)] for i in range(len(plan))}
     assert made == {key: [item.key for item in shard.members] for key, shard in view.shards.items()}
 
 
 @given(names, layouts)
 def test_every_file_once_and_samples_whole(keys: list[str], layout: ShardsView) -> None:
-    plan = listed(keys)[0].laid_out(layout, "out/", ".tar")
-    placed = {item.name: output for output in range(len(plan)) for item in plan.of(output)}
+    plan = listed(keys)[0].plan_shards(layout, "out/", ".tar")
+    placed = {item.name: output for output in range(len(plan)) for item in plan.files_of_output(output)}
     assert len(plan.names) == len(placed)
     assert set(placed) <= set(keys)
     assert layout.where or len(placed) == len(keys)
@@ -73,21 +73,21 @@ def test_every_file_once_and_samples_whole(keys: list[str], layout: ShardsView) 
 
 @given(names, layouts)
 def test_documents_give_the_plan_back(keys: list[str], layout: ShardsView) -> None:
-    plan = listed(keys)[0].laid_out(layout, "out/", ".tar")
+    plan = listed(keys)[0].plan_shards(layout, "out/", ".tar")
     again = JobPlan.from_bytes(plan.to_bytes())
     assert again.to_bytes() == plan.to_bytes()
-    assert [again.digest(i, "tar") for i in range(len(again))] == [
-        plan.digest(i, "tar") for i in range(len(plan))
+    assert [again.output_digest(i, "tar") for i in range(len(again))] == [
+        plan.output_digest(i, "tar") for i in range(len(plan))
     ]
 
 
 def test_a_digest_is_of_one_content() -> None:
     layout = ShardsView("b", count=2)
-    plan = listed(["a/1.jpg", "a/2.jpg", "a/3.jpg", "a/4.jpg"])[0].laid_out(layout, "", ".tar")
-    other = listed(["a/1.jpg", "a/2.jpg", "a/3.jpg", "a/5.jpg"])[0].laid_out(layout, "", ".tar")
-    assert plan.digest(0, "tar") == other.digest(0, "tar")
-    assert plan.digest(1, "tar") != other.digest(1, "tar")
-    assert plan.digest(0, "tar") != plan.digest(0, "zip")
+    plan = listed(["a/1.jpg", "a/2.jpg", "a/3.jpg", "a/4.jpg"])[0].plan_shards(layout, "", ".tar")
+    other = listed(["a/1.jpg", "a/2.jpg", "a/3.jpg", "a/5.jpg"])[0].plan_shards(layout, "", ".tar")
+    assert plan.output_digest(0, "tar") == other.output_digest(0, "tar")
+    assert plan.output_digest(1, "tar") != other.output_digest(1, "tar")
+    assert plan.output_digest(0, "tar") != plan.output_digest(0, "zip")
 
 
 def test_names_that_stand_twice_are_found() -> None:
@@ -96,7 +96,7 @@ def test_names_that_stand_twice_are_found() -> None:
         rows = np.array([0, 1024])
         found.add(SourceObject(key, key, 4096), ["1.jpg", f"{key[0]}.jpg"], rows, rows)
     with pytest.raises(PlanError, match=r"'x/1.jpg' is in a/x.tar and in b/x.tar"):
-        found.one_each("")
+        found.plan_file_outputs("")
 
 
 def test_samples_of_one_name_in_two_archives_are_kept_apart() -> None:
@@ -104,4 +104,9 @@ def test_samples_of_one_name_in_two_archives_are_kept_apart() -> None:
     rows = np.array([0, 1024])
     found.add(SourceObject("x.tar", "x", 4096), ["1.jpg", "2.jpg"], rows, rows)
     found.add(SourceObject("y.tgz", "y", 4096), ["1.cls", "3.jpg"], rows, rows)
-    assert list(found.one_each("to/").outputs) == ["to/x/1.jpg", "to/2.jpg", "to/y/1.cls", "to/3.jpg"]
+    assert list(found.plan_file_outputs("to/").outputs) == [
+        "to/x/1.jpg",
+        "to/2.jpg",
+        "to/y/1.cls",
+        "to/3.jpg",
+    ]

@@ -29,24 +29,24 @@ def test_pools_keep_their_samples_and_runs_are_of_like_lengths(
     lengths = np.array(data.draw(st.lists(st.integers(0, 50), min_size=n, max_size=n)), np.int64)
     inner, buckets = GlobalOrder(n, seed, epoch), BucketSpec("text", rows, window)
     order = BucketOrder(inner, lengths, buckets, seed, epoch)
-    samples = order.many(np.arange(n))
+    samples = order.samples_at(np.arange(n))
     for first in range(0, n, buckets.pool):
         pool = samples[first : first + buckets.pool]
-        assert sorted(pool.tolist()) == sorted(inner.many(np.arange(first, first + pool.size)).tolist())
+        assert sorted(pool.tolist()) == sorted(inner.samples_at(np.arange(first, first + pool.size)).tolist())
         runs = [lengths[pool[at : at + rows]] for at in range(0, pool.size, rows)]
         spans = sorted((int(run.min()), int(run.max())) for run in runs)
         assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
         assert len(runs[-1]) == rows or int(runs[-1].min()) == spans[-1][0]
     few = data.draw(st.lists(st.integers(0, n - 1), max_size=10))
     again = BucketOrder(inner, lengths, buckets, seed, epoch)
-    assert again.many(np.array(few, np.int64)).tolist() == samples[few].tolist()
-    assert [again.one(position) for position in few] == samples[few].tolist()
+    assert again.samples_at(np.array(few, np.int64)).tolist() == samples[few].tolist()
+    assert [again.sample_at(position) for position in few] == samples[few].tolist()
 
 
 def test_runs_and_rows_stand_in_random_order() -> None:
     lengths = np.arange(1000)
     order = BucketOrder(GlobalOrder(1000, 1, 0), lengths, BucketSpec("text", 10, 100), 1, 0)
-    found = order.many(np.arange(1000)).reshape(100, 10)
+    found = order.samples_at(np.arange(1000)).reshape(100, 10)
     assert abs(np.corrcoef(found.min(1), np.arange(100))[0, 1]) < 0.3
     assert abs((np.argsort(found, 1) - np.arange(10)).mean(0)).max() < 6
     assert (np.ptp(found, axis=1) == 9).all()
@@ -55,7 +55,9 @@ def test_runs_and_rows_stand_in_random_order() -> None:
 def test_runs_stand_in_another_order_in_each_epoch_and_with_each_seed() -> None:
     inner, buckets = GlobalOrder(1000, 1, 0), BucketSpec("text", 10, 100)
     places = ((1, 0), (1, 1), (2, 0))
-    orders = [BucketOrder(inner, np.arange(1000), buckets, *place).many(np.arange(1000)) for place in places]
+    orders = [
+        BucketOrder(inner, np.arange(1000), buckets, *place).samples_at(np.arange(1000)) for place in places
+    ]
     for one, other in itertools.combinations(orders, 2):
         assert abs(np.corrcoef(one[::10] // 10, other[::10] // 10)[0, 1]) < 0.3
         assert sorted(one.tolist()) == sorted(other.tolist())

@@ -59,7 +59,7 @@ def listings(draw: st.DrawFn) -> list[ListedVersion]:
 
 def plan(rules: tuple[LifecycleRule, ...], listed: list[ListedVersion]) -> list[ExpiryAction]:
     planner = ExpiryPlanner(rules, NOW)
-    found = [entry for version in listed for entry in planner.feed(version)]
+    found = [entry for version in listed for entry in planner.add_version(version)]
     return [*found, *planner.finish()]
 
 

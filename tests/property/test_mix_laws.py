@@ -73,7 +73,7 @@ def test_each_part_has_its_quota_and_each_sample_its_share(
     mix = a_mix(data)
     bounds, starts = mix_bounds(mix), starts_of(mix.parts, shard)
     order = MixOrder(mix, bounds, starts, shuffle, seed, epoch)
-    samples = order.many(np.arange(order.n))
+    samples = order.samples_at(np.arange(order.n))
     parts = np.searchsorted(bounds, samples, side="right") - 1
     for part in segments(mix, order.n, epoch):
         for first in range(part.start, part.end, mix.block):
@@ -89,8 +89,8 @@ def test_each_part_has_its_quota_and_each_sample_its_share(
         assert times.max() <= -(-count // n)
     few = data.draw(st.lists(st.integers(0, order.n - 1), max_size=20))
     again = MixOrder(mix, bounds, starts, shuffle, seed, epoch)
-    assert again.many(np.array(few, np.int64)).tolist() == samples[few].tolist()
-    assert [again.one(position) for position in few[:3]] == samples[few[:3]].tolist()
+    assert again.samples_at(np.array(few, np.int64)).tolist() == samples[few].tolist()
+    assert [again.sample_at(position) for position in few[:3]] == samples[few[:3]].tolist()
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES, ids=lambda shuffle: shuffle.kind)
@@ -105,7 +105,7 @@ def test_epochs_go_on_where_the_one_before_ended(shuffle: ShuffleSpec, data: st.
             np.add.reduceat(times, bounds[:-1]).tolist()
         )
         order = MixOrder(mix, bounds, starts, shuffle, 3, epoch)
-        times += np.bincount(order.many(np.arange(order.n)), minlength=times.size)
+        times += np.bincount(order.samples_at(np.arange(order.n)), minlength=times.size)
         for begin, end in itertools.pairwise(bounds.tolist()):
             assert np.ptp(times[begin:end]) <= 1
 
@@ -116,7 +116,7 @@ def test_by_size_a_mix_gives_every_sample_once(kind: Shuffle) -> None:
     shuffle = ShuffleSpec(kind, 4 if kind == "blocks" else 0)
     order = MixOrder(mix, mix_bounds(mix), starts_of(mix.parts, 1000), shuffle, 1, 2)
     assert order.n == sum(mix.parts) > 2 * BLOCK
-    assert (np.bincount(order.many(np.arange(order.n))) == 1).all()
+    assert (np.bincount(order.samples_at(np.arange(order.n))) == 1).all()
 
 
 @pytest.mark.parametrize("place", [1, 7, 8, 18, 19])
@@ -124,14 +124,14 @@ def test_weights_change_at_the_very_position_that_a_stage_names(place: int) -> N
     mix = Mix((6, 14), (Stage((1, 0)), Stage((0, 1), 1, place)), 20, 8)
     for epoch, first in ((0, 20), (1, place), (2, 0)):
         order = MixOrder(mix, mix_bounds(mix), starts_of(mix.parts, 3), SHUFFLES[0], 1, epoch)
-        assert (order.many(np.arange(20)) < 6).tolist() == [position < first for position in range(20)]
+        assert (order.samples_at(np.arange(20)) < 6).tolist() == [position < first for position in range(20)]
 
 
 def test_a_small_part_drawn_often_costs_no_more_than_its_draws() -> None:
     mix = Mix((10, 1_000_000), (Stage((1, 1)),))
     starts = starts_of(mix.parts, 5)
     order = MixOrder(mix, mix_bounds(mix), starts, ShuffleSpec("blocks", 8), 1, 50)
-    samples = order.many(np.arange(4 * BLOCK, 6 * BLOCK))
+    samples = order.samples_at(np.arange(4 * BLOCK, 6 * BLOCK))
     assert np.bincount(samples[samples < 10]).sum() == BLOCK
 
 
@@ -142,7 +142,7 @@ def test_many_small_parts_take_memory_as_a_few_do() -> None:
     try:
         order = MixOrder(mix, mix_bounds(mix), starts, ShuffleSpec("blocks", 512), 1, 50)
         for first in range(0, 20 * BLOCK, 7 * BLOCK):
-            assert order.many(np.arange(first, first + 2048)).max() < 256
+            assert order.samples_at(np.arange(first, first + 2048)).max() < 256
         assert tracemalloc.get_traced_memory()[0] < 16 << 20
     finally:
         tracemalloc.stop()

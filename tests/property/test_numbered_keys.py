@@ -27,7 +27,8 @@ def numbered(draw: st.DrawFn) -> NumberedKeys:
 @given(numbered(), st.data())
 def test_walking_is_sorting(keys: NumberedKeys, data: st.DataObject) -> None:
     every = [
-        keys.key(numbers) for numbers in itertools.product(*(range(level.count) for level in keys.levels))
+        keys.format_key(numbers)
+        for numbers in itertools.product(*(range(level.count) for level in keys.levels))
     ]
     every.sort(key=str.encode)
     near = st.sampled_from(["", "epoch=", "epoch=1", "f", *every]) if every else st.just("")
@@ -36,9 +37,9 @@ def test_walking_is_sorting(keys: NumberedKeys, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(after)))
     after = after[:cut] + data.draw(st.sampled_from(["", "\U0010ffff", "/", ":"]))
     wanted = [key for key in every if key > after and key.startswith(prefix)]
-    assert [key for key, _ in keys.walk(prefix, after)] == wanted
-    for key, numbers in keys.walk():
-        assert keys.parse(key) == numbers
+    assert [key for key, _ in keys.iter_keys(prefix, after)] == wanted
+    for key, numbers in keys.iter_keys():
+        assert keys.parse_key(key) == numbers
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,13 @@ def test_walking_is_sorting(keys: NumberedKeys, data: st.DataObject) -> None:
 )
 def test_a_number_has_one_spelling(key: str) -> None:
     keys = NumberedKeys((KeyLevel("epoch=", 2), KeyLevel("/step=", 10, 6)))
-    assert keys.parse(key) is None
-    assert keys.parse("epoch=0/step=000001") == (0, 1)
+    assert keys.parse_key(key) is None
+    assert keys.parse_key("epoch=0/step=000001") == (0, 1)
 
 
 def test_far_places_are_reached_at_once() -> None:
     keys = NumberedKeys((KeyLevel("c/", 10**15),), "/0")
-    assert [key for key, _ in itertools.islice(keys.walk(after="c/123456789/0"), 2)] == [
+    assert [key for key, _ in itertools.islice(keys.iter_keys(after="c/123456789/0"), 2)] == [
         "c/1234567890/0",
         "c/12345678900/0",
     ]

@@ -20,7 +20,7 @@ def starts_of(sizes: list[int]) -> np.ndarray:
 
 def test_every_small_n_is_permuted() -> None:
     for n in range(1, 1100):
-        values = Feistel(n, key=n).many(np.arange(n))
+        values = Feistel(n, key=n).samples_at(np.arange(n))
         assert (np.bincount(values, minlength=n) == 1).all(), n
 
 
@@ -29,7 +29,7 @@ def test_every_small_n_is_permuted() -> None:
 def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObject) -> None:
     permutation = Feistel(n, key)
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20, unique=True))
-    values = permutation.many(np.array(positions)).tolist()
+    values = permutation.samples_at(np.array(positions)).tolist()
     assert values == [permutation(position) for position in positions]
     assert all(0 <= value < n for value in values)
     assert len(set(values)) == len(positions)
@@ -37,7 +37,7 @@ def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObjec
 
 @pytest.mark.parametrize("n", [2**20, 2**20 + 1, 3_000_017])
 def test_large_n_are_permuted(n: int) -> None:
-    values = Feistel(n, key=1).many(np.arange(n))
+    values = Feistel(n, key=1).samples_at(np.arange(n))
     assert (np.bincount(values, minlength=n) == 1).all()
 
 
@@ -50,9 +50,9 @@ def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
 ) -> None:
     starts = starts_of(sizes)
     blocks = BlocksOrder(starts, window, seed, epoch)
-    samples = blocks.many(np.arange(blocks.n))
+    samples = blocks.samples_at(np.arange(blocks.n))
     assert sorted(samples.tolist()) == list(range(blocks.n))
-    assert samples.tolist() == [blocks.one(position) for position in range(blocks.n)]
+    assert samples.tolist() == [blocks.sample_at(position) for position in range(blocks.n)]
     shard = np.searchsorted(starts, samples, side="right") - 1
     for position, number in enumerate(shard.tolist()):
         assert number in blocks.shards_at(position)
@@ -69,20 +69,20 @@ def test_any_subset_of_positions_in_any_order_gives_the_same_samples(
     starts = starts_of(sizes)
     for shuffle in (ShuffleSpec("global"), ShuffleSpec("none"), ShuffleSpec("blocks", 4)):
         whole = shuffle_order(shuffle, starts, seed, epoch)
-        everything = whole.many(np.arange(whole.n))
+        everything = whole.samples_at(np.arange(whole.n))
         some = data.draw(st.lists(st.integers(0, max(whole.n - 1, 0)), max_size=30)) if whole.n else []
-        assert whole.many(np.array(some, dtype=np.int64)).tolist() == everything[some].tolist()
+        assert whole.samples_at(np.array(some, dtype=np.int64)).tolist() == everything[some].tolist()
 
 
 def test_positions_outside_are_refused() -> None:
     for whole in (GlobalOrder(10, 1, 1), StoredOrder(10), BlocksOrder(starts_of([4, 6]), 1, 1, 1)):
         for position in (-1, 10):
             with pytest.raises(IndexError):
-                whole.one(position)
+                whole.sample_at(position)
             with pytest.raises(IndexError):
-                whole.many(np.array([0, position]))
+                whole.samples_at(np.array([0, position]))
     with pytest.raises(IndexError):
-        GlobalOrder(0, 1, 1).one(0)
+        GlobalOrder(0, 1, 1).sample_at(0)
 
 
 def test_malformed_shards_are_refused() -> None:
@@ -92,9 +92,9 @@ def test_malformed_shards_are_refused() -> None:
 
 
 def test_epochs_and_seeds_differ() -> None:
-    base = GlobalOrder(1000, 7, 0).many(np.arange(1000))
+    base = GlobalOrder(1000, 7, 0).samples_at(np.arange(1000))
     for other in (GlobalOrder(1000, 7, 1), GlobalOrder(1000, 8, 0)):
-        assert np.count_nonzero(other.many(np.arange(1000)) == base) < 12  # about one is expected
+        assert np.count_nonzero(other.samples_at(np.arange(1000)) == base) < 12  # about one is expected
 
 
 @pytest.mark.parametrize("n", [3, 10, 64, 100])
@@ -102,7 +102,7 @@ def test_every_place_is_equally_likely(n: int) -> None:
     draws = 4000
     hits = np.zeros((n, n))
     for key in range(draws):
-        hits[np.arange(n), Feistel(n, key).many(np.arange(n))] += 1
+        hits[np.arange(n), Feistel(n, key).samples_at(np.arange(n))] += 1
     expected = draws / n
     chi_square = ((hits - expected) ** 2 / expected).sum()
     freedom = (n - 1) ** 2
@@ -111,7 +111,7 @@ def test_every_place_is_equally_likely(n: int) -> None:
 
 def test_neighbours_are_not_kept_together() -> None:
     n = 100_000
-    values = Feistel(n, 5).many(np.arange(n))
+    values = Feistel(n, 5).samples_at(np.arange(n))
     distance = np.abs(np.diff(values)).mean()
     assert abs(distance - n / 3) < n / 100
     assert abs(np.corrcoef(np.arange(n), values)[0, 1]) < 0.02
@@ -120,5 +120,5 @@ def test_neighbours_are_not_kept_together() -> None:
 def test_memory_is_of_the_order_of_shards_not_samples() -> None:
     million_shards = np.arange(10_001, dtype=np.int64) * 10**9
     blocks = BlocksOrder(million_shards, 64, 1, 0)
-    samples = blocks.many(np.array([0, 5 * 10**12, 10**13 - 1]))
+    samples = blocks.samples_at(np.array([0, 5 * 10**12, 10**13 - 1]))
     assert ((samples >= 0) & (samples < 10**13)).all()

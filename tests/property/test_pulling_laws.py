@@ -109,23 +109,23 @@ def offers(store: Store) -> SyncSource:
 
 
 async def pull(to: Store, source: Any, **also: Any) -> SyncStats:
-    return await AntiEntropySync(to, offers(to), source, ALL, rest=rest, tally=SyncStats(), **also).run()
+    return await AntiEntropySync(to, offers(to), source, ALL, rest=rest, tally=SyncStats(), **also).run_sync()
 
 
 async def held(store: Store) -> list[HeldName]:
-    return list((await offers(store).inventory(InventoryRequest(ALL, limit=10_000))).names)
+    return list((await offers(store).read_inventory(InventoryRequest(ALL, limit=10_000))).names)
 
 
 async def sums(store: Store) -> list[int]:
-    given = await offers(store).digests(DigestsRequest(ALL, 0))
-    found: list[int] = given.array().tolist()
+    given = await offers(store).read_digests(DigestsRequest(ALL, 0))
+    found: list[int] = given.sum_array().tolist()
     return found
 
 
 def contents(store: Store) -> dict[tuple[str, str], tuple[bytes, Any]]:
     found = {}
     for key, record in store.list_versions("b").entries:
-        data = b"" if record.marker else store.read(record, 0, record.size)
+        data = b"" if record.marker else store.read_range(record, 0, record.size)
         found[key, record.version] = (data, (record.stamp, record.etag, record.tags, record.parts))
     return found
 
@@ -172,14 +172,14 @@ def test_a_store_whose_word_counts_for_nothing_becomes_as_the_other(
                     clock.advance(1)
                     await act(store, step)
             clock.advance(4000)  # all removals are forgotten
-            await other.forget_graves()
+            await other.prune_tombstones()
             dropped: list[Any] = []
 
             async def drop(names: list[HeldName]) -> None:
-                dropped.append(await one.drop(names))
+                dropped.append(await one.drop_unowned(names))
 
             await pull(one, offers(other), drop=drop, standing=0)
-            await one.forget_graves()
+            await one.prune_tombstones()
             await pull(one, offers(other), drop=drop, standing=0)
             theirs_now = contents(other)
             assert {name: found for name, found in contents(one).items() if name in theirs_now} == theirs_now
@@ -196,8 +196,8 @@ class BreakingOff(SyncSource):
         super().__init__(store, lambda bucket: 2)
         self._after = after
 
-    async def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
-        async for piece in super().frames(wanted):
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+        async for piece in super().fetch_frames(wanted):
             if len(piece) > self._after:
                 yield piece[: self._after]
                 raise SyncPeerLostError("cut")
@@ -235,8 +235,8 @@ def spoil(place: Location, byte: bytes) -> None:
 class Crumbling(SyncSource):
     """Every answer ends in the first object's bytes."""
 
-    async def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
-        whole = b"".join([piece async for piece in super().frames(wanted)])
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+        whole = b"".join([piece async for piece in super().fetch_frames(wanted)])
         yield whole[:-1]
 
 

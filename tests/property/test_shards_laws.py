@@ -87,7 +87,7 @@ def test_every_sample_once(fields: dict[str, Any], found: dict[tuple[str, str], 
     files = source(view, found, archives)
     layout = lay_out_shards(view, files, Evaluation(contents))
     laid = [item for shard in layout.shards.values() for item in shard.members]
-    wanted = [item for item in files if view.takes_file(file_name(item))]
+    wanted = [item for item in files if view.includes_file(file_name(item))]
     if view.where:
         assert Counter(map(identity, laid)) <= Counter(map(identity, wanted))
     else:

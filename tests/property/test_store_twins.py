@@ -310,10 +310,10 @@ class Twins(RuleBasedStateMachine):
             filler = self.disk.writer("filler", "x", size=None)
             await filler.write(bytes(1900))
             await filler.commit(Meta("x"))
-            for file in self.disk.compactable(share):
+            for file in self.disk.compaction_candidates(share):
                 assert await self.disk.compact(file)
             self.clock.advance(100)
-            await self.disk.purge()
+            await self.disk.purge_retired_files()
 
         self.loop.run_until_complete(doing())
 
@@ -327,8 +327,8 @@ class Twins(RuleBasedStateMachine):
             left, right = self.disk.get("b", key), self.memory.get("b", key)
             assert _facts(left) == _facts(right)
             if left is not None and right is not None:
-                assert self.disk.read(left, 0, 99_999) == self.memory.read(right, 0, 99_999)
-                assert self.disk.read(left, 700, 5000) == self.memory.read(right, 700, 5000)
+                assert self.disk.read_range(left, 0, 99_999) == self.memory.read_range(right, 0, 99_999)
+                assert self.disk.read_range(left, 700, 5000) == self.memory.read_range(right, 700, 5000)
             self.same_versions(key)
         assert self.disk.is_empty("b") == self.memory.is_empty("b")
         assert self.disk.stats().versions == self.memory.stats().versions
@@ -337,11 +337,11 @@ class Twins(RuleBasedStateMachine):
         pairs = zip(_versions(self.disk, key), _versions(self.memory, key), strict=True)
         for left, right in pairs:
             assert _facts(left) == _facts(right)
-            assert self.disk.read(left, 0, 99_999) == self.memory.read(right, 0, 99_999)
+            assert self.disk.read_range(left, 0, 99_999) == self.memory.read_range(right, 0, 99_999)
 
 
 def _everything(index: Index) -> Any:
-    with index.reading() as txn:
+    with index.read_transaction() as txn:
         tables = [index.all_records(txn), index.all_uploads(txn), index.all_parts(txn), index.all_files(txn)]
         return [list(table) for table in tables]
 
@@ -352,7 +352,7 @@ def _rebuilt_backwards(settings: StoreSettings) -> Any:
         rebuilder = IndexRebuilder(index)
         store, roots = find_disks(settings)
         for file in reversed(list(Disks(roots).files())):
-            rebuilder.take_file(*file)
+            rebuilder.scan_file(*file)
         rebuilder.finish(store, roots)
         found = _everything(index)
     shutil.rmtree(settings.data_dir / "backwards")

@@ -45,7 +45,7 @@ CLAIMS = st.builds(
 
 def make_seal() -> TokenSeal:
     secret = ClusterSecret(MemoryControl(ManualClock()))
-    asyncio.run(secret.ensure())
+    asyncio.run(secret.create_if_missing())
     return TokenSeal(secret)
 
 
@@ -55,15 +55,17 @@ def make_sessions() -> tuple[CredentialService, SessionDocument]:
     table, secret = IdentityTable(control), ClusterSecret(control)
 
     async def fill() -> None:
-        await secret.ensure()
-        await table.change(User, "ann", lambda _: User(user_id="ann", display_name="Ann"))
-        await table.change(Key, "A1", lambda _: Key(access_key="A1", user_id="ann", secret_key="s" * 20))
+        await secret.create_if_missing()
+        await table.update_entry(User, "ann", lambda _: User(user_id="ann", display_name="Ann"))
+        await table.update_entry(
+            Key, "A1", lambda _: Key(access_key="A1", user_id="ann", secret_key="s" * 20)
+        )
 
     asyncio.run(fill())
     sessions = CredentialService(table, secret, KeyLastUsed(control), clock)
-    identity = sessions.find("A1", None).identity
+    identity = sessions.resolve("A1", None).identity
     assert identity == Identity("ann", "Ann", "A1")
-    return sessions, sessions.make(identity, SessionRequest(name="pod"))
+    return sessions, sessions.issue(identity, SessionRequest(name="pod"))
 
 
 SEAL, OTHER = make_seal(), make_seal()
@@ -73,23 +75,23 @@ GOOD = DOCUMENT.session_token
 
 @given(CLAIMS)
 def test_what_was_written_is_read(claims: TokenClaims) -> None:
-    token = SEAL.write(claims)
-    assert SEAL.read(token) == claims
+    token = SEAL.seal(claims)
+    assert SEAL.unseal(token) == claims
     assert len(SEAL.secret_key(token)) == 44
     with pytest.raises(TokenError):
-        OTHER.read(token)
+        OTHER.unseal(token)
 
 
 def refused(token: str) -> bool:
     try:
-        SESSIONS.find(DOCUMENT.access_key_id, token)
+        SESSIONS.resolve(DOCUMENT.access_key_id, token)
     except S3Error as error:
         return error.code == "InvalidToken"
     return False
 
 
 def test_the_good_one_is_good() -> None:
-    assert SESSIONS.find(DOCUMENT.access_key_id, GOOD).secret_key == DOCUMENT.secret_access_key
+    assert SESSIONS.resolve(DOCUMENT.access_key_id, GOOD).secret_key == DOCUMENT.secret_access_key
 
 
 @given(st.integers(0, len(GOOD) * 7 - 1))
@@ -130,5 +132,5 @@ def test_pieces_and_repetitions_are_refused(data: st.DataObject) -> None:
 
 def test_a_token_that_no_header_could_hold_is_not_written() -> None:
     with pytest.raises(TokenError, match="12,000 are allowed"):
-        SEAL.write(TokenClaims("a", "b", "c", b"", 0, 0, policies=("x" * MAX_TOKEN,)))
+        SEAL.seal(TokenClaims("a", "b", "c", b"", 0, 0, policies=("x" * MAX_TOKEN,)))
     assert refused("mesht1." + "A" * MAX_TOKEN)

@@ -23,7 +23,7 @@ views = st.builds(
 def expected(view: TransformView, source: set[str], prefix: str, after: str) -> list[tuple[str, str]]:
     chosen: dict[str, str] = {}
     for origin in sorted(source):
-        key = view.mapped(origin)
+        key = view.view_key(origin)
         if key is not None:
             chosen.setdefault(key, origin)
     return sorted((key, origin) for key, origin in chosen.items() if key.startswith(prefix) and key > after)
@@ -39,7 +39,7 @@ def test_walks(view: TransformView, source: set[str], prefix: str, after: str) -
 @given(views, st.sets(keys, max_size=24))
 def test_origins_invert_the_mapping(view: TransformView, source: set[str]) -> None:
     for origin in source:
-        key = view.mapped(origin)
+        key = view.view_key(origin)
         if key is not None:
-            assert origin in set(view.origins(key))
-            assert all(view.mapped(candidate) == key for candidate in view.origins(key))
+            assert origin in set(view.source_keys(key))
+            assert all(view.view_key(candidate) == key for candidate in view.source_keys(key))

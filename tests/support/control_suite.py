@@ -50,7 +50,7 @@ class ControlSuite:
             assert await control.get("topic/none") is None
             assert await control.list_all("topic/") == {}
             assert control.revision("topic") == 0
-            assert control.peek("topic") == {}
+            assert control.cached_entries("topic") == {}
             assert not await control.delete("topic/none")
 
         self._run(check)
@@ -119,7 +119,7 @@ class ControlSuite:
                 await control.put(key, key.encode())
             assert list(await control.list_all("b/")) == ["b/1", "b/10", "b/2", "b/é"]
             assert list(await control.list_all("b/1")) == ["b/1", "b/10"]
-            assert list(control.peek("b")) == ["b/1", "b/10", "b/2", "b/é"]
+            assert list(control.cached_entries("b")) == ["b/1", "b/10", "b/2", "b/é"]
 
         self._run(check)
 
@@ -138,9 +138,9 @@ class ControlSuite:
         async def check(control: ControlStore) -> None:
             for _ in range(2):
                 version = await control.put("a/1", b"")
-                with control.still():
+                with control.pin_revisions():
                     assert [control.revision("a"), control.revision("a")] == [version, version]
-                    assert control.peek("a")["a/1"].version == version
+                    assert control.cached_entries("a")["a/1"].version == version
                     assert control.revision("b") == 0
                 assert control.revision("a") == version
 
@@ -180,56 +180,56 @@ class ControlSuite:
     def test_a_lease_excludes_until_it_runs_out(self) -> None:
         async def check(control: ControlStore, clock: ManualClock) -> None:
             ttl = self.ttl
-            lease = await control.acquire("mover", "n1", ttl)
+            lease = await control.acquire_lease("mover", "n1", ttl)
             assert lease is not None
-            assert await control.acquire("mover", "n2", ttl) is None
+            assert await control.acquire_lease("mover", "n2", ttl) is None
             await self.elapse(clock, 0.5 * ttl)
-            lease = await control.renew(lease)
+            lease = await control.renew_lease(lease)
             await self.elapse(clock, 0.7 * ttl)
-            assert await control.acquire("mover", "n2", ttl) is None
+            assert await control.acquire_lease("mover", "n2", ttl) is None
             await self.elapse(clock, 0.8 * ttl)
-            assert await control.acquire("mover", "n2", ttl) is not None
-            await _fails(LeaseLostError, control.renew(lease))
+            assert await control.acquire_lease("mover", "n2", ttl) is not None
+            await _fails(LeaseLostError, control.renew_lease(lease))
 
         self._run_with_clock(check)
 
     def test_a_released_lease_is_free_and_only_its_holder_releases_it(self) -> None:
         async def check(control: ControlStore) -> None:
-            first = await control.acquire("mover", "n1", 10)
+            first = await control.acquire_lease("mover", "n1", 10)
             assert first is not None
-            await control.release(first)
-            second = await control.acquire("mover", "n2", 10)
+            await control.release_lease(first)
+            second = await control.acquire_lease("mover", "n2", 10)
             assert second is not None
-            await control.release(first)  # void by now
-            assert await control.acquire("mover", "n1", 10) is None
+            await control.release_lease(first)  # void by now
+            assert await control.acquire_lease("mover", "n1", 10) is None
 
         self._run(check)
 
     def test_a_holder_takes_its_own_lease_again(self) -> None:
         async def check(control: ControlStore) -> None:
-            before = await control.acquire("mover", "n1", 10)
+            before = await control.acquire_lease("mover", "n1", 10)
             assert before is not None
-            assert await control.acquire("mover", "n1", 10) is not None
-            await _fails(LeaseLostError, control.renew(before))
+            assert await control.acquire_lease("mover", "n1", 10) is not None
+            await _fails(LeaseLostError, control.renew_lease(before))
 
         self._run(check)
 
     def test_who_holds_leases_is_known(self) -> None:
         async def check(control: ControlStore, clock: ManualClock) -> None:
-            first = await control.acquire("node/a", "n1", self.ttl)
+            first = await control.acquire_lease("node/a", "n1", self.ttl)
             assert first is not None
-            assert await control.acquire("node/b", "n2", 60) is not None
-            assert await control.acquire("other", "n3", 60) is not None
-            assert await control.leases("node/") == {"node/a": "n1", "node/b": "n2"}
+            assert await control.acquire_lease("node/b", "n2", 60) is not None
+            assert await control.acquire_lease("other", "n3", 60) is not None
+            assert await control.lease_holders("node/") == {"node/a": "n1", "node/b": "n2"}
             await self.elapse(clock, 1.6 * self.ttl)
-            assert await control.leases("node/") == {"node/b": "n2"}
-            assert set(await control.leases("")) == {"node/b", "other"}
+            assert await control.lease_holders("node/") == {"node/b": "n2"}
+            assert set(await control.lease_holders("")) == {"node/b", "other"}
 
         self._run_with_clock(check)
 
     def test_one_of_many_racing_holders_gets_the_lease(self) -> None:
         async def check(control: ControlStore) -> None:
-            leases = await asyncio.gather(*(control.acquire("mover", f"n{n}", 10) for n in range(8)))
+            leases = await asyncio.gather(*(control.acquire_lease("mover", f"n{n}", 10) for n in range(8)))
             assert sum(lease is not None for lease in leases) == 1
 
         self._run(check)
@@ -255,13 +255,13 @@ class ControlSuite:
                 Write("topic/never", None),
             ]
             await control.write_many(writes)
-            assert {key: entry.value for key, entry in control.peek("topic").items()} == {
+            assert {key: entry.value for key, entry in control.cached_entries("topic").items()} == {
                 "topic/kept": b"4",
                 "topic/new": b"2",
             }
             assert control.revision("topic") > before
             assert control.revision("other") > 0
-            new = control.peek("topic")["topic/new"].version
+            new = control.cached_entries("topic")["topic/new"].version
             assert await control.put("topic/new", b"5", expect=new) > new
             await control.write_many([])
 
@@ -272,9 +272,9 @@ class ControlSuite:
             version = await control.put("topic/a", b"1")
             writes = [Write("topic/b", b"2", ABSENT), Write("topic/a", b"2", version + 1)]
             await _conflict(control.write_many(writes))
-            assert control.peek("topic")["topic/a"].value == b"1"
+            assert control.cached_entries("topic")["topic/a"].value == b"1"
             await control.write_many([Write("topic/b", b"2"), Write("topic/a", b"2", version)])
-            assert {entry.value for entry in control.peek("topic").values()} == {b"2"}
+            assert {entry.value for entry in control.cached_entries("topic").values()} == {b"2"}
             await _fails(ControlError, control.write_many([Write("no-name", b"")]))
 
         self._run(check)
@@ -299,13 +299,13 @@ class ControlSuite:
         async def check(control: ControlStore) -> None:
             table, other = IdentityTable(control), IdentityTable(control)
             ann, bob = _account("ann"), _account("bob")
-            assert await table.replace(frozenset({"file"}), [ann, bob], 0) == 4
-            assert other.find("AKann") == Signer(ann.user, ann.key)
-            assert await table.replace(frozenset({"file"}), [bob], 0) == 2
-            assert other.find("AKann") is None
+            assert await table.replace_accounts(frozenset({"file"}), [ann, bob], 0) == 4
+            assert other.find_signer("AKann") == Signer(ann.user, ann.key)
+            assert await table.replace_accounts(frozenset({"file"}), [bob], 0) == 2
+            assert other.find_signer("AKann") is None
             assert other.list_all() == (bob.user,)
-            assert other.by_id("bob") == bob.user
-            assert "s3cret" not in repr((ann, other.find("AKbob"), table, other))
+            assert other.find_user("bob") == bob.user
+            assert "s3cret" not in repr((ann, other.find_signer("AKbob"), table, other))
 
         self._run(check)
 
@@ -314,16 +314,16 @@ class ControlSuite:
             table, other = IdentityTable(control), IdentityTable(control)
             user, key = _account("ann")
             policy = NamedPolicy(name="readers", text="{}")
-            assert await table.change(User, "ann", lambda _: user)
-            assert await other.change(Key, key.access_key, lambda _: key)
-            assert await table.change(NamedPolicy, "readers", lambda _: policy)
-            assert not await other.change(NamedPolicy, "readers", lambda old: old)
+            assert await table.update_entry(User, "ann", lambda _: user)
+            assert await other.update_entry(Key, key.access_key, lambda _: key)
+            assert await table.update_entry(NamedPolicy, "readers", lambda _: policy)
+            assert not await other.update_entry(NamedPolicy, "readers", lambda old: old)
             assert dict(other.policies()) == {"readers": policy}
-            assert await table.change(Key, key.access_key, _disabled)
-            assert other.find(key.access_key) is None
+            assert await table.update_entry(Key, key.access_key, _disabled)
+            assert other.find_signer(key.access_key) is None
             assert other.keys()[key.access_key] == _disabled(key)
-            assert await table.change(User, "ann", lambda _: None)
-            assert not await other.change(User, "ann", lambda _: None)
+            assert await table.update_entry(User, "ann", lambda _: None)
+            assert not await other.update_entry(User, "ann", lambda _: None)
             assert list(other.users()) == []
 
         self._run(check)
@@ -332,29 +332,29 @@ class ControlSuite:
         async def check(control: ControlStore) -> None:
             secrets = [ClusterSecret(control) for _ in range(6)]
             await _fails(ControlError, _derive(secrets[0]))
-            await asyncio.gather(*(secret.ensure() for secret in secrets))
-            derived = {secret.derive("tokens") for secret in secrets}
+            await asyncio.gather(*(secret.create_if_missing() for secret in secrets))
+            derived = {secret.derive_key("tokens") for secret in secrets}
             assert len(derived) == 1
-            await secrets[0].ensure()
-            assert ClusterSecret(control).derive("tokens") in derived
-            assert secrets[0].derive("other") not in derived
+            await secrets[0].create_if_missing()
+            assert ClusterSecret(control).derive_key("tokens") in derived
+            assert secrets[0].derive_key("other") not in derived
 
         self._run(check)
 
     def test_nothing_is_lost_between_changes_of_one_identity(self) -> None:
         async def check(control: ControlStore) -> None:
             tables = [IdentityTable(control) for _ in range(6)]
-            await tables[0].change(User, "ann", lambda _: _account("ann").user)
+            await tables[0].update_entry(User, "ann", lambda _: _account("ann").user)
 
             async def attach(number: int, table: IdentityTable) -> None:
                 def decide(old: User | None) -> User | None:
                     assert old is not None
                     return replace(old, policies=(*old.policies, f"p{number}"))
 
-                await table.change(User, "ann", decide)
+                await table.update_entry(User, "ann", decide)
 
             await asyncio.gather(*(attach(number, table) for number, table in enumerate(tables)))
-            user = tables[0].by_id("ann")
+            user = tables[0].find_user("ann")
             assert user is not None
             assert sorted(user.policies) == [f"p{number}" for number in range(6)]
 
@@ -392,7 +392,7 @@ def _disabled(key: Key | None) -> Key:
 
 
 async def _derive(secret: ClusterSecret) -> bytes:
-    return secret.derive("tokens")
+    return secret.derive_key("tokens")
 
 
 async def _conflict(attempt: Coroutine[Any, Any, object]) -> VersionConflictError:

@@ -89,7 +89,7 @@ class DaemonCluster:
         mesh = cls(size, place, **options)
         try:
             mesh.etcd.__enter__()
-            mesh.begin(ready=ready)
+            mesh.start_all(ready=ready)
         except BaseException:
             mesh.close()
             raise
@@ -128,7 +128,7 @@ class DaemonCluster:
         daemon.up(PATIENCE)
         return daemon
 
-    def begin(self, *, ready: bool = True) -> None:
+    def start_all(self, *, ready: bool = True) -> None:
         """Start all nodes, together; etcd runs already."""
         self._together(list(self.nodes))
         if ready:
@@ -158,27 +158,27 @@ class DaemonCluster:
         self._paused.discard(node_id)
         self.nodes[node_id].resume()
 
-    def whole(self) -> Self:
+    def await_healthy(self) -> Self:
         """Itself, once every node and etcd run, all nodes are up and no data moves, whatever was done before:
         what a test that shares it with others begins with."""
         for node_id in list(self._paused):
             self.resume(node_id)
         self.etcd.start_all()
         self._together([node_id for node_id, node in self.nodes.items() if not node.running])
-        for found in self.map().nodes:
+        for found in self.map_of().nodes:
             if found.leaving or found.state == "draining":
                 self._change(found.node_id, "undrain")
         self.await_map(
-            lambda cluster: not cluster.moving and all(node.state == "up" for node in cluster.nodes)
+            lambda cluster: not cluster.is_rebalancing and all(node.state == "up" for node in cluster.nodes)
         )
         return self
 
-    def forget(self, node_id: str) -> None:
+    def remove_lost(self, node_id: str) -> None:
         """Kill a node for good: it is lost, and no member any more once others have what it had."""
         self.kill(node_id)
-        if self.map().node(node_id) is not None:
+        if self.map_of().node(node_id) is not None:
             self._change(node_id, "lost", anyway=True)
-            self.await_map(lambda cluster: not cluster.moving)
+            self.await_map(lambda cluster: not cluster.is_rebalancing)
             self._change(node_id, "remove")
         gone = self.nodes.pop(node_id)
         gone.close()
@@ -190,30 +190,30 @@ class DaemonCluster:
         answer = asked.request("POST", f"/-/cluster/nodes/{node_id}", body)
         assert answer.status == 200, answer.body
 
-    def empty(self, node_id: str) -> None:
+    def remove_data(self, node_id: str) -> None:
         """Take all data from a node that does not run: its disk is lost."""
         assert not self.nodes[node_id].running
         shutil.rmtree(self.nodes[node_id].data_dir)
 
     # --- what they say ------------------------------------------------------------------------------
 
-    def map(self, node_id: str = "") -> ClusterMap:
+    def map_of(self, node_id: str = "") -> ClusterMap:
         """The map as a node has it (default: the first that runs)."""
         running = [name for name, node in self.nodes.items() if node.running]
         answer = self.nodes[node_id or running[0]].request("GET", "/-/map")
         assert answer.status == 200, answer.body
         return parse_map(json.dumps(json.loads(answer.body)["map"]))
 
-    def route(self, bucket: str, key: str, copies: int = 2) -> Route:
+    def route_for(self, bucket: str, key: str, copies: int = 2) -> Route:
         """Who answers for a name now."""
-        return routes(self.map(), copies).of(bucket, key)
+        return routes(self.map_of(), copies).route_of_key(bucket, key)
 
-    def key_decided_by(self, node_id: str, bucket: str, prefix: str = "key", copies: int = 2) -> str:
+    def key_with_primary(self, node_id: str, bucket: str, prefix: str = "key", copies: int = 2) -> str:
         """A key whose decider a node is."""
-        table = routes(self.map(), copies)
+        table = routes(self.map_of(), copies)
         for number in range(100_000):
-            route = table.of(bucket, f"{prefix}-{number}")
-            if route.decider is not None and route.decider.node_id == node_id:
+            route = table.route_of_key(bucket, f"{prefix}-{number}")
+            if route.primary is not None and route.primary.node_id == node_id:
                 return f"{prefix}-{number}"
         raise AssertionError(f"{node_id} decides nothing")
 
@@ -227,7 +227,7 @@ class DaemonCluster:
             running = [name for name, node in self.nodes.items() if node.running and name not in self._paused]
             found, trouble = list[ClusterMap](), ""
             try:
-                found = [self.map(name) for name in (running if everywhere else running[:1])]
+                found = [self.map_of(name) for name in (running if everywhere else running[:1])]
             except (OSError, HTTPException, AssertionError) as error:
                 trouble = f"{type(error).__name__}: {error}"
             if found and all(wanted(cluster) for cluster in found):
@@ -262,7 +262,7 @@ class DaemonCluster:
                 raise AssertionError(f"{name} of {node_id} stays below {least}\n{self.output()}")
             threading.Event().wait(_STEP)
 
-    def marked(self) -> int:
+    def away_count(self) -> int:
         """How often nodes were taken for gone so far. On a busy machine that may be one that runs: it was
         silent for longer than its lease."""
         return len(re.findall(r": a node is (?:away|down) ", self.output()))

@@ -40,10 +40,10 @@ class MemoryControl:
     def revision(self, topic: str) -> int:
         return self._revisions.get(topic, 0)
 
-    def still(self) -> AbstractContextManager[object]:
+    def pin_revisions(self) -> AbstractContextManager[object]:
         return nullcontext()  # in one thread nothing changes while nothing waits
 
-    def peek(self, topic: str) -> Mapping[str, Versioned]:
+    def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
         return self._scan(f"{topic}/")
 
     async def get(self, key: str) -> Versioned | None:
@@ -84,23 +84,23 @@ class MemoryControl:
         seen: Mapping[str, Versioned] = {}
         while not self._closed:
             changed = self._changed
-            now = self.peek(topic)
+            now = self.cached_entries(topic)
             for change in differences(seen, now):
                 yield change
             seen = now
             await changed.wait()
 
-    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
-        return await self._leases.acquire(name, holder, ttl)
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._leases.acquire_lease(name, holder, ttl)
 
-    async def renew(self, lease: Lease) -> Lease:
-        return await self._leases.renew(lease)
+    async def renew_lease(self, lease: Lease) -> Lease:
+        return await self._leases.renew_lease(lease)
 
-    async def release(self, lease: Lease) -> None:
-        await self._leases.release(lease)
+    async def release_lease(self, lease: Lease) -> None:
+        await self._leases.release_lease(lease)
 
-    async def leases(self, prefix: str) -> Mapping[str, str]:
-        return await self._leases.leases(prefix)
+    async def lease_holders(self, prefix: str) -> Mapping[str, str]:
+        return await self._leases.lease_holders(prefix)
 
     def close(self) -> None:
         self._closed = True

@@ -48,38 +48,38 @@ class MemoryReplicas:
         parts: dict[str, dict[int, UploadedPart]],
     ) -> None:
         self._versions, self._uploads, self._parts = versions, uploads, parts
-        self._graves: dict[tuple[str, str, str], int] = {}
+        self._tombstones: dict[tuple[str, str, str], int] = {}
         self.seen = 0
 
-    def grave(self, bucket: str, key: str, what: str = "") -> int:
+    def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:
         """See ObjectStore.grave."""
-        return self._graves.get((bucket, key, what), 0)
+        return self._tombstones.get((bucket, key, what), 0)
 
-    def removals(self, bucket: str, key: str, after: int) -> list[tuple[str, int]]:
+    def removals_since(self, bucket: str, key: str, after: int) -> list[tuple[str, int]]:
         """See ObjectStore.removals."""
         return [
             (what, stamp)
-            for (b, k, what), stamp in self._graves.items()
+            for (b, k, what), stamp in self._tombstones.items()
             if (b, k) == (bucket, key) and stamp > after and is_version_id(what)
         ]
 
-    def bury(self, bucket: str, key: str, what: str, stamp: int) -> None:
+    def add_tombstone(self, bucket: str, key: str, what: str, stamp: int) -> None:
         """A deletion with this stamp."""
-        self._graves[bucket, key, what] = max(stamp, self.grave(bucket, key, what))
+        self._tombstones[bucket, key, what] = max(stamp, self.tombstone_stamp(bucket, key, what))
         self.seen = max(self.seen, stamp)
 
     def end(self, bucket: str, key: str, upload_id: str, stamp: int) -> None:
         """An upload is over."""
-        self.bury(bucket, key, upload_id, stamp)
+        self.add_tombstone(bucket, key, upload_id, stamp)
         self._uploads.pop(upload_id, None)
         self._parts.pop(upload_id, None)
 
-    def newest(self, bucket: str, key: str) -> int:
+    def newest_stamp(self, bucket: str, key: str) -> int:
         """The highest stamp known of a name."""
-        newest = self._versions.newest(bucket, key)
-        return max(newest.stamp if newest else 0, self.grave(bucket, key))
+        newest = self._versions.newest_version(bucket, key)
+        return max(newest.stamp if newest else 0, self.tombstone_stamp(bucket, key))
 
-    def take(self, bucket: str, key: str, record: Record, extents: tuple[Extent, ...]) -> Applied:
+    def insert_version(self, bucket: str, key: str, record: Record, extents: tuple[Extent, ...]) -> Applied:
         """A version with its bytes."""
         self.seen = max(self.seen, record.stamp, record.amended)
         existing = self._versions.get_version(bucket, key, record.version or NULL)
@@ -91,18 +91,18 @@ class MemoryReplicas:
             entered = msgspec.structs.replace(without_local_fields(record), extents=extents)
             self._versions.insert(bucket, key, entered)
             changed = True
-        return Applied(self.newest(bucket, key), changed)
+        return Applied(self.newest_stamp(bucket, key), changed)
 
     def _is_over(self, bucket: str, key: str, record: Record, null: Record | None) -> bool:
-        grave = self.grave(bucket, key, record.version)
+        grave = self.tombstone_stamp(bucket, key, record.version)
         if record.version:
             return grave > 0
         return grave > record.stamp or (null is not None and null.stamp > record.stamp)
 
-    def apply(self, change: Change) -> Applied:
+    def apply_change(self, change: Change) -> Applied:
         """See ObjectStore.apply."""
         if isinstance(change, Marked):
-            return self.take(change.bucket, change.key, change.record, ())
+            return self.insert_version(change.bucket, change.key, change.record, ())
         if isinstance(change, Amended):
             return self._amend(change)
         if isinstance(change, VersionGone):
@@ -110,7 +110,7 @@ class MemoryReplicas:
         if isinstance(change, UploadBegun):
             return self.begin(change.upload)
         if isinstance(change, UploadEnded):
-            known = self.grave(change.bucket, change.key, change.upload_id)
+            known = self.tombstone_stamp(change.bucket, change.key, change.upload_id)
             if not known:
                 self.end(change.bucket, change.key, change.upload_id, change.stamp)
             return Applied(0, not known)
@@ -123,37 +123,43 @@ class MemoryReplicas:
         existing = self._versions.get_version(bucket, key, told.version or NULL)
         if existing is None or existing.stamp != told.stamp:
             if self._is_over(bucket, key, told, existing):
-                return Applied(self.newest(bucket, key), False)
+                return Applied(self.newest_stamp(bucket, key), False)
             raise ReplicaLacksError("the version whose tags or ACL changed is not here; send it whole")
         if existing.amended >= told.amended:
-            return Applied(self.newest(bucket, key), False)
+            return Applied(self.newest_stamp(bucket, key), False)
         amended = msgspec.structs.replace(
             existing, tags=told.tags, acl=told.acl, moves=existing.moves + 1, amended=told.amended
         )
         self._versions.replace(bucket, key, amended)
-        return Applied(self.newest(bucket, key), True)
+        return Applied(self.newest_stamp(bucket, key), True)
 
     def _remove(self, change: VersionGone) -> Applied:
-        bucket, key, known = change.bucket, change.key, self.grave(change.bucket, change.key, change.version)
+        bucket, key, known = (
+            change.bucket,
+            change.key,
+            self.tombstone_stamp(change.bucket, change.key, change.version),
+        )
         if known >= change.stamp or (change.version and known):
-            return Applied(self.newest(bucket, key), False)
+            return Applied(self.newest_stamp(bucket, key), False)
         existing = self._versions.get_version(bucket, key, change.version or NULL)
         if existing is not None and (existing.version or existing.stamp < change.stamp):
             self._versions.remove(bucket, key, change.version or NULL)
         self._versions.revision += 1
-        self.bury(bucket, key, change.version, change.stamp)
-        return Applied(self.newest(bucket, key), True)
+        self.add_tombstone(bucket, key, change.version, change.stamp)
+        return Applied(self.newest_stamp(bucket, key), True)
 
     def begin(self, upload: Upload) -> Applied:
         """An upload in progress."""
         self.seen = max(self.seen, upload.stamp)
-        if upload.upload_id in self._uploads or self.grave(upload.bucket, upload.key, upload.upload_id):
+        if upload.upload_id in self._uploads or self.tombstone_stamp(
+            upload.bucket, upload.key, upload.upload_id
+        ):
             return Applied(0, False)
         self._uploads[upload.upload_id] = upload_without_local_fields(upload)
         self._parts[upload.upload_id] = {}
         return Applied(0, True)
 
-    def take_part(self, about: PartOf, extent: Extent) -> Applied:
+    def insert_part(self, about: PartOf, extent: Extent) -> Applied:
         """A part of an upload."""
         self.begin(about.upload)
         part, parts = about.part, self._parts.get(about.upload.upload_id)
@@ -179,9 +185,9 @@ class MemoryReplicas:
                         "parts of the completed upload are not here; send the object whole"
                     )
                 extents += part.extents
-        if not self.grave(bucket, key, change.upload_id):
+        if not self.tombstone_stamp(bucket, key, change.upload_id):
             self.end(bucket, key, change.upload_id, record.stamp)
-        return self.take(bucket, key, record, extents)
+        return self.insert_version(bucket, key, record, extents)
 
 
 class MemoryReplicaWriter:
@@ -201,13 +207,13 @@ class MemoryReplicaWriter:
         if self._declared is not None and len(self._data) > self._declared:
             raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
 
-    async def lend(self, data: memoryview) -> None:
+    async def write_borrowed(self, data: memoryview) -> None:
         await self.write(data)
 
-    async def settle(self) -> None:
+    async def make_durable(self) -> None:
         self._expect_open()
 
-    async def commit_as(self, record: Record, part: PartOf | None = None) -> Applied:
+    async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
         self._expect_open()
         if len(self._data) != record.size or (part is not None and len(self._data) != part.part.size):
             raise SizeMismatchError(f"{len(self._data)} bytes of {record.size} were written")
@@ -215,8 +221,8 @@ class MemoryReplicaWriter:
         self._store.require_epoch()
         extent = self._store.keep(bytes(self._data))
         if part is not None:
-            return self._replicas.take_part(part, extent)
-        return self._replicas.take(self._bucket, self._key, record, (extent,))
+            return self._replicas.insert_part(part, extent)
+        return self._replicas.insert_version(self._bucket, self._key, record, (extent,))
 
     async def abort(self) -> None:
         self._open = False

@@ -72,7 +72,7 @@ class MemoryWriter:
         if self._declared is not None and len(self._data) > self._declared:
             raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
 
-    async def lend(self, data: memoryview) -> None:
+    async def write_borrowed(self, data: memoryview) -> None:
         await self.write(data)
 
     async def commit(
@@ -88,7 +88,7 @@ class MemoryWriter:
             return self._store.enter_part(*self._part, meta, extent)
         return self._store.enter(self._bucket, self._key, meta, (extent,), meta.parts, conditions, versioning)
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def read_back(self) -> AsyncGenerator[bytes, None]:
         self._expect_open()
         yield bytes(self._data)
 
@@ -125,7 +125,7 @@ class MemoryStore:
         """What nobody closes is closed with the store itself."""
         self._end()
 
-    async def fence(self, epoch: int) -> None:
+    async def raise_fence(self, epoch: int) -> None:
         self._epoch = max(self._epoch, epoch)
 
     def require_epoch(self) -> None:
@@ -150,14 +150,14 @@ class MemoryStore:
         os.pwrite(fd, data, 0)
         return Extent(0, self._next, 0, len(data), checksums.crc32c(data))
 
-    def read(self, record: Record, offset: int, length: int) -> bytes:
+    def read_range(self, record: Record, offset: int, length: int) -> bytes:
         whole = b"".join(self._bytes(extent) for extent in record.extents)
         return whole[offset : offset + length]
 
-    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
-        return self.read(record, offset, length) if len(record.extents) == 1 else None
+    def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
+        return self.read_range(record, offset, length) if len(record.extents) == 1 else None
 
-    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+    def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
         spans = self._spans(record, offset, length)
         return spans[0] if len(spans) == 1 else None
 
@@ -170,11 +170,11 @@ class MemoryStore:
         return data
 
     @contextmanager
-    def reading(self, record: Record, offset: int, length: int) -> Iterator[Sequence[Span]]:
+    def open_spans(self, record: Record, offset: int, length: int) -> Iterator[Sequence[Span]]:
         yield self._spans(record, offset, length)
 
     @contextmanager
-    def reading_many(
+    def open_spans_many(
         self, wanted: Sequence[tuple[Record, int, int]]
     ) -> Iterator[Sequence[Sequence[Span] | None]]:
         yield [self._spans(*each) for each in wanted]
@@ -201,8 +201,8 @@ class MemoryStore:
     def get(self, bucket: str, key: str) -> Record | None:
         return self._versions.get(bucket, key)
 
-    def newest(self, bucket: str, key: str) -> Record | None:
-        return self._versions.newest(bucket, key)
+    def newest_version(self, bucket: str, key: str) -> Record | None:
+        return self._versions.newest_version(bucket, key)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
         return self._versions.get_version(bucket, key, version)
@@ -335,7 +335,7 @@ class MemoryStore:
         if record is None:
             return Removed()
         stamp = self._stamp()
-        self._replicas.bury(bucket, key, record.version, stamp)
+        self._replicas.add_tombstone(bucket, key, record.version, stamp)
         return Removed(record, stamp=stamp)
 
     async def amend(
@@ -466,21 +466,21 @@ class MemoryStore:
     def replica_writer(self, bucket: str, key: str, *, size: int | None) -> MemoryReplicaWriter:
         return MemoryReplicaWriter(self, self._replicas, bucket, key, size)
 
-    async def apply(self, change: Change) -> Applied:
+    async def apply_change(self, change: Change) -> Applied:
         self.require_epoch()
-        return self._replicas.apply(change)
+        return self._replicas.apply_change(change)
 
-    async def settled(self, bucket: str, key: str, record: Record | None = None) -> None:
+    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
 
     async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
         _judge(conditions, self.get(bucket, key))
 
-    def grave(self, bucket: str, key: str, what: str = "") -> int:
-        return self._replicas.grave(bucket, key, what)
+    def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:
+        return self._replicas.tombstone_stamp(bucket, key, what)
 
-    def removals(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
-        return self._replicas.removals(bucket, key, after)
+    def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
+        return self._replicas.removals_since(bucket, key, after)
 
     def revision(self) -> int:
         return self._versions.revision

@@ -43,10 +43,10 @@ class MemoryVersions:
             yield from kept
 
     def get(self, bucket: str, key: str) -> Record | None:
-        newest = self.newest(bucket, key)
+        newest = self.newest_version(bucket, key)
         return None if newest is None or newest.marker else newest
 
-    def newest(self, bucket: str, key: str) -> Record | None:
+    def newest_version(self, bucket: str, key: str) -> Record | None:
         return next(reversed(self._versions.get((bucket, key), ())), None)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
@@ -113,7 +113,7 @@ class MemoryVersions:
         last = found[page[-1]] if truncated else None
         return VersionPage(
             entries,
-            tuple(record == self.newest(bucket, key) for key, record in entries),
+            tuple(record == self.newest_version(bucket, key) for key, record in entries),
             tuple(name.decode() for name, at in page if found[name, at] is None),
             truncated,
             page[-1][0].decode() if truncated else "",

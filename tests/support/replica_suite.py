@@ -59,7 +59,7 @@ def store_state(store: ObjectStore, bucket: str = "b") -> dict[str, Any]:
     uploads = store.list_uploads(bucket, limit=100_000).uploads
     return {
         "versions": [
-            (key, without_local_fields(record), store.read(record, 0, record.size))
+            (key, without_local_fields(record), store.read_range(record, 0, record.size))
             for key, record in page.entries
         ],
         "latest": page.latest,
@@ -84,9 +84,9 @@ async def _committed_later(store: ObjectStore, key: str, data: bytes, conditions
         with epoch_scope(epoch, latest):
             await error_of(StaleEpochError, writer.commit(Meta("data"), conditions=conditions))
         assert store.get("b", key) is None
-        assert b"".join([piece async for piece in writer.pieces()]) == data
+        assert b"".join([piece async for piece in writer.read_back()]) == data
     record = await writer.commit(Meta("data"), conditions=conditions)
-    assert store.read(record, 0, len(data)) == data
+    assert store.read_range(record, 0, len(data)) == data
     await writer.abort()
     assert store.get("b", key) == record
 
@@ -96,13 +96,13 @@ async def apply_change(store: ObjectStore, fact: Any, data: bytes = b"") -> bool
     if isinstance(fact, PartOf):
         writer = store.replica_writer(fact.upload.bucket, fact.upload.key, size=len(data))
         await writer.write(data)
-        return (await writer.commit_as(_as_record(fact.part), fact)).changed
+        return (await writer.commit_at_stamp(_as_record(fact.part), fact)).changed
     if isinstance(fact, tuple):
         bucket, key, record = fact
         writer = store.replica_writer(bucket, key, size=len(data))
         await writer.write(data)
-        return (await writer.commit_as(record)).changed
-    return (await store.apply(decode_change(encode_change(fact)))).changed
+        return (await writer.commit_at_stamp(record)).changed
+    return (await store.apply_change(decode_change(encode_change(fact)))).changed
 
 
 def _as_record(part: UploadedPart) -> Record:
@@ -116,7 +116,7 @@ class ReferencePrimary:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
-        self.told: list[ChangeAndData] = []
+        self.changes: list[ChangeAndData] = []
 
     def close(self) -> None:
         self.store.close()
@@ -124,7 +124,7 @@ class ReferencePrimary:
     async def put(self, key: str, data: bytes, versioning: Versioning = "", **about: Any) -> Record:
         self.clock.advance(0.001)
         record = await put_object(self.store, key, data, versioning=versioning, **about)
-        self.told.append((("b", key, record), data))
+        self.changes.append((("b", key, record), data))
         return record
 
     async def delete(self, key: str, versioning: Versioning = "") -> Removed:
@@ -135,29 +135,29 @@ class ReferencePrimary:
 
     def _removed(self, key: str, removed: Removed) -> Removed:
         if removed.marker is not None:
-            self.told.append((Marked("b", key, removed.marker), b""))
+            self.changes.append((Marked("b", key, removed.marker), b""))
         elif removed.record is not None:
-            self.told.append((VersionGone("b", key, removed.record.version, removed.stamp), b""))
+            self.changes.append((VersionGone("b", key, removed.record.version, removed.stamp), b""))
         return removed
 
     async def amend(self, key: str, version: str | None, tags: dict[str, str]) -> Record:
         record = await self.store.amend("b", key, version, tags=tags)
-        self.told.append((Amended("b", key, record), b""))
+        self.changes.append((Amended("b", key, record), b""))
         return record
 
     async def begin(self, key: str) -> Upload:
         upload = await self.store.create_upload("b", key, metadata={"a": "ö"}, owner="me")
-        self.told.append((UploadBegun(upload), b""))
+        self.changes.append((UploadBegun(upload), b""))
         return upload
 
     async def part(self, upload: Upload, number: int, data: bytes) -> None:
         await put_part(self.store, upload, number, data)
         page = self.store.list_parts(upload, number - 1, 1)
-        self.told.append((PartOf(upload, page.parts[0]), data))
+        self.changes.append((PartOf(upload, page.parts[0]), data))
 
     async def abort(self, upload: Upload) -> None:
         stamp = await self.store.abort_upload(upload)
-        self.told.append((UploadEnded("b", upload.key, upload.upload_id, stamp), b""))
+        self.changes.append((UploadEnded("b", upload.key, upload.upload_id, stamp), b""))
 
     async def complete(self, upload: Upload, numbers: list[int], versioning: Versioning = "") -> Record:
         parts = {part.number: part for part in self.store.list_parts(upload).parts}
@@ -165,10 +165,10 @@ class ReferencePrimary:
             upload, numbers, Meta(f"whole-{len(numbers)}"), versioning=versioning
         )
         chosen = tuple(CompletedPart(n, parts[n].stamp, parts[n].etag) for n in numbers)
-        self.told.append((UploadCompleted("b", upload.key, upload.upload_id, chosen, record), b""))
+        self.changes.append((UploadCompleted("b", upload.key, upload.upload_id, chosen, record), b""))
         return record
 
-    async def anything(self, draw: random.Random, uploads: dict[str, Upload]) -> None:
+    async def random_step(self, draw: random.Random, uploads: dict[str, Upload]) -> None:
         """One step of a history."""
         key = draw.choice(["k", "k/1", "ü" * 300])
         settings: list[Versioning] = ["", "", "Enabled", "Suspended"]
@@ -204,7 +204,7 @@ async def random_history(draw: random.Random, steps: int) -> ReferencePrimary:
     decider, uploads = ReferencePrimary(), dict[str, Any]()
     for _ in range(steps):
         try:
-            await decider.anything(draw, uploads)
+            await decider.random_step(draw, uploads)
         except StoreError:  # what makes no sense now
             continue
     return decider
@@ -213,7 +213,7 @@ async def random_history(draw: random.Random, steps: int) -> ReferencePrimary:
 async def apply_all(store: ObjectStore, decider: ReferencePrimary, draw: random.Random) -> None:
     """Everything the decider did, shuffled, some of it twice; what lacks its base is told again later, or
     sent whole when nothing else is left to tell."""
-    left = decider.told * draw.choice([1, 2])
+    left = decider.changes * draw.choice([1, 2])
     draw.shuffle(left)
     while left:
         again: list[ChangeAndData] = []
@@ -235,10 +235,10 @@ async def _send_whole(store: ObjectStore, decider: ReferencePrimary, facts: list
     for fact, _ in facts:
         found = decider.store.get_version(fact.bucket, fact.key, fact.record.version or NULL)
         if found is not None and found.stamp == fact.record.stamp:
-            data = decider.store.read(found, 0, found.size)
+            data = decider.store.read_range(found, 0, found.size)
             await apply_change(store, (fact.bucket, fact.key, found), data)
         if isinstance(fact, UploadCompleted):
-            await store.apply(UploadEnded(fact.bucket, fact.key, fact.upload_id, fact.record.stamp))
+            await store.apply_change(UploadEnded(fact.bucket, fact.key, fact.upload_id, fact.record.stamp))
 
 
 class ReplicaSuite:
@@ -264,8 +264,8 @@ class ReplicaSuite:
                     "tags": {"a": "1"},
                 }
                 record = await decider.put(f"k{size}", b"x" * size, **about)
-                assert await apply_change(store, *decider.told[-1])
-                assert not await apply_change(store, *decider.told[-1])
+                assert await apply_change(store, *decider.changes[-1])
+                assert not await apply_change(store, *decider.changes[-1])
                 found = store.get("b", f"k{size}")
                 assert found is not None
                 assert without_local_fields(found) == without_local_fields(record)
@@ -278,9 +278,9 @@ class ReplicaSuite:
             await decider.put("k", b"old" * 50_000)
             await decider.put("k", b"new")
             revision = store.revision()
-            assert await apply_change(store, *decider.told[1])
+            assert await apply_change(store, *decider.changes[1])
             assert store.revision() > revision
-            assert not await apply_change(store, *decider.told[0])
+            assert not await apply_change(store, *decider.changes[0])
             assert store_state(store) == store_state(decider.store)
 
         self._run(check)
@@ -292,16 +292,16 @@ class ReplicaSuite:
             await decider.delete("k")
             await decider.delete_version("v", version)
             for number in (2, 3, 0, 1):
-                await apply_change(store, *decider.told[number])
+                await apply_change(store, *decider.changes[number])
             assert store.is_empty("b")
-            assert store.grave("b", "k") > 0
-            gone = store.grave("b", "v", version)
+            assert store.tombstone_stamp("b", "k") > 0
+            gone = store.tombstone_stamp("b", "v", version)
             assert gone > 0
-            assert list(store.removals("b", "v", 0)) == [(version, gone)]
-            assert not store.removals("b", "v", gone)
-            assert not store.removals("b", "k", 0)  # a null version's is no version's own
+            assert list(store.removals_since("b", "v", 0)) == [(version, gone)]
+            assert not store.removals_since("b", "v", gone)
+            assert not store.removals_since("b", "k", 0)  # a null version's is no version's own
             await decider.put("k", b"again")
-            assert await apply_change(store, *decider.told[-1])
+            assert await apply_change(store, *decider.changes[-1])
             assert store_state(store) == store_state(decider.store)
 
         self._run(check)
@@ -312,11 +312,11 @@ class ReplicaSuite:
             two = await decider.put("k", b"2", "Enabled")
             writer = store.replica_writer("b", "k", size=1)
             await writer.write(b"2")
-            assert (await writer.commit_as(two)).newest == two.stamp
+            assert (await writer.commit_at_stamp(two)).newest == two.stamp
             writer = store.replica_writer("b", "k", size=1)
             await writer.write(b"1")
-            await writer.settle()
-            applied = await writer.commit_as(one)
+            await writer.make_durable()
+            applied = await writer.commit_at_stamp(one)
             assert (applied.newest, applied.changed) == (two.stamp, True)
 
         self._run(check)
@@ -325,7 +325,7 @@ class ReplicaSuite:
         async def check(store: ObjectStore, decider: ReferencePrimary) -> None:
             decider.clock.advance(10_000_000_000)  # its clock is ahead by centuries
             record = await decider.put("k", b"ahead")
-            await apply_change(store, *decider.told[0])
+            await apply_change(store, *decider.changes[0])
             assert (await put_object(store, "k", b"own")).stamp > record.stamp
 
         self._run(check)
@@ -335,11 +335,11 @@ class ReplicaSuite:
             await decider.put("k", b"data")
             await decider.amend("k", None, {"a": "1"})
             await decider.amend("k", None, {"a": "2"})
-            await error_of(ReplicaLacksError, apply_change(store, *decider.told[2]))
-            assert await apply_change(store, *decider.told[0])
-            assert await apply_change(store, *decider.told[2])
-            assert not await apply_change(store, *decider.told[1])
-            assert not await apply_change(store, *decider.told[0])
+            await error_of(ReplicaLacksError, apply_change(store, *decider.changes[2]))
+            assert await apply_change(store, *decider.changes[0])
+            assert await apply_change(store, *decider.changes[2])
+            assert not await apply_change(store, *decider.changes[1])
+            assert not await apply_change(store, *decider.changes[0])
             assert store_state(store) == store_state(decider.store)
 
         self._run(check)
@@ -347,7 +347,7 @@ class ReplicaSuite:
     def test_a_version_sent_whole_brings_its_newer_tags(self) -> None:
         async def check(store: ObjectStore, decider: ReferencePrimary) -> None:
             await decider.put("k", b"data")
-            await apply_change(store, *decider.told[0])
+            await apply_change(store, *decider.changes[0])
             amended = await decider.amend("k", None, {"a": "1"})
             assert await apply_change(store, ("b", "k", amended), b"data")
             assert store_state(store) == store_state(decider.store)
@@ -361,7 +361,7 @@ class ReplicaSuite:
             await decider.part(upload, 1, b"old")
             await decider.part(upload, 1, b"a" * 70_000)
             record = await decider.complete(upload, [1, 2])
-            begun, second, old, first, done = decider.told
+            begun, second, old, first, done = decider.changes
             await error_of(ReplicaLacksError, apply_change(store, *done))
             for fact in (first, old, begun, second):
                 await apply_change(store, *fact)
@@ -384,10 +384,10 @@ class ReplicaSuite:
                 for number, size in enumerate(sizes, start=1):
                     await decider.part(upload, number, bytes([number]) * size)
                 record = await decider.complete(upload, [1, 2])
-                data = decider.store.read(record, 0, record.size)
+                data = decider.store.read_range(record, 0, record.size)
                 assert await apply_change(store, ("b", key, record), data)
                 assert not await apply_change(store, ("b", key, record), data)
-                await apply_change(store, *decider.told[-1])
+                await apply_change(store, *decider.changes[-1])
             assert store_state(store) == store_state(decider.store)
 
         self._run(check)
@@ -397,7 +397,7 @@ class ReplicaSuite:
             upload = await decider.begin("k")
             await decider.part(upload, 1, b"x" * LARGE)
             await decider.abort(upload)
-            begun, part, ended = decider.told
+            begun, part, ended = decider.changes
             assert await apply_change(store, *ended)
             assert not await apply_change(store, *begun)
             await error_of(NoSuchUploadError, apply_change(store, *part))
@@ -410,7 +410,7 @@ class ReplicaSuite:
             record = await decider.put("k", b"four")
             writer = store.replica_writer("b", "k", size=None)
             await writer.write(b"fo")
-            await error_of(SizeMismatchError, writer.commit_as(record))
+            await error_of(SizeMismatchError, writer.commit_at_stamp(record))
             await writer.abort()
             assert store.is_empty("b")
 
@@ -428,9 +428,9 @@ class ReplicaSuite:
                 await writer.write(b"p" * size)
                 with epoch_scope(1):
                     await error_of(StaleEpochError, writer.commit(Meta("part")))
-                assert b"".join([piece async for piece in writer.pieces()]) == b"p" * size
+                assert b"".join([piece async for piece in writer.read_back()]) == b"p" * size
                 part = await writer.commit(Meta("part"))
-                assert store.read(part, 0, size) == b"p" * size
+                assert store.read_range(part, 0, size) == b"p" * size
                 await error_of(StoreClosedError, writer.commit(Meta("part")))
 
         self._run(check)

@@ -64,7 +64,7 @@ async def error_of(kind: type[E], doing: Awaitable[Any]) -> E:
 
 def read_spans(store: ObjectStore, record: Record, offset: int, length: int) -> bytes:
     """The bytes by way of descriptors."""
-    with store.reading(record, offset, length) as found:
+    with store.open_spans(record, offset, length) as found:
         return b"".join(os.pread(span.fd, span.length, span.offset) for span in found)
 
 

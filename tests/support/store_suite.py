@@ -75,9 +75,9 @@ class StoreSuite(VersionSuite):
                     piece = data[at : at + LARGE]
                     buffer = buffers[number % 2]
                     buffer[: len(piece)] = piece
-                    await writer.lend(memoryview(buffer)[: len(piece)])
+                    await writer.write_borrowed(memoryview(buffer)[: len(piece)])
                 record = await writer.commit(Meta(fake_etag(data)))
-                assert store.read(record, 0, total) == data
+                assert store.read_range(record, 0, total) == data
 
         self._run(check)
 
@@ -89,9 +89,9 @@ class StoreSuite(VersionSuite):
                     record = await put_object(store, f"k{size}", data, size=declared)
                     assert record == store.get("b", f"k{size}")
                     assert record.size == size
-                    assert store.read(record, 0, size) == data
+                    assert store.read_range(record, 0, size) == data
                     assert read_spans(store, record, 0, size) == data
-                    assert store.read(record, size // 3, size // 2) == data[size // 3 :][: size // 2]
+                    assert store.read_range(record, size // 3, size // 2) == data[size // 3 :][: size // 2]
 
         self._run(check)
 
@@ -134,7 +134,7 @@ class StoreSuite(VersionSuite):
             assert first.stamp < second.stamp < third.stamp
             found = store.get("b", "k")
             assert found is not None
-            assert store.read(found, 0, 100) == b"newest"
+            assert store.read_range(found, 0, 100) == b"newest"
 
         self._run(check)
 
@@ -142,7 +142,7 @@ class StoreSuite(VersionSuite):
         async def check(store: ObjectStore) -> None:
             data = os.urandom(LARGE)
             record = await put_object(store, "k", data)
-            with store.reading(record, 0, LARGE) as found:
+            with store.open_spans(record, 0, LARGE) as found:
                 await store.delete("b", "k")
                 assert b"".join(os.pread(span.fd, span.length, span.offset) for span in found) == data
 
@@ -192,7 +192,7 @@ class StoreSuite(VersionSuite):
             await writer.write(buffer)
             buffer[:] = b"..."
             record = await writer.commit(Meta("e"))
-            assert store.read(record, 0, 6) == b"abcxyz"
+            assert store.read_range(record, 0, 6) == b"abcxyz"
 
         self._run(check)
 
@@ -219,7 +219,7 @@ class StoreSuite(VersionSuite):
             for key in keys:
                 record = store.get("b", key)
                 assert record is not None
-                assert store.read(record, 0, 2000) == key.encode()
+                assert store.read_range(record, 0, 2000) == key.encode()
             await store.delete_many("b", keys[::2])
             assert {key for key, _ in store.list("b").entries} == set(keys[1::2])
 
@@ -242,7 +242,7 @@ class StoreSuite(VersionSuite):
                 await error_of(ConditionFailedError, store.delete("b", "k", conditions=same))
                 found = store.get("b", "k")
                 assert found is not None
-                assert store.read(found, 0, LARGE * 2) == data + b"3"
+                assert store.read_range(found, 0, LARGE * 2) == data + b"3"
                 assert (await store.delete("b", "k", conditions=Conditions(if_match=("*",)))).record == found
 
         self._run(check)
@@ -265,7 +265,7 @@ class StoreSuite(VersionSuite):
                 while True:
                     found = store.get("b", "n")
                     assert found is not None
-                    number = int(store.read(found, 0, 10)) + 1
+                    number = int(store.read_range(found, 0, 10)) + 1
                     try:
                         text = b"%d" % number
                         await put_object(store, "n", text, conditions=Conditions(if_match=(found.etag,)))
@@ -276,7 +276,7 @@ class StoreSuite(VersionSuite):
             await asyncio.gather(*[increment() for _ in range(12)])
             found = store.get("b", "n")
             assert found is not None
-            assert store.read(found, 0, 10) == b"12"
+            assert store.read_range(found, 0, 10) == b"12"
 
         self._run(check)
 
@@ -352,9 +352,9 @@ class StoreSuite(VersionSuite):
                 await put_object(store, "source", b"other")
                 assert store.get("b", "copy") == copy
                 assert (copy.etag, copy.headers) == ("other", {"content-type": "x"})
-                assert store.read(copy, 0, LARGE) == data
+                assert store.read_range(copy, 0, LARGE) == data
                 again = await store.link("b", "copy", copy, Meta("third"))  # onto itself
-                assert store.read(again, 0, LARGE) == data
+                assert store.read_range(again, 0, LARGE) == data
                 await error_of(
                     ConditionFailedError,
                     store.link("b", "copy", again, Meta("x"), Conditions(if_none_match=("*",))),
@@ -374,7 +374,7 @@ class StoreSuite(VersionSuite):
                 )
                 assert store.get("b", "k") == made
                 assert (made.parts, made.etag, made.stamp > first.stamp) == (parts, "whole-2", True)
-                assert store.read(made, 0, size) == data
+                assert store.read_range(made, 0, size) == data
                 writer = store.writer("b", "k", size=1)
                 await writer.write(b"x")
                 await error_of(
@@ -411,7 +411,7 @@ class StoreSuite(VersionSuite):
             whole = b"".join(pieces[number] for number in chosen)
             assert record == store.get("b", "k")
             assert [part.size for part in record.parts] == [len(pieces[number]) for number in chosen]
-            assert store.read(record, 0, record.size) == whole
+            assert store.read_range(record, 0, record.size) == whole
             assert read_spans(store, record, LARGE - 5, 200) == whole[LARGE - 5 : LARGE + 195]
             assert store.get_upload("b", "k", upload.upload_id) is None
             await error_of(NoSuchUploadError, put_part(store, upload, 1, b"late"))
@@ -430,7 +430,7 @@ class StoreSuite(VersionSuite):
             fresh = Conditions(if_none_match=("*",))
             await error_of(ConditionFailedError, store.complete_upload(upload, [1], Meta("e"), fresh))
             record = await store.complete_upload(upload, [1], Meta("e"), etags=[part.etag])
-            assert store.read(record, 0, 10) == b"one"
+            assert store.read_range(record, 0, 10) == b"one"
 
         self._run(check)
 

@@ -33,10 +33,10 @@ def version_history(store: ObjectStore, key: str) -> list[tuple[str, bytes | Non
     for (name, record), latest in zip(page.entries, page.latest, strict=True):
         if name == key:
             assert store.get_version("b", key, record.version or NULL) == record
-            data = None if record.marker else store.read(record, 0, record.size)
+            data = None if record.marker else store.read_range(record, 0, record.size)
             found.append((record.version or NULL, data, latest))
     newest = page.entries[0][1] if found else None
-    assert store.newest("b", key) == newest
+    assert store.newest_version("b", key) == newest
     assert store.get("b", key) == (None if newest is None or newest.marker else newest)
     assert [latest for _, _, latest in found] == [number == 0 for number in range(len(found))]
     return found
@@ -94,7 +94,9 @@ class VersionSuite:
             await store.delete_version("b", "k", record.version)
             assert store.is_empty("b")
             assert store.list_versions("b").entries == ()
-            assert (await store.delete("b", "never", versioning=ON)).marker == store.newest("b", "never")
+            assert (await store.delete("b", "never", versioning=ON)).marker == store.newest_version(
+                "b", "never"
+            )
 
         self._run(check)
 
@@ -293,7 +295,7 @@ class VersionSuite:
 
             def after(version: str) -> list[bytes]:
                 page = store.list_versions("b", key_marker="k", version_marker=version)
-                return [store.read(record, 0, 9) for _, record in page.entries]
+                return [store.read_range(record, 0, 9) for _, record in page.entries]
 
             assert after(NULL) == [b"2", b"1", b"0"]
             await store.delete_version("b", "k", made[2].version)

@@ -89,7 +89,7 @@ class World:
         tags: Mapping[str, str] | None = None,
     ) -> str:
         try:
-            self.access.admit(who, operation, context or RequestContext(), tags)
+            self.access.authorize(who, operation, context or RequestContext(), tags)
         except S3Error as error:
             return error.code
         return ""

@@ -68,7 +68,7 @@ class Desk:
         self.clock, self.buckets, self.store = clock, BucketTable(control), store(clock)
         run(self.buckets.create(Bucket("b", "alice", 0, versioning=versioning)))
         self.versions = VersionLookup(self.store, self.buckets)
-        self.objects = ObjectService(self.store, self.versions, IndexQueue(self.store).note)
+        self.objects = ObjectService(self.store, self.versions, IndexQueue(self.store).enqueue)
         self.uploads = UploadService(self.store, self.objects, self.versions)
         self.deleter = DeleteService(self.store, self.versions)
         self.tagging = TaggingService(self.store, self.versions)
@@ -80,30 +80,30 @@ class Desk:
 
     def put(self, key: str, data: bytes, **options: Any) -> res.ObjectStored:
         operation = ops.PutObject("b", key, ops.ObjectHeaders(), BodyDigests(), **options)
-        return run(self.objects.put(operation, ALICE, BytesBody(data)))
+        return run(self.objects.put_object(operation, ALICE, BytesBody(data)))
 
     def head(self, key: str, version: str | None = None, **options: Any) -> res.ObjectHead:
-        return self.objects.find(ops.GetObject("b", key, version=version, **options)).head
+        return self.objects.find_object(ops.GetObject("b", key, version=version, **options)).head
 
     def read(self, key: str, version: str | None = None) -> bytes:
         operation = ops.GetObject("b", key, version=version)
-        return self.objects.read(operation, self.objects.find(operation))
+        return self.objects.read_range(operation, self.objects.find_object(operation))
 
     def delete(self, key: str, version: str | None = None, **options: Any) -> res.ObjectDeleted:
-        return run(self.deleter.delete(ops.DeleteObject("b", key, version=version, **options)))
+        return run(self.deleter.delete_object(ops.DeleteObject("b", key, version=version, **options)))
 
     def delete_many(self, *keys: DeleteKey, quiet: bool = False) -> res.DeleteResult:
         operation = ops.DeleteObjects("b", BodyDigests())
-        return run(self.deleter.delete_many(operation, DeleteRequest(keys, quiet)))
+        return run(self.deleter.delete_objects(operation, DeleteRequest(keys, quiet)))
 
     def copy(self, source: str, key: str, version: str | None = None, **options: Any) -> res.CopyResult:
         options = {"replace": False, "headers": ops.ObjectHeaders(), **options}
         operation = ops.CopyObject("b", key, ops.CopySource("b", source, version), **options)
-        return run(self.objects.copy(operation, ALICE))
+        return run(self.objects.copy_object(operation, ALICE))
 
     def begin(self, key: str, **options: Any) -> str:
         operation = ops.CreateMultipartUpload("b", key, ops.ObjectHeaders(), **options)
-        return run(self.uploads.create(operation, ALICE)).upload_id
+        return run(self.uploads.create_upload(operation, ALICE)).upload_id
 
     def part(self, key: str, upload: str, number: int, data: bytes) -> CompletedPart:
         operation = ops.UploadPart("b", key, upload, number, BodyDigests())
@@ -111,14 +111,16 @@ class Desk:
 
     def complete(self, key: str, upload: str, *parts: CompletedPart, **options: Any) -> res.CompleteResult:
         options = {"digests": BodyDigests(), **options}
-        return run(self.uploads.complete(ops.CompleteMultipartUpload("b", key, upload, **options), parts))
+        return run(
+            self.uploads.complete_upload(ops.CompleteMultipartUpload("b", key, upload, **options), parts)
+        )
 
     def tags(self, key: str, version: str | None = None) -> dict[str, str]:
-        return dict(self.tagging.get(ops.GetObjectTagging("b", key, version)).tags)
+        return dict(self.tagging.get_tags(ops.GetObjectTagging("b", key, version)).tags)
 
     def tag(self, key: str, tags: dict[str, str], version: str | None = None) -> res.ObjectTagged:
         operation = ops.PutObjectTagging("b", key, BodyDigests(), version)
-        return run(self.tagging.put(operation, tags))
+        return run(self.tagging.put_tags(operation, tags))
 
     def listed(self, **options: Any) -> list[tuple[str, str, bool, bool]]:
         """(key, version, latest, marker) of a page of versions."""

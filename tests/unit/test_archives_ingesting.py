@@ -48,7 +48,7 @@ class Node:
         writer = self.store.writer("b", key, size=len(data))
         await writer.write(data)
         record = await writer.commit(Meta(hashlib.md5(data).hexdigest()))
-        await self.ingest.note("b", key, record)
+        await self.ingest.enqueue("b", key, record)
 
     def kept(self, prefix: str) -> list[str]:
         return [key for key, _ in self.store.list(RESERVED_BUCKET, prefix=prefix).entries]
@@ -77,14 +77,14 @@ def test_archives_are_indexed_once_and_other_objects_left_alone(node: Node) -> N
         await node.put("broken.tgz", b"broken")
         assert len(node.kept(NOTES_PREFIX)) == 4
         node.room = None  # not measured yet
-        assert await node.indexer.work() == 0
+        assert await node.indexer.index_queued() == 0
         node.room = 1 << 20
-        assert await node.indexer.work() == 4
+        assert await node.indexer.index_queued() == 4
         assert node.kept(NOTES_PREFIX) == []
         assert node.indexes() == ["tar", "tgz", "zip"]
         assert len(node.kept(REFUSALS_PREFIX)) == 1
         assert len(node.kept(COPIES_PREFIX)) == 2
-        assert await node.indexer.work() == 0
+        assert await node.indexer.index_queued() == 0
 
     asyncio.run(look())
 
@@ -92,9 +92,9 @@ def test_archives_are_indexed_once_and_other_objects_left_alone(node: Node) -> N
 def test_notes_outlive_the_process(node: Node) -> None:
     async def look() -> None:
         await node.put("x.tar", archive_of("tar", FILES))
-        await node.indexer.work()
+        await node.indexer.index_queued()
         await node.put("y.tar", archive_of("tar", FILES | {"more": b""}))
-        assert await node.another().work() == 1
+        assert await node.another().index_queued() == 1
         assert node.indexes() == ["tar", "tar"]
 
     asyncio.run(look())
@@ -103,17 +103,17 @@ def test_notes_outlive_the_process(node: Node) -> None:
 def test_a_note_left_while_it_is_worked_off_stays(node: Node) -> None:
     async def look() -> None:
         await node.put("x.tar", archive_of("tar", FILES))
-        found = node.archives.index
+        found = node.archives.get_index
 
         async def index(bucket: str, key: str, *rest: object, **more: object) -> object:
             if len(node.kept(NOTES_PREFIX)) == 1:
                 await node.put("x.tar", archive_of("tar", FILES | {"more": b""}))
             return await found(bucket, key, *rest, **more)  # type: ignore[arg-type]
 
-        node.archives.index = index  # type: ignore[method-assign, assignment]
+        node.archives.get_index = index  # type: ignore[method-assign, assignment]
         worker = BackgroundIndexer(node.store, node.archives, lambda: ["b"], lambda: 0, node.clock)
-        await worker.work()
-        await node.another().work()
+        await worker.index_queued()
+        await node.another().index_queued()
         assert node.kept(NOTES_PREFIX) == []
         assert node.indexes() == ["tar", "tar"]
 
@@ -125,7 +125,7 @@ def test_copies_are_made_ahead_only_where_room_is_free(node: Node) -> None:
         for number in range(4):
             await node.put(f"{number}.tgz", archive_of("tgz", {"a": bytes([number]) * 200_000}))
         node.room = 450_000
-        assert await node.indexer.work() == 4
+        assert await node.indexer.index_queued() == 4
         assert node.indexes() == ["tgz"] * 4
         assert len(node.kept(COPIES_PREFIX)) == 2
 
@@ -138,15 +138,15 @@ def test_what_no_object_has_any_more_goes(node: Node) -> None:
             await node.put(f"x.{kind}", archive_of(kind, FILES))
             await node.put(f"y.{kind}", archive_of(kind, FILES | {"more": b""}))
         await node.put("bad.zip", b"bad")
-        await node.indexer.work()
+        await node.indexer.index_queued()
         for key in ("x.tar", "x.tgz", "bad.zip"):
             await node.store.delete("b", key)
         record = node.store.get("b", "y.tgz")
         assert record is not None
-        await node.ingest.note("b", "y.tgz", record)
-        assert await node.indexer.tidy() == 0  # too young
+        await node.ingest.enqueue("b", "y.tgz", record)
+        assert await node.indexer.remove_orphans() == 0  # too young
         node.clock.advance(2 * 3600)
-        assert await node.indexer.tidy() == 4
+        assert await node.indexer.remove_orphans() == 4
         assert node.indexes() == ["tar", "tgz"]
         assert (
             len(node.kept(COPIES_PREFIX)),

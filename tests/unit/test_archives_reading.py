@@ -60,8 +60,8 @@ class Shelf:
         return await writer.commit(Meta(hashlib.md5(data).hexdigest()))
 
     async def read(self, key: str, record: Record, name: str) -> bytes | None:
-        place = await self.archives.member("b", key, record, name)
-        return None if place is None else self.store.read(*place)
+        place = await self.archives.locate_member("b", key, record, name)
+        return None if place is None else self.store.read_range(*place)
 
     def kept(self, prefix: str) -> list[str]:
         return [key for key, _ in self.store.list(RESERVED_BUCKET, prefix=prefix).entries]
@@ -79,7 +79,7 @@ def test_members_are_the_same_whatever_the_kind(shelf: Shelf, kind: str) -> None
     async def look() -> None:
         key = f"shards/x.{kind}"
         record = await shelf.put(key, archive_of(kind, FILES))
-        index = await shelf.archives.index("b", key, record)
+        index = await shelf.archives.get_index("b", key, record)
         assert dict(zip(index.names, index.sizes.tolist(), strict=True)) == {
             name: len(data) for name, data in FILES.items()
         }
@@ -90,9 +90,9 @@ def test_members_are_the_same_whatever_the_kind(shelf: Shelf, kind: str) -> None
         assert index.inflated == (kind not in ("tar", "stored.zip"))
         assert len(shelf.kept(COPIES_PREFIX)) == int(index.inflated)
         assert set(shelf.used) == set(shelf.kept(COPIES_PREFIX))
-        again = await ArchiveService(shelf.store, shelf.used.append, single_node_objects(shelf.store)).index(
-            "b", key, record
-        )
+        again = await ArchiveService(
+            shelf.store, shelf.used.append, single_node_objects(shelf.store)
+        ).get_index("b", key, record)
         assert again.to_bytes() == index.to_bytes()
 
     asyncio.run(look())
@@ -104,12 +104,14 @@ def test_one_pass_gives_every_file_in_order(shelf: Shelf, kind: str) -> None:
         key = f"x.{kind}"
         record = await shelf.put(key, archive_of(kind, FILES))
         found = {}
-        async for name, size, pieces in shelf.archives.stream("b", key, record):
+        async for name, size, pieces in shelf.archives.stream_files("b", key, record):
             found[name] = b"".join([piece async for piece in pieces])
             assert len(found[name]) == size
         assert found == FILES
         assert list(found) == list(FILES)
-        names = [name async for name, _, _ in shelf.archives.stream("b", key, record)]  # nothing is read
+        names = [
+            name async for name, _, _ in shelf.archives.stream_files("b", key, record)
+        ]  # nothing is read
         assert names == list(FILES)
         assert shelf.kept("") == []
 
@@ -138,19 +140,19 @@ def test_what_is_too_large_for_a_copy_is_still_indexed_and_walked(kind: str) -> 
     async def look() -> None:
         key = f"x.{kind}"
         record = await shelf.put(key, archive_of(kind, FILES))
-        index = await shelf.archives.index("b", key, record)
+        index = await shelf.archives.get_index("b", key, record)
         assert list(index.names) == list(FILES)
         with pytest.raises(BatchError, match="too many for a copy") as caught:
             await shelf.read(key, record, "empty")
         assert caught.value.code == "TooLarge"
-        assert [name async for name, _, _ in shelf.archives.stream("b", key, record)] == list(FILES)
+        assert [name async for name, _, _ in shelf.archives.stream_files("b", key, record)] == list(FILES)
 
     asyncio.run(look())
     shelf.store.close()
 
 
 async def run_through(shelf: Shelf, key: str, record: Record) -> None:
-    async for _, _, pieces in shelf.archives.stream("b", key, record):
+    async for _, _, pieces in shelf.archives.stream_files("b", key, record):
         async for _ in pieces:
             pass
 
@@ -188,7 +190,7 @@ def test_damage_is_refused_by_name_and_the_refusal_kept(shelf: Shelf, name: str)
             ArchiveService(shelf.store, shelf.used.append, single_node_objects(shelf.store)),
         ):
             with pytest.raises(BatchError) as caught:
-                await archives.index("b", name, record)
+                await archives.get_index("b", name, record)
             assert caught.value.code == "BadSample"
             assert f"s3://b/{name}" in caught.value.message
         assert len(shelf.kept(REFUSALS_PREFIX)) == 1
@@ -208,12 +210,12 @@ def test_bombs_are_refused_before_they_fill_anything(kind: str) -> None:
         record = await shelf.put(key, archive_of(kind, {"zeros": bytes(80 << 20)}))
         assert record.size * 200 < 60 << 20
         with pytest.raises(BatchError, match=f"more than {64 << 20} bytes.*--archive-ratio"):
-            await shelf.archives.index("b", key, record)
+            await shelf.archives.get_index("b", key, record)
         assert shelf.kept(COPIES_PREFIX) == []
         roomier = ArchiveService(
             shelf.store, shelf.used.append, single_node_objects(shelf.store), 200 << 20, ratio=40_000
         )
-        assert len(await roomier.index("b", key, record)) == 1  # more is believed: it is looked at again
+        assert len(await roomier.get_index("b", key, record)) == 1  # more is believed: it is looked at again
 
     asyncio.run(look())
     shelf.store.close()
@@ -229,7 +231,7 @@ def test_a_zip_whose_members_share_bytes_is_refused(shelf: Shelf) -> None:
     async def look() -> None:
         record = await shelf.put("x.zip", bytes(data))
         with pytest.raises(BatchError, match="overlap"):
-            await shelf.archives.index("b", "x.zip", record)
+            await shelf.archives.get_index("b", "x.zip", record)
 
     asyncio.run(look())
 
@@ -238,7 +240,7 @@ def test_other_objects_are_no_archives(shelf: Shelf) -> None:
     async def look() -> None:
         record = await shelf.put("a.jpg", b"x")
         with pytest.raises(BatchError, match=r"\.tar\.zst"):
-            await shelf.archives.index("b", "a.jpg", record)
+            await shelf.archives.get_index("b", "a.jpg", record)
 
     asyncio.run(look())
 
@@ -293,7 +295,7 @@ def test_names_are_believed_by_the_size_of_the_archive(
     async def look(shelf: Shelf, match: str) -> None:
         record = await shelf.put(f"x.{kind}", archive_of(kind, files))
         with pytest.raises(BatchError, match=match):
-            await shelf.archives.index("b", f"x.{kind}", record)
+            await shelf.archives.get_index("b", f"x.{kind}", record)
 
     monkeypatch.setattr(reader, "_FEW_NAMES", 100_000)
     for each in (shelf, shelf_of_few):
@@ -306,7 +308,7 @@ def test_members_are_believed_by_the_size_of_the_archive(
 ) -> None:
     async def look(key: str, files: dict[str, bytes]) -> int:
         record = await shelf.put(key, archive_of(key.partition(".")[2], files))
-        return len(await shelf.archives.index("b", key, record))
+        return len(await shelf.archives.get_index("b", key, record))
 
     monkeypatch.setattr(reader, "_FEW", 50)
     assert asyncio.run(look("plain.tar", {f"{number}": b"" for number in range(1000)})) == 1000
@@ -332,6 +334,6 @@ def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(
     async def look() -> None:
         record = await shelf.put("x.zip", archive_of("zip", FILES))
         with pytest.raises(BatchError, match="for 5 entries is not believed"):
-            await shelf.archives.index("b", "x.zip", record)
+            await shelf.archives.get_index("b", "x.zip", record)
 
     asyncio.run(look())

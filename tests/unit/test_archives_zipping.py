@@ -40,7 +40,7 @@ def _packed(files: list[SourceFile], data: bytes) -> bytes:
             buffer[at : at + len(text)] = text
         for piece in group.pieces:
             buffer[piece.at : piece.at + piece.length] = data[piece.offset : piece.offset + piece.length]
-        packing.seal(memoryview(buffer))
+        packing.fill_checksums(memoryview(buffer))
         made.append(bytes(buffer))
     return b"".join(made)
 

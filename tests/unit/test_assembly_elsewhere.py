@@ -41,7 +41,7 @@ SAMPLES = 40
 class Others:
     """Other nodes, as one store. `lost`: what befalls the parts of a key."""
 
-    alone = False
+    single_node = False
 
     def __init__(self) -> None:
         self.store = MemoryStore(ManualClock())
@@ -49,26 +49,26 @@ class Others:
         self.lost: dict[str, str] = {}
         self.asked: list[int] = []
 
-    async def fetch(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
+    async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         self.asked.append(len(parts))
         return Room(self, parts, memory)
 
-    def used(self, bucket: str, key: str) -> None:
+    def record_use(self, bucket: str, key: str) -> None:
         return
 
-    async def goes_by(self, version: int) -> bool:
+    async def reaches_map_version(self, version: int) -> bool:
         return True
 
-    def is_first(self, bucket: str, key: str) -> bool:
+    def is_first_replica(self, bucket: str, key: str) -> bool:
         return False
 
-    def others_hold(self, bucket: str, key: str) -> bool:
+    def has_peer_copies(self, bucket: str, key: str) -> bool:
         return True
 
-    async def document(self, key: str) -> bytes | None:
+    async def fetch_document(self, key: str) -> bytes | None:
         return self.kept.get(key)
 
-    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
+    async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         self.kept[key] = document
 
 
@@ -84,7 +84,7 @@ class Room:
                 continue
             assert record is not None
             assert record.etag == part.etag
-            data, at = others.store.read(record, part.offset, part.length), self._frame.size
+            data, at = others.store.read_range(record, part.offset, part.length), self._frame.size
             self._frame.grow(at + len(data))
             os.pwrite(self._frame.fd, data, at)
             path = f"/proc/{os.getpid()}/fd/{self._frame.fd}"
@@ -125,7 +125,7 @@ class Scene:
         return digest
 
     async def get(self, plan: str, step: int = 0) -> bytes:
-        frame = await self.assembler.frame(FrameAddress(plan, 1, step, batch=16))
+        frame = await self.assembler.get_frame(FrameAddress(plan, 1, step, batch=16))
         data = os.pread(frame.fd, frame.size, 0)
         frame.close()
         tensor_frame.verify_frame(data)
@@ -182,6 +182,6 @@ def test_documents_come_from_others_on_a_miss() -> None:
         second.store = first.store
         assert (await second.assembler.catalog.plan(plan)).hash == plan
         others.kept.clear()
-        assert second.assembler.catalog.read(f"plans/{plan}") is not None
+        assert second.assembler.catalog.read_document(f"plans/{plan}") is not None
 
     asyncio.run(run())

@@ -143,7 +143,7 @@ class Bench:
         return digest
 
     async def get(self, address: Any) -> tuple[dict[str, Any], str]:
-        frame = await self.assembler.frame(address)
+        frame = await self.assembler.get_frame(address)
         data = os.pread(frame.fd, frame.size, 0)
         frame.close()
         tensor_frame.verify_frame(data)
@@ -209,7 +209,7 @@ def test_frames_nobody_takes_hold_others_back(bench: Bench) -> None:
     async def run() -> None:
         plan = await bench.plan()
         bench.assembler._bytes_room.limit = 10_000  # as if memory were scarce
-        slow = [await bench.assembler.frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
+        slow = [await bench.assembler.get_frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
         with pytest.raises(BatchError, match="slow clients") as caught:
             await bench.get(RowsAddress(plan, 0, (9,)))
         assert caught.value.code == "Busy"
@@ -225,7 +225,7 @@ def test_slow_clients_of_one_key_do_not_keep_another_out(bench: Bench) -> None:
         plan = await bench.plan()
         bench.assembler._bytes_room.limit = 10_000
         with tenant_scope("ann"):
-            slow = [await bench.assembler.frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
+            slow = [await bench.assembler.get_frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
             with pytest.raises(BatchError, match="slow clients"):
                 await bench.get(RowsAddress(plan, 0, (9,)))
         with tenant_scope("ben"):
@@ -245,7 +245,7 @@ def test_objects_of_views_count_as_many_rows(bench: Bench) -> None:
         record = bench.store.get("b", key)
         assert record is not None
         addresses = [DerivedAddress("0" * 64, "{}", "b", key, record.etag, number) for number in range(3)]
-        asked = [asyncio.create_task(bench.assembler.frame(address)) for address in addresses]
+        asked = [asyncio.create_task(bench.assembler.get_frame(address)) for address in addresses]
         done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         (refused,) = done
         error = refused.exception()
@@ -447,8 +447,8 @@ def test_the_ledger_is_bounded_and_survives(bench: Bench) -> None:
         catalog = bench.assembler.catalog
         ledger = BadSampleLedger(catalog)
         many = [BadSample(f"k{number}", "decode", "x" * 1000, 0, 0) for number in range(LIMIT + 5)]
-        await asyncio.gather(*(ledger.record("p", many[start::3]) for start in range(3)))
-        await BadSampleLedger(catalog).record("p", many[:1])
+        await asyncio.gather(*(ledger.record_bad_samples("p", many[start::3]) for start in range(3)))
+        await BadSampleLedger(catalog).record_bad_samples("p", many[:1])
         entries = read_ledger(catalog, "p")
         assert len(entries) == LIMIT
         assert entries[0]["times"] == 2
@@ -462,9 +462,9 @@ def test_ledgers_of_many_plans_are_not_all_in_memory(bench: Bench) -> None:
     async def run() -> None:
         ledger = BadSampleLedger(bench.assembler.catalog)
         for number in range(100):
-            await ledger.record(f"p{number}", [BadSample("k", "decode", "x", 0, 0)])
+            await ledger.record_bad_samples(f"p{number}", [BadSample("k", "decode", "x", 0, 0)])
         assert repr(ledger) == "<Ledger of 64 plans>"
-        await ledger.record("p0", [BadSample("k", "decode", "x", 0, 0)])
+        await ledger.record_bad_samples("p0", [BadSample("k", "decode", "x", 0, 0)])
         assert read_ledger(bench.assembler.catalog, "p0")[0]["times"] == 2
 
     asyncio.run(run())

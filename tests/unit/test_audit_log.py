@@ -44,7 +44,7 @@ def session(path: Path, *steps: Callable[[AuditLog], object], **options: Any) ->
 def lines(first: int, count: int) -> Callable[[AuditLog], None]:
     def write(log: AuditLog) -> None:
         for number in range(first, first + count):
-            log.write(entry(number))
+            log.write_entry(entry(number))
 
     return write
 
@@ -58,7 +58,9 @@ def test_lines_are_written_in_order_and_private(tmp_path: Path) -> None:
 
 def test_empty_fields_are_left_out_and_odd_text_stays_on_its_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    session(path, lambda log: log.write(entry(1, key='a\nb"ü\ud800'.encode("utf-8", "replace").decode())))
+    session(
+        path, lambda log: log.write_entry(entry(1, key='a\nb"ü\ud800'.encode("utf-8", "replace").decode()))
+    )
     assert json.loads(path.read_text()) == {
         "time": "1970-01-01T00:00:00.000Z",
         "request_id": "R1",
@@ -75,7 +77,7 @@ def test_a_renamed_file_gets_what_came_before_and_the_new_one_what_comes_after(t
     path.touch()
 
     def rotate(log: AuditLog) -> None:
-        log._file.append(b"")  # open before the file is renamed, as after any line
+        log._file.append_batch(b"")  # open before the file is renamed, as after any line
         path.rename(old)
         log.reopen()
 
@@ -120,7 +122,7 @@ def test_a_line_is_written_soon_without_being_asked(tmp_path: Path) -> None:
 
     async def main() -> None:
         log = AuditLog(path)
-        log.write(entry(1))
+        log.write_entry(entry(1))
         for _ in range(2000):
             await asyncio.sleep(0.01)
             if not log.pending:
@@ -135,7 +137,7 @@ def test_what_is_no_text_is_escaped(tmp_path: Path) -> None:
     """A client claims any bytes; the line of its request is written all the same."""
     path = tmp_path / "audit.jsonl"
     odd = entry(1, access_key="a\udcff", keys=("\udcfe", "b"), failed={"\udcfd": "AccessDenied"})
-    session(path, lambda log: log.write(odd), lambda log: log.write(entry(2)))
+    session(path, lambda log: log.write_entry(odd), lambda log: log.write_entry(entry(2)))
     first, second = map(json.loads, path.read_text().splitlines())
     assert (first["access_key"], first["keys"]) == ("a\\udcff", ["\\udcfe", "b"])
     assert first["failed"] == {"\\udcfd": "AccessDenied"}

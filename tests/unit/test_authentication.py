@@ -44,9 +44,9 @@ def authenticator(clock: ManualClock) -> Authenticator:
         entries.append((name, key))
 
     async def fill() -> None:
-        await secret.ensure()
+        await secret.create_if_missing()
         for name, entry in entries:
-            await table.change(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
+            await table.update_entry(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
 
     asyncio.run(fill())
     return Authenticator(CredentialService(table, secret, KeyLastUsed(control), clock), clock, sigv2="all")

@@ -26,10 +26,10 @@ def test_most_are_right(ahead: dict[str, float], agree: bool, told: dict[str, in
 
 
 def test_a_node_tells_of_its_own_clock_whatever_it_can_know() -> None:
-    assert compare_clocks({"n1": 0.0, "n2": 400.0, "n3": 401.0}).of("n1") == -400
-    assert compare_clocks({"n1": 0.0, "n2": 400.0, "n3": 0.0}).of("n1") == 0
-    assert compare_clocks({"n1": 0.0, "n2": 400.0}).of("n1") == -400
-    assert compare_clocks({"n1": 0.0}).of("n1") == 0
+    assert compare_clocks({"n1": 0.0, "n2": 400.0, "n3": 401.0}).skew_of("n1") == -400
+    assert compare_clocks({"n1": 0.0, "n2": 400.0, "n3": 0.0}).skew_of("n1") == 0
+    assert compare_clocks({"n1": 0.0, "n2": 400.0}).skew_of("n1") == -400
+    assert compare_clocks({"n1": 0.0}).skew_of("n1") == 0
 
 
 def test_a_clock_counts_as_another_from_a_minute_on() -> None:

@@ -31,7 +31,7 @@ async def _mesh(
         cluster = join_node(cluster, Node(name, f"http://{name}"))
     for name in ("n1", "n2", "n3"):
         cluster = mark_complete(cluster, name)
-    await maps.change(lambda _: cluster)
+    await maps.update_map(lambda _: cluster)
     return ClusterView("n1", control, lambda bucket: 0, held=held, newest=newest), maps
 
 
@@ -40,7 +40,7 @@ def _key(cluster: ClusterMap, *owners: str) -> str:
     from meshwire.cluster.placement import slot_of
 
     for number in range(10_000):
-        found = placed.of_slot(slot_of("b", f"k{number}", cluster.slots))
+        found = placed.owners_of_slot(slot_of("b", f"k{number}", cluster.slots))
         if {node.node_id for node in found} == set(owners):
             return f"k{number}"
     raise AssertionError(owners)
@@ -56,7 +56,9 @@ def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[str,
 
     async def run() -> str:
         mesh, _ = await _mesh(lambda: (0, 0.0))
-        return await ReadBarrier(mesh, SystemClock(), ask).dispel("b", _key(mesh.map(), "n1", "n2"), patience)
+        return await ReadBarrier(mesh, SystemClock(), ask).wait_until_current(
+            "b", _key(mesh.current_map(), "n1", "n2"), patience
+        )
 
     return asyncio.run(run()), asked
 
@@ -85,19 +87,19 @@ def test_the_only_owner_that_answers_is_in_doubt_while_another_process_of_it_has
     async def run() -> None:
         newest = 0
         mesh, maps = await _mesh(lambda: (0, 0.0), lambda: newest)
-        await maps.change(lambda cluster: mark_node_away(_known(cluster), "n2"))
-        key, version = _key(mesh.map(), "n1", "n2"), mesh.map().version
+        await maps.update_map(lambda cluster: mark_node_away(_known(cluster), "n2"))
+        key, version = _key(mesh.current_map(), "n1", "n2"), mesh.current_map().version
 
         async def ask(node: Node) -> int | None:
             raise AssertionError(node)
 
         doubt = ReadBarrier(mesh, SystemClock(), ask)
-        assert await doubt.dispel("b", key) == ""
+        assert await doubt.wait_until_current("b", key) == ""
         newest = version + 1
-        why = await doubt.dispel("b", key, 0.0)
+        why = await doubt.wait_until_current("b", key, 0.0)
         assert f"another process of it goes by a newer cluster map ({version + 1})" in why
-        await maps.change(lambda cluster: join_node(_known(cluster), Node("n2", "http://n2")))
-        assert await ReadBarrier(mesh, SystemClock(), _always(version + 1)).dispel("b", key) == ""
+        await maps.update_map(lambda cluster: join_node(_known(cluster), Node("n2", "http://n2")))
+        assert await ReadBarrier(mesh, SystemClock(), _always(version + 1)).wait_until_current("b", key) == ""
 
     asyncio.run(run())
 
@@ -112,19 +114,19 @@ def _always(version: int) -> Callable[[Node], Awaitable[int | None]]:
 def test_a_newer_map_that_comes_is_gone_by() -> None:
     async def run() -> None:
         mesh, maps = await _mesh(lambda: (0, 0.0))
-        key, version = _key(mesh.map(), "n1", "n2"), mesh.map().version
+        key, version = _key(mesh.current_map(), "n1", "n2"), mesh.current_map().version
 
         def grown(cluster: ClusterMap | None) -> ClusterMap:
             assert cluster is not None
             return join_node(cluster, Node("n4", "http://n4"))
 
         async def ask(node: Node) -> int | None:
-            if mesh.map().version == version:
-                await maps.change(grown)
+            if mesh.current_map().version == version:
+                await maps.update_map(grown)
             return version + 1
 
-        assert await ReadBarrier(mesh, SystemClock(), ask).dispel("b", key, 10.0) == ""
-        assert mesh.map().version == version + 1
+        assert await ReadBarrier(mesh, SystemClock(), ask).wait_until_current("b", key, 10.0) == ""
+        assert mesh.current_map().version == version + 1
 
     asyncio.run(run())
 
@@ -136,7 +138,7 @@ def test_who_holds_its_lease_asks_nobody() -> None:
         async def ask(node: Node) -> int | None:
             raise AssertionError(node)
 
-        assert await ReadBarrier(mesh, SystemClock(), ask).dispel("b", "k") == ""
+        assert await ReadBarrier(mesh, SystemClock(), ask).wait_until_current("b", "k") == ""
 
     asyncio.run(run())
 
@@ -144,7 +146,7 @@ def test_who_holds_its_lease_asks_nobody() -> None:
 def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() -> None:
     async def run() -> None:
         mesh, _ = await _mesh(lambda: (0, 0.0))
-        key, asked = _key(mesh.map(), "n1", "n2"), 0
+        key, asked = _key(mesh.current_map(), "n1", "n2"), 0
         began, answer = asyncio.Event(), asyncio.Event()
 
         async def ask(node: Node) -> int | None:
@@ -155,9 +157,9 @@ def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() ->
             return 1
 
         doubt = ReadBarrier(mesh, SystemClock(), ask)
-        first = asyncio.ensure_future(doubt.dispel("b", key))
+        first = asyncio.ensure_future(doubt.wait_until_current("b", key))
         await began.wait()
-        later = [asyncio.ensure_future(doubt.dispel("b", key)) for _ in range(50)]
+        later = [asyncio.ensure_future(doubt.wait_until_current("b", key)) for _ in range(50)]
         for _ in range(10):
             await asyncio.sleep(0)
         answer.set()
@@ -177,19 +179,19 @@ def test_a_node_is_sure_while_its_lease_holds_and_it_knows_the_map_of_then() -> 
             return version, until - clock.monotonic()
 
         mesh, maps = await _mesh(held)
-        version = mesh.map().version
+        version = mesh.current_map().version
         shared_counters.set_lease(clock.monotonic() + 5.0, version)
-        assert mesh.sure_for == 5.0
-        assert mesh.sure_of == version
-        await maps.change(lambda cluster: join_node(_known(cluster), Node("n4", "http://n4")))
-        assert mesh.sure_for == 5.0
-        assert mesh.sure_of == version + 1
+        assert mesh.lease_remaining == 5.0
+        assert mesh.lease_confirmed_version == version
+        await maps.update_map(lambda cluster: join_node(_known(cluster), Node("n4", "http://n4")))
+        assert mesh.lease_remaining == 5.0
+        assert mesh.lease_confirmed_version == version + 1
         clock.advance(5.0)
-        assert mesh.sure_for == 0.0
-        assert mesh.sure_of == version
+        assert mesh.lease_remaining == 0.0
+        assert mesh.lease_confirmed_version == version
         shared_counters.set_lease(clock.monotonic() + 5.0, version + 2)  # which has not come here yet
-        assert mesh.sure_for == 0.0
-        assert mesh.sure_of == version + 1
+        assert mesh.lease_remaining == 0.0
+        assert mesh.lease_confirmed_version == version + 1
 
     try:
         asyncio.run(run())

@@ -17,7 +17,7 @@ def mesh(*node_ids: str) -> ClusterMap:
 
 def settled(cluster: ClusterMap) -> ClusterMap:
     for node in cluster.nodes:
-        if cluster.owes(node.node_id):
+        if cluster.must_sync(node.node_id):
             cluster = turn.mark_complete(cluster, node.node_id)
     return cluster
 

@@ -11,25 +11,25 @@ WORDS = ["", "a", "ü", "日本", "a", "🎈", ""]
 
 
 def test_strings_are_decoded_on_access() -> None:
-    column = StringColumn.of(WORDS)
+    column = StringColumn.from_strings(WORDS)
     assert list(column) == WORDS
     assert [column[index] for index in range(len(WORDS))] == WORDS
     assert column[-2] == "🎈"
-    assert column.take(np.array([3, 0, 3])) == ["日本", "", "日本"]
-    assert list(StringColumn.of([])) == []
+    assert column.take_rows(np.array([3, 0, 3])) == ["日本", "", "日本"]
+    assert list(StringColumn.from_strings([])) == []
     with pytest.raises(IndexError):
         column[7]
 
 
 def test_the_last_occurrence_is_found() -> None:
-    column = StringColumn.of(WORDS)
+    column = StringColumn.from_strings(WORDS)
     assert column.find_last("a") == 4
     assert column.find_last("日本") == 3
     assert column.find_last("") == 6
     assert column.find_last("日") is None
     assert column.find_last("aü") is None
-    assert StringColumn.of(["aa", "aaa", "aa", "a"]).find_last("aa") == 2
-    assert StringColumn.of([]).find_last("") is None
+    assert StringColumn.from_strings(["aa", "aaa", "aa", "a"]).find_last("aa") == 2
+    assert StringColumn.from_strings([]).find_last("") is None
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,28 @@ def test_integers_are_narrowed(values: list[int], dtype: str) -> None:
 
 def document() -> bytes:
     writer = ColumnWriter("test", 1, {"who": "me"})
-    writer.integers("n", np.array([1, 2, 300]))
-    writer.strings("s", StringColumn.of(WORDS))
+    writer.add_integers("n", np.array([1, 2, 300]))
+    writer.add_strings("s", StringColumn.from_strings(WORDS))
     return writer.to_bytes()
 
 
 def test_it_goes_round() -> None:
     reader = ColumnReader(document(), "test", 1)
-    assert reader.text("who") == "me"
-    assert reader.integers("n", low=0, high=300, count=3).tolist() == [1, 2, 300]
-    assert list(reader.strings("s")) == WORDS
+    assert reader.read_text("who") == "me"
+    assert reader.read_integers("n", low=0, high=300, count=3).tolist() == [1, 2, 300]
+    assert list(reader.read_strings("s")) == WORDS
 
 
 def test_what_does_not_fit_is_refused() -> None:
     reader = ColumnReader(document(), "test", 1)
     for low, high, count in ((2, 300, 3), (0, 299, 3), (0, 300, 4)):
         with pytest.raises(ColumnError):
-            reader.integers("n", low=low, high=high, count=count)
+            reader.read_integers("n", low=low, high=high, count=count)
     for name in ("n", "absent"):
         with pytest.raises(ColumnError, match="lacks"):
-            reader.strings(name)
+            reader.read_strings(name)
     with pytest.raises(ColumnError, match="lacks"):
-        reader.text("whom")
+        reader.read_text("whom")
 
 
 def test_other_documents_are_refused() -> None:

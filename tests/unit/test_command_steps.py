@@ -65,7 +65,7 @@ def test_without_a_terminal_there_is_none(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_work_of_few_steps_is_told_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    with Session(None, False, False).told_steps("split", 2) as done:
+    with Session(None, False, False).logged_steps("split", 2) as done:
         done("pinned")
         done.reached(0.5)
         done("cut")

@@ -16,7 +16,7 @@ def test_defaults_hang_together() -> None:
     assert (settings.http.host, settings.http.port) == ("127.0.0.1", 9000)
     assert 1 <= settings.workers <= 4
     assert settings.transform.processes >= 1
-    assert settings.steward_socket == Path("/data/run/steward.sock")
+    assert settings.coordinator_socket == Path("/data/run/steward.sock")
     assert settings.transform_socket(3) == Path("/data/run/transform-3.sock")
 
 

@@ -48,7 +48,7 @@ def test_documents_are_read_again() -> None:
 def test_a_newer_map_is_taken() -> None:
     control = Restorable(ManualClock())
     maps = ClusterMapStore(control)
-    first = asyncio.run(maps.change(lambda _: turn.bootstrap_map(Node("n1", "http://10.0.0.1:9000"))))
+    first = asyncio.run(maps.update_map(lambda _: turn.bootstrap_map(Node("n1", "http://10.0.0.1:9000"))))
     grown = turn.join_node(first, Node("n2", "http://10.0.0.2:9000"))
     control.put_back("cluster/map", grown.to_json())
     assert maps.current() == grown

@@ -55,7 +55,7 @@ async def _told() -> None:
     )
     service._long = LongRunningCalls("test", patience=0.05)
     begun, free = asyncio.Event(), asyncio.Event()
-    index = service.tfrecords.index
+    index = service.tfrecords.index_file
 
     async def slow(bucket: str, key: str, found: Record, wanted: list[str]) -> Any:
         if key == "3.tfrecord":
@@ -63,7 +63,7 @@ async def _told() -> None:
             await free.wait()
         return await index(bucket, key, found, wanted)
 
-    service.tfrecords.index = slow  # type: ignore[method-assign, assignment]
+    service.tfrecords.index_file = slow  # type: ignore[method-assign, assignment]
     source = Source("b", "")
     with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done") as told:
         await service._patiently(listing, source, "tfrecord", FIELDS)
@@ -91,7 +91,7 @@ async def _archives() -> None:
         store, DocumentStore(store), readers, archives, single_node_objects(store), cast("Any", None)
     )
     service._long = LongRunningCalls("test", patience=0.05)
-    begun, free, index = asyncio.Event(), asyncio.Event(), archives.index
+    begun, free, index = asyncio.Event(), asyncio.Event(), archives.get_index
 
     async def slow(bucket: str, key: str, found: Record) -> Any:
         if key == "2.tar":
@@ -99,7 +99,7 @@ async def _archives() -> None:
             await free.wait()
         return await index(bucket, key, found)
 
-    archives.index = slow  # type: ignore[method-assign, assignment]
+    archives.get_index = slow  # type: ignore[method-assign, assignment]
     source, fields = Source("b", ""), parse_fields({"text": {"ext": ["txt"]}})
     with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done"):
         await service._build(cast("Any", None), source, "auto", fields)

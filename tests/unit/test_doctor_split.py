@@ -102,14 +102,14 @@ def test_au_leaves_out_the_first_step_of_a_loop(monkeypatch: pytest.MonkeyPatch)
     meter = Meter()
     for _ in range(2):
         meter.start()
-        meter.wait(5.0, Stall(1.0, 1.0, 3.0), steady=False)
+        meter.add_wait(5.0, Stall(1.0, 1.0, 3.0), steady=False)
         now[0] += 6.0  # the first step: 5 s of waiting, 1 s of compute
-        meter.steady(now[0])
+        meter.mark_steady(now[0])
         for _ in range(3):
-            meter.wait(0.5, Stall(), steady=True)
+            meter.add_wait(0.5, Stall(), steady=True)
             now[0] += 2.0
         meter.stop()
-    stats = meter.read(None, 0)
+    stats = meter.snapshot(None, 0)
     assert stats.au == pytest.approx(0.75)
     assert stats.compute + stats.network + stats.preprocessing + stats.fetch == pytest.approx(24.0)
     assert (stats.fetch, stats.preprocessing) == (6.0, 2.0)

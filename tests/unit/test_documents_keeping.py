@@ -71,17 +71,19 @@ def one(tmp_path: Path) -> Iterator[One]:
 def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
     async def run() -> None:
         for number in (10, 11, 12, 13):
-            await one.catalog.write(f"snapshots/{digest(number)}", b"s")
-        await one.catalog.write(f"assets/{digest(20)}", b"tokens")
-        await one.catalog.write(f"assets/{digest(21)}", b"unused")
-        await one.catalog.write(f"plans/{digest(1)}", plan(10, 2, 20))  # named by a view, packs plan 2
-        await one.catalog.write(f"plans/{digest(2)}", plan(11))
-        await one.catalog.write(f"packs/{digest(1)}", b"table")
-        await one.catalog.write(f"plans/{digest(3)}", plan(12))  # read now and then
-        await one.catalog.write(f"plans/{digest(4)}", plan(13))  # nobody's
-        await one.catalog.write(f"bad/{digest(3)}", b"[]")
-        await one.catalog.write(f"bad/{digest(4)}", b"[]")
-        await one.catalog.write(f"lengths/{digest(4)}/text/000000", b"")
+            await one.catalog.write_document(f"snapshots/{digest(number)}", b"s")
+        await one.catalog.write_document(f"assets/{digest(20)}", b"tokens")
+        await one.catalog.write_document(f"assets/{digest(21)}", b"unused")
+        await one.catalog.write_document(
+            f"plans/{digest(1)}", plan(10, 2, 20)
+        )  # named by a view, packs plan 2
+        await one.catalog.write_document(f"plans/{digest(2)}", plan(11))
+        await one.catalog.write_document(f"packs/{digest(1)}", b"table")
+        await one.catalog.write_document(f"plans/{digest(3)}", plan(12))  # read now and then
+        await one.catalog.write_document(f"plans/{digest(4)}", plan(13))  # nobody's
+        await one.catalog.write_document(f"bad/{digest(3)}", b"[]")
+        await one.catalog.write_document(f"bad/{digest(4)}", b"[]")
+        await one.catalog.write_document(f"lengths/{digest(4)}/text/000000", b"")
         one.roots.append(f'{{"plan": "{digest(1)}"}}')
         one.clock.advance((DEFAULT_UNUSED_DAYS - 1) * DAY)
         assert await one.keeper.sweep() == 0
@@ -99,8 +101,10 @@ def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
 def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
     async def run() -> None:
         for number in (10, 11):
-            await one.catalog.write(f"snapshots/{digest(number)}", b"s")
-            await one.catalog.write(f"births/{digest(number + 90)}", json.dumps(digest(number)).encode())
+            await one.catalog.write_document(f"snapshots/{digest(number)}", b"s")
+            await one.catalog.write_document(
+                f"births/{digest(number + 90)}", json.dumps(digest(number)).encode()
+            )
         one.roots.append(digest(10))
         one.clock.advance((DEFAULT_UNUSED_DAYS + 1) * DAY)
         assert await one.keeper.sweep() == 2
@@ -111,9 +115,11 @@ def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
 
 def test_whoever_comes_back_in_time_keeps_it(one: One) -> None:
     async def run() -> None:
-        await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)
+        await one.catalog.write_document(f"plans/{digest(1)}", plan(2), once=True)
         one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
-        await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)  # registered again: it is there
+        await one.catalog.write_document(
+            f"plans/{digest(1)}", plan(2), once=True
+        )  # registered again: it is there
         assert await one.keeper.sweep() == 0
         one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
         assert await one.keeper.sweep() == 1
@@ -124,7 +130,7 @@ def test_whoever_comes_back_in_time_keeps_it(one: One) -> None:
 def test_a_use_on_another_node_keeps_it_and_a_silent_node_keeps_all(one: One) -> None:
     async def run() -> None:
         for number in (1, 2):
-            await one.catalog.write(f"plans/{digest(number)}", plan(9))
+            await one.catalog.write_document(f"plans/{digest(number)}", plan(9))
         one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
         now = one.clock.now_ms() // MINUTE_MS
         one.far = {
@@ -144,7 +150,7 @@ def test_a_use_on_another_node_keeps_it_and_a_silent_node_keeps_all(one: One) ->
 
 def test_a_plan_that_only_others_have_is_read_before_anything_goes(one: One) -> None:
     async def run() -> None:
-        await one.catalog.write(f"snapshots/{digest(5)}", b"s")
+        await one.catalog.write_document(f"snapshots/{digest(5)}", b"s")
         one.clock.advance(2 * DEFAULT_UNUSED_DAYS * DAY)
         one.far = {
             f"plans/{digest(1)}": DocumentUsage(1, one.clock.now_ms() // MINUTE_MS, 0)
@@ -158,25 +164,25 @@ def test_what_is_removed_is_nowhere_until_it_is_made_again(one: One) -> None:
     key, document = f"snapshots/{digest(7)}", b"s"
 
     async def run() -> None:
-        await one.catalog.share(key, document)
+        await one.catalog.put_shared(key, document)
         one.clock.advance(60)
         await one.removals.add([key], one.clock.now_ms(), "asked", by="ann")
-        assert one.catalog.read(key) is None  # its bytes are still there
-        assert await one.catalog.find(key) is None
+        assert one.catalog.read_document(key) is None  # its bytes are still there
+        assert await one.catalog.find_shared(key) is None
         with pytest.raises(BatchError, match=r"was removed by ann on \d{4}-") as refused:
             await one.catalog.snapshot(digest(7))
         assert refused.value.code == "Gone"
         assert "make it again" in refused.value.help
         assert refused.value.detail == {"snapshot": digest(7)}
-        await one.catalog.share(key, document)  # before the bytes were taken away: they stay now
-        assert await one.keeper.clear() == 0
-        assert one.catalog.read(key) == document
+        await one.catalog.put_shared(key, document)  # before the bytes were taken away: they stay now
+        assert await one.keeper.remove_local_copies() == 0
+        assert one.catalog.read_document(key) == document
         one.clock.advance(60)
         await one.removals.add([key], one.clock.now_ms(), "asked", by="ann")
-        assert await one.keeper.clear() == 1
+        assert await one.keeper.remove_local_copies() == 1
         assert one.left() == set()
-        await one.catalog.share(key, document)
-        assert one.catalog.read(key) == document
+        await one.catalog.put_shared(key, document)
+        assert one.catalog.read_document(key) == document
         assert one.removals.names() == ()
 
     asyncio.run(run())
@@ -186,16 +192,16 @@ def test_made_again_while_it_is_taken_away_it_stays(one: One, monkeypatch: pytes
     key, delete = f"plans/{digest(1)}", one.store.delete
 
     async def meanwhile(bucket: str, name: str, **more: object) -> object:
-        await one.catalog.share(name, plan(2))
+        await one.catalog.put_shared(name, plan(2))
         return await delete(bucket, name, **more)  # type: ignore[arg-type]
 
     async def run() -> None:
-        await one.catalog.share(key, plan(2))
+        await one.catalog.put_shared(key, plan(2))
         one.clock.advance(60)
         await one.removals.add([key], one.clock.now_ms(), "asked", by="ann")
         monkeypatch.setattr(one.store, "delete", meanwhile)
-        assert await one.keeper.clear() == 0
-        assert one.catalog.read(key) == plan(2)
+        assert await one.keeper.remove_local_copies() == 0
+        assert one.catalog.read_document(key) == plan(2)
 
     asyncio.run(run())
 
@@ -203,7 +209,7 @@ def test_made_again_while_it_is_taken_away_it_stays(one: One, monkeypatch: pytes
 def test_removals_are_remembered_for_a_while(one: One) -> None:
     async def run() -> None:
         await one.removals.add(["plans/a", "plans/b"], one.clock.now_ms(), "unused", DEFAULT_UNUSED_DAYS)
-        assert "nobody had used it for 90 days" in one.removals.gone("plans/a")
+        assert "nobody had used it for 90 days" in one.removals.deletion_notice("plans/a")
         assert await one.removals.restore("plans/a")
         assert not await one.removals.restore("plans/a")
         assert one.removals.names() == ("plans/b",)

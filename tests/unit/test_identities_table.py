@@ -51,15 +51,15 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def load(table: IdentityTable, *accounts: Account, now_ms: int = 0) -> int:
-    return int(run(table.replace(BOTH, accounts, now_ms)))
+    return int(run(table.replace_accounts(BOTH, accounts, now_ms)))
 
 
 def amend(table: IdentityTable, kind: type[Any], name: str, **changes: Any) -> None:
-    run(table.change(kind, name, lambda old: replace(old, **changes) if old else None))
+    run(table.update_entry(kind, name, lambda old: replace(old, **changes) if old else None))
 
 
 def signing(table: IdentityTable) -> list[str]:
-    return [name for name in table.keys() if table.find(name)]  # noqa: SIM118  not a dictionary
+    return [name for name in table.keys() if table.find_signer(name)]  # noqa: SIM118  not a dictionary
 
 
 def test_a_user_with_two_keys_in_the_file_is_one_user(table: IdentityTable) -> None:
@@ -82,8 +82,8 @@ def test_a_reload_keeps_what_an_administrator_set_on_what_stays(table: IdentityT
 
 def test_a_reload_leaves_alone_what_the_admin_api_made(table: IdentityTable) -> None:
     made = account("bob", "B1", "admin")
-    run(table.change(User, "bob", lambda _: made.user))
-    run(table.change(Key, "B1", lambda _: made.key))
+    run(table.update_entry(User, "bob", lambda _: made.user))
+    run(table.update_entry(Key, "B1", lambda _: made.key))
     load(table, ROOT, account("bob", "B2"))
     assert signing(table) == ["AKROOT", "B1", "B2"]
     load(table, ROOT)
@@ -93,18 +93,18 @@ def test_a_reload_leaves_alone_what_the_admin_api_made(table: IdentityTable) -> 
 
 def test_keys_of_a_user_who_left_the_file_sign_no_more(table: IdentityTable) -> None:
     load(table, ROOT, account("ann", "A1"))
-    run(table.change(Key, "A9", lambda _: account("ann", "A9", "admin").key))
-    assert table.find("A9") is not None
+    run(table.update_entry(Key, "A9", lambda _: account("ann", "A9", "admin").key))
+    assert table.find_signer("A9") is not None
     load(table, ROOT)
-    assert table.find("A9") is None
-    assert table.find("A1") is None
+    assert table.find_signer("A9") is None
+    assert table.find_signer("A1") is None
 
 
 def test_a_key_the_file_gives_to_another_user_loses_what_was_set_on_it(table: IdentityTable) -> None:
     load(table, ROOT, account("ann", "A1"))
     amend(table, Key, "A1", policies=("readers",))
     load(table, ROOT, account("eve", "A1"))
-    signer = table.find("A1")
+    signer = table.find_signer("A1")
     assert signer is not None
     assert (signer.user.user_id, signer.key.policies) == ("eve", ())
 
@@ -148,7 +148,7 @@ def test_identities_of_an_earlier_version_are_brought_forward(
     )
     assert table.users()["root"].root
     assert table.keys()["A2"].secret_key == "b-secret"
-    assert not control.peek("identities")
+    assert not control.cached_entries("identities")
     assert run(migrate_control_state(control, 8)) == 0
 
 
@@ -170,7 +170,7 @@ WRITE = READ.replace("Get", "Put")
 
 
 def put_policy(table: IdentityTable, name: str, text: str) -> None:
-    run(table.change(NamedPolicy, name, lambda _: NamedPolicy(name=name, text=text)))
+    run(table.update_entry(NamedPolicy, name, lambda _: NamedPolicy(name=name, text=text)))
 
 
 def allowed(policies: tuple[Policy, ...]) -> set[str]:
@@ -191,12 +191,12 @@ def test_a_key_may_do_what_one_of_its_policies_allows(table: IdentityTable) -> N
     put_policy(table, "write", WRITE)
     amend(table, Key, "A1", policies=("read",))
     amend(table, User, "ann", policies=("write", "read"))
-    signer = table.find("A1")
+    signer = table.find_signer("A1")
     assert signer is not None
     assert allowed(signer.bounds) == {"s3:GetObject"}
     assert [allowed((policy,)) for policy in signer.policies] == [{"s3:PutObject"}, {"s3:GetObject"}]
     amend(table, Key, "A1", policies=("read", "write"))
-    signer = table.find("A1")
+    signer = table.find_signer("A1")
     assert signer is not None
     assert allowed(signer.bounds) == {"s3:GetObject", "s3:PutObject"}
 
@@ -211,7 +211,7 @@ def test_a_policy_that_is_missing_or_unreadable_refuses_everything(
         put_policy(table, "gone", text)
     amend(table, Key, "A1", policies=("read", "gone"))
     amend(table, User, "ann", policies=("read", "gone"))
-    signer = table.find("A1")
+    signer = table.find_signer("A1")
     assert signer is not None
     assert allowed(signer.bounds) == set()
     assert evaluate(signer.policies, AccessRequest("s3:GetObject", "arn:aws:s3:::b/k")) == "deny"
@@ -221,14 +221,14 @@ def test_a_changed_policy_counts_at_once_and_one_that_stays_is_not_read_again(ta
     load(table, account("ann", "A1"))
     put_policy(table, "read", READ)
     amend(table, Key, "A1", policies=("read",))
-    before = table.find("A1")
+    before = table.find_signer("A1")
     put_policy(table, "other", READ)
-    after = table.find("A1")
+    after = table.find_signer("A1")
     assert before is not None
     assert after is not None
     assert after.bounds[0] is before.bounds[0]
     put_policy(table, "read", WRITE)
-    changed = table.find("A1")
+    changed = table.find_signer("A1")
     assert changed is not None
     assert allowed(changed.bounds) == {"s3:PutObject"}
 
@@ -238,6 +238,6 @@ def test_secrets_of_keys_are_hidden_from_logs_as_soon_as_they_are_known(
 ) -> None:
     monkeypatch.setattr(logs, "secret_masker", logs.SecretMasker())
     load(table, account("ann", "A1", secret="chosen-by-ann"))
-    assert table.find("A1") is not None
+    assert table.find_signer("A1") is not None
     made = new_secret_key()
-    assert logs.secret_masker.clean(f"chosen-by-ann {made} mesht1.{'x' * 40}") == "*** *** ***"
+    assert logs.secret_masker.mask_text(f"chosen-by-ann {made} mesht1.{'x' * 40}") == "*** *** ***"

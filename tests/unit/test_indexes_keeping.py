@@ -56,19 +56,19 @@ def test_what_no_snapshot_pins_and_nobody_reads_goes(tmp_path: Path) -> None:
 
     async def run() -> None:
         for name in names:
-            await catalog.write(name, b"index")
-        await catalog.write("archives/x", b"another's")
-        await catalog.write("snapshots/1", snapshot("pinned"))
+            await catalog.write_document(name, b"index")
+        await catalog.write_document("archives/x", b"another's")
+        await catalog.write_document("snapshots/1", snapshot("pinned"))
         clock.advance((SAFE_DAYS - 1) * DAY)
         assert await keeper.sweep() == 0
-        assert catalog.read("lines/read-8") == b"index"
+        assert catalog.read_document("lines/read-8") == b"index"
         clock.advance(2 * DAY)
         assert await keeper.sweep() == 2
         assert kept() == {*names[:2], "archives/x"}
         await store.delete(RESERVED_BUCKET, "snapshots/1")
         assert await keeper.sweep() == 1
         clock.advance(SAFE_DAYS * DAY)
-        await catalog.write("snapshots/2", b"damaged")
+        await catalog.write_document("snapshots/2", b"damaged")
         assert await keeper.sweep() == 0  # in doubt
         await store.delete(RESERVED_BUCKET, "snapshots/2")
         assert await keeper.sweep() == 1

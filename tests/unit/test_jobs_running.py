@@ -47,14 +47,14 @@ def test_a_run_cancelled_before_its_first_step_ends_and_leaves_its_place() -> No
         many = [f"{number:016x}" for number in range(2 * AT_A_TIME)]
         for job_id in many:
             job = Job(job_id, "shard", "{}", Principal("root", "root"), clock.now_ms())
-            await table.change(job_id, lambda _, job=job: job)  # type: ignore[misc]
-        await runner._look()  # begins the first of them
+            await table.update_job(job_id, lambda _, job=job: job)  # type: ignore[misc]
+        await runner._reconcile()  # begins the first of them
         for job_id in many:
-            await table.change(job_id, lambda job: job and msgspec.structs.replace(job, cancel=True))
-        await runner._look()  # before a step of theirs
+            await table.update_job(job_id, lambda job: job and msgspec.structs.replace(job, cancel=True))
+        await runner._reconcile()  # before a step of theirs
         assert await until_ended(table, *many) == ["cancelled"] * len(many)
         later = Job("f" * 16, "shard", "{}", Principal("root", "root"), clock.now_ms())
-        await table.change(later.job_id, lambda _: later)
+        await table.update_job(later.job_id, lambda _: later)
         assert await until_ended(table, later.job_id) == ["failed"]  # it came to its turn; it is no job
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

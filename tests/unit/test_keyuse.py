@@ -16,21 +16,21 @@ def test_uses_are_saved_at_most_once_an_hour_and_told_everywhere() -> None:
     use, other = KeyLastUsed(control), KeyLastUsed(control)
 
     async def main() -> None:
-        use.note("A1")
-        assert use.last("A1") == 0
+        use.record_use("A1")
+        assert use.last_used_ms("A1") == 0
         await use.save(HOUR, {"A1"})
-        assert (use.last("A1"), other.last("A1"), other.last("A2")) == (HOUR, HOUR, 0)
+        assert (use.last_used_ms("A1"), other.last_used_ms("A1"), other.last_used_ms("A2")) == (HOUR, HOUR, 0)
         written = control.revision("keyuse")
         await use.save(3 * HOUR, {"A1"})  # nothing was noted since
-        other.note("A1")
+        other.record_use("A1")
         await other.save(2 * HOUR - 1, {"A1"})
         assert control.revision("keyuse") == written
-        other.note("A1")
+        other.record_use("A1")
         await other.save(2 * HOUR, {"A1"})
-        assert use.last("A1") == 2 * HOUR
+        assert use.last_used_ms("A1") == 2 * HOUR
         await use.forget("A1")
         await use.forget("A1")
-        assert other.last("A1") == 0
+        assert other.last_used_ms("A1") == 0
 
     asyncio.run(main())
 
@@ -39,12 +39,12 @@ def test_of_keys_that_are_gone_nothing_is_kept() -> None:
     use = KeyLastUsed(MemoryControl(ManualClock()))
 
     async def main() -> None:
-        use.note("A1")
-        use.note("A2")
+        use.record_use("A1")
+        use.record_use("A2")
         await use.save(HOUR, {"A1", "A2"})
         await use.save(25 * HOUR, {"A1"})  # A2 went with the users file; it may only be late
-        assert (use.last("A1"), use.last("A2")) == (HOUR, HOUR)
+        assert (use.last_used_ms("A1"), use.last_used_ms("A2")) == (HOUR, HOUR)
         await use.save(26 * HOUR, {"A1"})
-        assert (use.last("A1"), use.last("A2")) == (HOUR, 0)
+        assert (use.last_used_ms("A1"), use.last_used_ms("A2")) == (HOUR, 0)
 
     asyncio.run(main())

@@ -145,12 +145,12 @@ def test_a_budget_is_never_exceeded_and_served_in_order() -> None:
         async def use(name: str, units: int) -> None:
             async with budget.hold(units):
                 order.append(name)
-                assert budget.taken <= 10
+                assert budget.in_use <= 10
                 await turns()
 
         await asyncio.gather(use("a", 6), use("b", 8), use("c", 2), use("d", 4))
         assert order == ["a", "b", "c", "d"]  # c would fit beside a, but b is first
-        assert (budget.taken, budget.waiting) == (0, 0)
+        assert (budget.in_use, budget.waiter_count) == (0, 0)
 
     run(check())
 
@@ -158,14 +158,14 @@ def test_a_budget_is_never_exceeded_and_served_in_order() -> None:
 def test_more_than_the_whole_budget_is_granted_alone() -> None:
     async def check() -> None:
         budget = ByteSemaphore(10)
-        await budget.take(3)
-        large = asyncio.ensure_future(budget.take(50))
+        await budget.acquire(3)
+        large = asyncio.ensure_future(budget.acquire(50))
         await turns()
         assert not large.done()
-        assert not budget.try_take(1)
-        budget.give(3)
+        assert not budget.try_acquire(1)
+        budget.release(3)
         await large
-        assert budget.taken == 50
+        assert budget.in_use == 50
 
     run(check())
 
@@ -173,26 +173,26 @@ def test_more_than_the_whole_budget_is_granted_alone() -> None:
 def test_giving_up_waiting_takes_nothing_and_lets_the_next_go() -> None:
     async def check() -> None:
         budget = ByteSemaphore(10)
-        await budget.take(8)
-        large, small = (asyncio.ensure_future(budget.take(units)) for units in (9, 1))
+        await budget.acquire(8)
+        large, small = (asyncio.ensure_future(budget.acquire(units)) for units in (9, 1))
         await turns()
         large.cancel()
         await turns()
         assert small.done()
-        assert budget.taken == 9
-        granted = asyncio.ensure_future(budget.take(5))
+        assert budget.in_use == 9
+        granted = asyncio.ensure_future(budget.acquire(5))
         await turns()
-        budget.give(9)
+        budget.release(9)
         granted.cancel()  # in the same moment as it is granted
         await asyncio.gather(granted, return_exceptions=True)
-        assert budget.taken == 0
+        assert budget.in_use == 0
 
     run(check())
 
 
 def test_more_given_back_than_taken_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="only 0 are out"):
-        ByteSemaphore(1).give(1)
+        ByteSemaphore(1).release(1)
     with pytest.raises(ValueError, match="at least one unit"):
         ByteSemaphore(0)
 

@@ -45,7 +45,7 @@ def test_pauses_grow_while_loops_wait_and_go_when_they_do_not(told: list[float])
         for _ in range(times):
             clock.advance(0.2)
             shared_counters.mark_client_activity(clock.monotonic())
-            await yielding.rest(PIECE_BYTES)
+            await yielding.yield_to_clients(PIECE_BYTES)
 
     shared_counters.set_loop_delay(_PROCESS, TARGET_DELAY)
     asyncio.run(work(2))
@@ -63,9 +63,9 @@ def test_nobody_is_given_way_to_where_there_are_no_clients(told: list[float]) ->
     yielding = BackgroundThrottle(clock, told.append)
     shared_counters.set_loop_delay(_PROCESS, 1.0)
     shared_counters.mark_client_activity(clock.monotonic())
-    asyncio.run(yielding.rest(PIECE_BYTES))
+    asyncio.run(yielding.yield_to_clients(PIECE_BYTES))
     clock.advance(1.0)
-    asyncio.run(yielding.rest(PIECE_BYTES))
+    asyncio.run(yielding.yield_to_clients(PIECE_BYTES))
     assert told == [MIN_PAUSE, 0.0]
 
 

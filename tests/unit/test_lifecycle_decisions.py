@@ -22,7 +22,7 @@ def rule(**fields: Any) -> LifecycleRule:
 
 def doomed(rules: list[LifecycleRule], versions: list[ListedVersion], now: str) -> list[tuple[str, str, str]]:
     planner = ExpiryPlanner(tuple(rules), at(now))
-    found = [entry for version in versions for entry in planner.feed(version)]
+    found = [entry for version in versions for entry in planner.add_version(version)]
     return [(e.action, e.version.key, e.version.version) for e in (*found, *planner.finish())]
 
 

@@ -56,7 +56,7 @@ def test_nonsense_is_no_report(header: str | None) -> None:
 
 
 def test_a_reporter_tells_what_is_new_and_not_too_often() -> None:
-    stats = Meter(samples=10, seconds=4.0, waited=1.0, fetch=0.25).read(None, 0)
+    stats = Meter(samples=10, seconds=4.0, waited=1.0, fetch=0.25).snapshot(None, 0)
     reporter = LoaderReporter("resnet", lambda: stats)
     assert parse_report(reporter.headers()[LOADER_REPORT_HEADER]) == LoaderReport(
         "resnet", 10, 1.0, 4.0, fetch=0.25
@@ -69,7 +69,7 @@ def test_a_reporter_tells_what_is_new_and_not_too_often() -> None:
 
 def test_names_are_checked_where_they_are_given() -> None:
     with pytest.raises(ConfigurationError, match="report='my job'"):
-        LoaderReporter("my job", lambda: Meter().read(None, 0))
+        LoaderReporter("my job", lambda: Meter().snapshot(None, 0))
 
 
 def test_labels_are_bounded() -> None:

@@ -54,7 +54,7 @@ def test_known_secrets_are_masked_wherever_they_stand(
     formatter: Callable[[str], logging.Formatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "secret_masker", SecretMasker())
-    logs.secret_masker.hide(["top/secret+key", "tiny"])
+    logs.secret_masker.add_secrets(["top/secret+key", "tiny"])
     try:
         raise ValueError("cannot use top/secret+key")
     except ValueError as error:
@@ -79,16 +79,16 @@ def test_known_secrets_are_masked_wherever_they_stand(
     ],
 )
 def test_what_is_named_like_a_secret_is_masked(text: str) -> None:
-    assert "SENSITIVE" not in SecretMasker().clean(text)
+    assert "SENSITIVE" not in SecretMasker().mask_text(text)
 
 
 def test_ordinary_text_is_left_alone() -> None:
     for text in ("3 signatures of ops", "the secret of speed", "key a/b=c", "design: shared"):
-        assert SecretMasker().clean(text) == text
+        assert SecretMasker().mask_text(text) == text
 
 
 def test_lines_are_bounded() -> None:
-    assert len(SecretMasker().clean("x" * 100_000)) < 10_000
+    assert len(SecretMasker().mask_text("x" * 100_000)) < 10_000
 
 
 def test_configure_replaces_handlers(monkeypatch: pytest.MonkeyPatch) -> None:

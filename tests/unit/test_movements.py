@@ -64,7 +64,7 @@ def test_a_drained_node_is_empty_when_it_has_let_go_of_all() -> None:
     cluster = transitions.drain_node(mesh(), "n2")
     for node_id in ("n1", "n3"):
         cluster = transitions.mark_complete(cluster, node_id)
-    assert not cluster.moving
+    assert not cluster.is_rebalancing
 
     def state(own: Progress) -> tuple[object, object]:
         found = drain_status(cluster, {"n2": own})["n2"]
@@ -85,11 +85,11 @@ def test_a_reporter_says_how_long_the_rest_takes() -> None:
         clock = ManualClock()
         control = MemoryControl(clock)
         reporter = ProgressReporter("n1", control, clock)
-        await reporter.begin("comparing", 7, 12)
-        reporter.tally.total, reporter.tally.bytes = 400, 100
+        await reporter.begin_phase("comparing", 7, 12)
+        reporter.stats.total, reporter.stats.bytes = 400, 100
         clock.advance(10)
-        await reporter.refresh()
-        told = decode_progress({"n1": control.peek("moves")["moves/n1"].value})["n1"]
+        await reporter.publish_if_due()
+        told = decode_progress({"n1": control.cached_entries("moves")["moves/n1"].value})["n1"]
         assert (told.doing, told.version, told.slots, told.total, told.bytes) == (
             "comparing",
             7,
@@ -98,12 +98,12 @@ def test_a_reporter_says_how_long_the_rest_takes() -> None:
             100,
         )
         assert told.eta == 30
-        await reporter.wait("nobody answers", 3)
-        await reporter.begin("comparing", 7, 12)
-        assert (reporter.now.bytes, reporter.now.why) == (100, "")
-        await reporter.clear(8)
-        await reporter.begin("comparing", 9)
-        assert (reporter.now.bytes, reporter.now.clear) == (0, 8)
+        await reporter.report_blocked("nobody answers", 3)
+        await reporter.begin_phase("comparing", 7, 12)
+        assert (reporter.progress.bytes, reporter.progress.why) == (100, "")
+        await reporter.mark_clear(8)
+        await reporter.begin_phase("comparing", 9)
+        assert (reporter.progress.bytes, reporter.progress.clear) == (0, 8)
 
     asyncio.run(doing())
 
@@ -140,7 +140,7 @@ def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.Monk
     async def work(pieces: int, size: int) -> int:
         paused.clear()
         for _ in range(pieces):
-            await courtesy.rest(size)
+            await courtesy.yield_to_clients(size)
         return sum(seconds > 0 for seconds in paused)
 
     assert asyncio.run(work(10, shared_counters.PIECE_BYTES)) == 0
@@ -169,19 +169,19 @@ def test_a_rate_is_of_the_last_seconds() -> None:
     async def run() -> None:
         clock = ManualClock()
         reporter = ProgressReporter("n1", MemoryControl(clock), clock)
-        await reporter.begin("comparing", 3)
+        await reporter.begin_phase("comparing", 3)
         for _ in range(30):
             clock.advance(1)
-            reporter.tally.bytes += 100
-            await reporter.tell()
-        assert reporter.now.rate == 100
+            reporter.stats.bytes += 100
+            await reporter.publish()
+        assert reporter.progress.rate == 100
         for _ in range(11):
             clock.advance(1)
-            await reporter.tell()
-        assert reporter.now.rate == 0
-        reporter.tally.bytes += 100
-        await reporter.end()
-        assert reporter.now.rate == 0
+            await reporter.publish()
+        assert reporter.progress.rate == 0
+        reporter.stats.bytes += 100
+        await reporter.end_phase()
+        assert reporter.progress.rate == 0
 
     asyncio.run(run())
 
@@ -204,15 +204,15 @@ def test_what_was_carried_for_a_drain_stays_told_when_the_map_asks_for_more() ->
 
     async def carry() -> None:
         reporter = ProgressReporter("n3", control, clock)
-        await reporter.begin("comparing", drained.version - 1)
-        reporter.tally.bytes = reporter.tally.total = 1000  # before the drain
+        await reporter.begin_phase("comparing", drained.version - 1)
+        reporter.stats.bytes = reporter.stats.total = 1000  # before the drain
         for under in (drained, cluster):
-            await reporter.begin("comparing", under.version)
-            reporter.tally.bytes, reporter.tally.total = 7, 10
-            await reporter.tell()
+            await reporter.begin_phase("comparing", under.version)
+            reporter.stats.bytes, reporter.stats.total = 7, 10
+            await reporter.publish()
 
     asyncio.run(carry())
-    works = decode_progress({"n3": control.peek("moves")["moves/n3"].value})
+    works = decode_progress({"n3": control.cached_entries("moves")["moves/n3"].value})
     drain = drain_status(cluster, works)["n2"]
     assert (drain["bytes_moved"], drain["bytes_total"]) == (14, 17)
     assert rebalance_status(cluster, works).bytes_moved == 7
@@ -223,14 +223,14 @@ def test_what_was_written_anew_meanwhile_does_not_stay_to_come() -> None:
         clock = ManualClock()
         control = MemoryControl(clock)
         reporter = ProgressReporter("n1", control, clock)
-        await reporter.begin("comparing", 4)
-        reporter.tally.bytes, reporter.tally.total = 7, 10
+        await reporter.begin_phase("comparing", 4)
+        reporter.stats.bytes, reporter.stats.total = 7, 10
         if waits:
-            await reporter.wait("n1 is up since map 5; compare again")
-            await reporter.end()
+            await reporter.report_blocked("n1 is up since map 5; compare again")
+            await reporter.end_phase()
         else:
-            await reporter.arrived()
-        return decode_progress({"n1": control.peek("moves")["moves/n1"].value})["n1"]
+            await reporter.mark_complete()
+        return decode_progress({"n1": control.cached_entries("moves")["moves/n1"].value})["n1"]
 
     for waits in (True, False):
         found = asyncio.run(told(waits=waits))

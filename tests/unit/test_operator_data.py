@@ -144,7 +144,7 @@ def test_a_load_is_at_its_end_when_the_last_home_is_full() -> None:
     assert not sum_jobs([job("fetching", **half), job("", "queued")]).listed
     whole = half | {"outputs": 8, "bytes": 80}
     assert outcome(sum_jobs([job("checking", "done", **whole)]))[:2] == ("Succeeded", "Done")
-    figures = DatasetUsage.of(spec_of("s3://a/"), [], job("checking", "done", **whole))
+    figures = DatasetUsage.from_holdings(spec_of("s3://a/"), [], job("checking", "done", **whole))
     assert figures.source == (4, 40)  # what there is, however often it is kept
 
 
@@ -242,7 +242,9 @@ def pod(name: str, gpus: int, datasets: str = "", node: str = "") -> dict[str, A
 
 def test_from_what_is_seen_to_a_plan() -> None:
     board = PlacementBoard()
-    board.tell("ns", "photos", [Holding("m-0", 3, 100, 10_000, 100), Holding("m-1", 0, 0, 10_000, 0)])
+    board.record_holdings(
+        "ns", "photos", [Holding("m-0", 3, 100, 10_000, 100), Holding("m-1", 0, 0, 10_000, 0)]
+    )
     mesh_nodes = [
         {
             "metadata": {"namespace": "ns"},
@@ -263,14 +265,16 @@ def test_from_what_is_seen_to_a_plan() -> None:
     )
     assert found.current == {"ns/photos": ("m-0",)}
     assert (found.nodes[1].host, found.nodes[1].capacity, found.datasets[0].size) == ("k3", 10_000, 100)
-    board.plan(plan_placement(found, OperatorSettings()), names)
-    spots = board.placed("ns", "photos")
+    board.record_plan(plan_placement(found, OperatorSettings()), names)
+    spots = board.copy_locations("ns", "photos")
     assert [spot.node for spot in spots] == ["m-1", "m-0"]  # near its GPUs; and where it is until then
     assert "GPUs in the same host" in spots[0].reason
-    board.tell("ns", "photos", board.holdings["ns", "photos"], DatasetHomes(("m-0", "m-1"), ("m-0",)))
+    board.record_holdings(
+        "ns", "photos", board.holdings["ns", "photos"], DatasetHomes(("m-0", "m-1"), ("m-0",))
+    )
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
     assert (set(found.moving), found.current["ns/photos"]) == ({"ns/photos"}, ("m-0", "m-1"))
-    assert "goes when" in board.placed("ns", "photos")[1].reason
+    assert "goes when" in board.copy_locations("ns", "photos")[1].reason
     mesh_nodes[0]["spec"]["desiredState"] = "Cordoned"
     mesh_nodes[1]["status"]["state"] = "away"
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
@@ -281,4 +285,4 @@ def test_from_what_is_seen_to_a_plan() -> None:
     assert [(node.accepting, node.keeping) for node in found.nodes] == [(False, False)] * 2
     assert found.demand[1] == Demand("ns/photos", "z1", "", "k3", 4)  # it has no label of this name
     board.forget("ns", "photos")
-    assert board.placed("ns", "photos") == []
+    assert board.copy_locations("ns", "photos") == []

@@ -90,14 +90,14 @@ def test_events_wait_until_it_lasts_and_are_said_once() -> None:
     now, heard = ["2030-01-01T00:00:00Z"], list[tuple[str, str, str]]()
 
     class Ear:
-        async def say(self, about: Any, reason: str, message: str, *, once: str = "") -> None:
+        async def record_event(self, about: Any, reason: str, message: str, *, once: str = "") -> None:
             heard.append((reason, message, once))
 
     complaints = StuckPodEvents(Ear(), lambda: now[0])
 
     def run(*pods: Pod) -> int:
         heard.clear()
-        asyncio.run(complaints.run(MESH, pods))
+        asyncio.run(complaints.record_events(MESH, pods))
         return len(heard)
 
     bad = pod(0, "ImagePullBackOff: z")

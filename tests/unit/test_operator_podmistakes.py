@@ -179,7 +179,7 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
 
-    async def say(self, about: dict[str, Any], reason: str, message: str, *, once: str = "") -> None:
+    async def record_event(self, about: dict[str, Any], reason: str, message: str, *, once: str = "") -> None:
         assert once
         self.heard.append((about["metadata"]["name"], reason))
 

@@ -38,7 +38,7 @@ def nodes(count: int) -> ClusterMap:
 def all_settled(cluster: ClusterMap) -> ClusterMap:
     for _ in range(3):
         for node in cluster.nodes:
-            if cluster.owes(node.node_id):
+            if cluster.must_sync(node.node_id):
                 cluster = mark_complete(cluster, node.node_id)
     return cluster
 
@@ -182,16 +182,16 @@ def test_a_pod_that_is_slow_to_answer_and_has_data_is_not_ended() -> None:
 
 def test_pods_of_lost_hosts_are_ended_without_them() -> None:
     steps = plan_rollout(sight(hosts={"k0": True, "k1": True}))
-    assert steps.bury == (("m-s-2", "its Kubernetes node k2 is gone"),)
+    assert steps.force_delete == (("m-s-2", "its Kubernetes node k2 is gone"),)
     stuck = replace(pods(3)[2], leaving=True, overdue=True, ready=False)
     hosts = {"k0": True, "k1": True, "k2": False}
     away = mark_node_away(nodes(3), "m-s-2")
     waits = plan_rollout(sight(pods=(*pods(2), stuck), hosts=hosts, map=away))
-    assert (waits.bury, waits.waiting) == ((), ("m-s-2 cannot be ended: k2 is silent",))
+    assert (waits.force_delete, waits.waiting) == ((), ("m-s-2 cannot be ended: k2 is silent",))
     down = all_settled(mark_node_down(away, "m-s-2"))
-    assert [name for name, _ in plan_rollout(sight(pods=(*pods(2), stuck), hosts=hosts, map=down)).bury] == [
-        "m-s-2"
-    ]
+    assert [
+        name for name, _ in plan_rollout(sight(pods=(*pods(2), stuck), hosts=hosts, map=down)).force_delete
+    ] == ["m-s-2"]
 
 
 def test_a_decommissioned_node_goes_with_its_disks_when_it_is_empty() -> None:

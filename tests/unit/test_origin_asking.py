@@ -27,10 +27,10 @@ class Origin:
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[ObjectFacts]] = []
 
-    def of(self, *_: str) -> Origin:
+    def worker_for(self, *_: str) -> Origin:
         return self
 
-    async def check(self, *_: Any) -> ObjectFacts:
+    async def check_origin(self, *_: Any) -> ObjectFacts:
         self.asked.append(asyncio.get_running_loop().create_future())
         return await self.asked[-1]
 
@@ -82,13 +82,13 @@ async def later(loop: Clock, seconds: float) -> None:
 
 def test_an_origin_that_answers_in_time_is_believed() -> None:
     async def act(questions: Revalidator, origin: Origin, loop: Clock) -> None:
-        reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
+        reading = asyncio.ensure_future(questions.current_facts(BUCKET, "k", OLD))
         await later(loop, PATIENCE - 0.1)
         assert not reading.done()
         await origin.say(NEW)
         assert await reading == NEW
         for wrong, said in ((OriginMissingError("gone"), None), (OriginDownError("down"), OLD)):
-            reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
+            reading = asyncio.ensure_future(questions.current_facts(BUCKET, "k", OLD))
             await later(loop, 0.1)
             await origin.say(wrong)
             if said is None:
@@ -103,19 +103,19 @@ def test_an_origin_that_answers_in_time_is_believed() -> None:
 def test_one_waits_for_a_silent_origin_and_nobody_after_it() -> None:
     async def act(questions: Revalidator, origin: Origin, loop: Clock) -> None:
         before = counted()
-        reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
+        reading = asyncio.ensure_future(questions.current_facts(BUCKET, "k", OLD))
         await later(loop, PATIENCE + 0.1)
         assert await reading == OLD
         for key in ("k", "l", "m"):
-            assert await questions.answered(BUCKET, key, OLD) == OLD  # the clock stands still
+            assert await questions.current_facts(BUCKET, key, OLD) == OLD  # the clock stands still
         assert len(origin.asked) == 1
         await origin.say(OriginDownError("no answer in time"))
-        assert await questions.answered(BUCKET, "l", OLD) == OLD
+        assert await questions.current_facts(BUCKET, "l", OLD) == OLD
         await _turns()
         assert len(origin.asked) == 2  # behind
         assert counted() == before + 5
         await origin.say(NEW)
-        reading = asyncio.ensure_future(questions.answered(BUCKET, "l", OLD))
+        reading = asyncio.ensure_future(questions.current_facts(BUCKET, "l", OLD))
         await later(loop, 0.1)
         assert len(origin.asked) == 3  # it answers again, and is waited for
         await origin.say(NEW)
@@ -126,11 +126,11 @@ def test_one_waits_for_a_silent_origin_and_nobody_after_it() -> None:
 
 def test_what_is_not_cached_is_waited_for_and_another_bucket_is_another_matter() -> None:
     async def act(questions: Revalidator, origin: Origin, loop: Clock) -> None:
-        reading = asyncio.ensure_future(questions.answered(BUCKET, "k", OLD))
+        reading = asyncio.ensure_future(questions.current_facts(BUCKET, "k", OLD))
         await later(loop, PATIENCE + 0.1)
         assert await reading == OLD
-        cold = asyncio.ensure_future(questions.answered(BUCKET, "cold", None))
-        other = asyncio.ensure_future(questions.answered(OTHER, "k", OLD))
+        cold = asyncio.ensure_future(questions.current_facts(BUCKET, "cold", None))
+        other = asyncio.ensure_future(questions.current_facts(OTHER, "k", OLD))
         await later(loop, PATIENCE - 0.1)
         assert not cold.done()
         assert not other.done()

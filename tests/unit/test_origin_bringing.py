@@ -72,13 +72,13 @@ class World:
 
     # its crew, and who is in it
 
-    def of(self, *_: str) -> Any:
+    def worker_for(self, *_: str) -> Any:
         return self
 
-    async def push(self, *_: Any) -> str:
+    async def write_back(self, *_: Any) -> str:
         return str(self._next(self.here, "a"))
 
-    async def remove(self, *_: Any) -> None:
+    async def delete_at_origin(self, *_: Any) -> None:
         self._next(self.here, "a:remove")
 
     # its peers
@@ -108,7 +108,7 @@ class World:
 
 
 def push(world: World) -> list[str]:
-    asyncio.run(world.bringer().push(BUCKET, "k"))
+    asyncio.run(world.bringer().write_back(BUCKET, "k"))
     return world.asked
 
 
@@ -124,7 +124,7 @@ def test_by_the_new_decider_from_then_on() -> None:
     world = World("c", there=[("d", StaleMapError(2)), ("a", StaleMapError(3))])
     assert push(world) == ["c:push", "d:push", "a"]
     removing = World("c", there=[WriteBackResult()])
-    asyncio.run(removing.bringer().remove(BUCKET, "k"))
+    asyncio.run(removing.bringer().delete_at_origin(BUCKET, "k"))
     assert removing.asked == ["c:remove"]
 
 
@@ -132,7 +132,7 @@ def test_nothing_is_removed_for_a_caller_that_was_given_up() -> None:
     def removed(world: World) -> list[str]:
         async def run() -> None:
             with accepted_by("c", 5):
-                await world.bringer().remove(BUCKET, "k")
+                await world.bringer().delete_at_origin(BUCKET, "k")
 
         asyncio.run(run())
         return world.asked
@@ -176,7 +176,7 @@ def test_nobody_who_decides_ends_it() -> None:
 
 def test_who_is_asked_asks_nobody() -> None:
     async def carried_out(world: World, bucket: str = "b") -> WriteBackResult:
-        return await world.bringer().carried_out(WriteBackRequest("push", bucket, "k"))
+        return await world.bringer().execute(WriteBackRequest("push", bucket, "k"))
 
     assert asyncio.run(carried_out(World())) == WriteBackResult()
     world = World(here=[("c", NOT_MINE)])

@@ -18,18 +18,18 @@ def test_a_mark_changes_with_every_write_for_all_processes(tmp_path: Path) -> No
         closing(FreshnessTable(tmp_path / "t", clock)) as one,
         closing(FreshnessTable(tmp_path / "t", clock)) as two,
     ):
-        seen = [one.mark("b")]
+        seen = [one.write_mark("b")]
         for table in (one, two, one):
-            assert one.mark("b") == two.mark("b") == seen[-1]
-            table.rise("b")
-            seen.append(two.mark("b"))
+            assert one.write_mark("b") == two.write_mark("b") == seen[-1]
+            table.bump_write_mark("b")
+            seen.append(two.write_mark("b"))
         assert len(set(seen)) == 4
-        two.note("b", "k", "etag")
-        assert one.holds(60, "b", "k", "etag")
+        two.mark_fresh("b", "k", "etag")
+        assert one.is_fresh(60, "b", "k", "etag")
 
 
 def test_a_start_changes_all_marks(tmp_path: Path) -> None:
     with closing(FreshnessTable(tmp_path / "before", ManualClock())) as table:
-        before = table.mark("b")
+        before = table.write_mark("b")
     with closing(FreshnessTable(tmp_path / "after", ManualClock())) as table:
-        assert table.mark("b") != before
+        assert table.write_mark("b") != before

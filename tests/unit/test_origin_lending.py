@@ -69,7 +69,7 @@ def ask(found: PeerCacheClient, of: Any, etag: str = "e1", number: int = 0) -> b
     """The bytes that come."""
 
     async def run() -> bytes | None:
-        reply = await found.borrowed(of, "k", number, etag)
+        reply = await found.fetch_piece(of, "k", number, etag)
         if reply is None:
             return None
         assert reply.offset == number * CHUNK_BYTES
@@ -106,7 +106,7 @@ def test_what_is_not_that_piece_is_not_taken_and_who_fails_is_left_alone(answer:
 
     async def twice() -> None:
         for _ in range(2):
-            assert await found.borrowed(bucket("ab"), "k", 0, "e1") is None
+            assert await found.fetch_piece(bucket("ab"), "k", 0, "e1") is None
 
     asyncio.run(twice())
     assert others.asked == ["b", "f", "f"]

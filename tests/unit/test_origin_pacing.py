@@ -13,8 +13,8 @@ from meshd.util.malloc_tuning import keep_freed_pages
 def test_a_quick_origin_is_told_in_larger_pieces_than_a_slow_one() -> None:
     pace, pieces = ChunkSizer(), list[int]()
     for rate in (1e6, 30e6, 100e6, 1e9):
-        pace.took(8 << 20, (8 << 20) / rate)
-        pieces.append(pace.piece())
+        pace.record_transfer(8 << 20, (8 << 20) / rate)
+        pieces.append(pace.chunk_bytes())
     assert pieces[0] == MIN_CHUNK_BYTES
     assert pieces[-1] == MAX_CHUNK_BYTES
     assert MIN_CHUNK_BYTES < pieces[1] == int(30e6 * 0.005) < pieces[2] < MAX_CHUNK_BYTES
@@ -22,10 +22,10 @@ def test_a_quick_origin_is_told_in_larger_pieces_than_a_slow_one() -> None:
 
 def test_small_answers_say_nothing_of_an_origin() -> None:
     pace = ChunkSizer()
-    before = pace.piece()
-    pace.took(100 << 10, 10.0)
-    pace.took(0, 0.0)
-    assert pace.piece() == before
+    before = pace.chunk_bytes()
+    pace.record_transfer(100 << 10, 10.0)
+    pace.record_transfer(0, 0.0)
+    assert pace.chunk_bytes() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")

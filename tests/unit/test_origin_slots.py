@@ -12,7 +12,7 @@ def test_a_bucket_waits_for_itself_alone() -> None:
         slots, silent, begun = FetchLimits(total=5, each=3), asyncio.Event(), list[str]()
 
         async def fetch(bucket: str, until: asyncio.Event | None) -> None:
-            async with slots.taken(bucket):
+            async with slots.acquire_slot(bucket):
                 begun.append(bucket)
                 if until is not None:
                     await until.wait()

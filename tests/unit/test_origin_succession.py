@@ -75,7 +75,7 @@ class World:
 
 
 def settle(world: World) -> list[str]:
-    asyncio.run(world.succession().settled("b", "k"))
+    asyncio.run(world.succession().wait_until_exclusive("b", "k"))
     return world.asked
 
 
@@ -98,9 +98,9 @@ def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was(
 
     monkeypatch.setattr(succession, "_doubts", SimpleNamespace(dispel=dispel))
     with pytest.raises(NotReplicatedError, match=why):
-        asyncio.run(succession.settled("b", "k"))
+        asyncio.run(succession.wait_until_exclusive("b", "k"))
     why = ""
-    asyncio.run(succession.settled("b", "k"))
+    asyncio.run(succession.wait_until_exclusive("b", "k"))
     assert sorted(world.asked) == ["b", "c"]
 
 
@@ -120,15 +120,15 @@ def test_nobody_is_asked_long_after_a_map_has_come() -> None:
     async def run() -> None:
         world = World()
         succession = world.succession()
-        await succession.settled("b", "k")
+        await succession.wait_until_exclusive("b", "k")
         world.now += 599
-        await succession.settled("b", "k")
+        await succession.wait_until_exclusive("b", "k")
         assert len(world.asked) == 4
         world.now += 2
-        await succession.settled("b", "k")
+        await succession.wait_until_exclusive("b", "k")
         assert len(world.asked) == 4
         world.version = 8
-        await succession.settled("b", "k")
+        await succession.wait_until_exclusive("b", "k")
         assert len(world.asked) == 6
 
     asyncio.run(run())

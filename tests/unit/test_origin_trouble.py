@@ -91,6 +91,6 @@ def test_credentials_that_are_not_there_are_told_and_counted(
     bucket = Bucket("b", "o", 1, origin=Description("s3://there/", credentials="lost"))
     before = counted()
     with pytest.raises(OriginRefusedError):
-        origins.of(bucket)
+        origins.origin_for(bucket)
     assert counted() - before == 1
     assert [message for message, why in lines(caplog) if "lost" in why] == ["an origin fails"]

@@ -50,7 +50,9 @@ def program(*more: dict[str, Any]) -> Program:
 def rendered(made: Program, image: bytes, mask: bytes, position: int = 3) -> dict[str, Any]:
     draw = made.draw(0, position)
     begun = RowInputs(made.joints, (((0,),), ((1,),)), lambda pieces: (image, mask)[pieces[0][0]], draw, IDLE)
-    return {name: chain.render(begun.of(n), draw) for n, (name, chain) in enumerate(made.chains.items())}
+    return {
+        name: chain.render(begun.field_value(n), draw) for n, (name, chain) in enumerate(made.chains.items())
+    }
 
 
 IDLE = OpStats(lambda: 0.0)
@@ -62,10 +64,10 @@ IDLE = OpStats(lambda: 0.0)
 def test_a_plan_over_several_fields_survives_its_document() -> None:
     spec = parse_spec({"ops": [SHARED]})
     (found,) = spec.ops
-    assert (found.field, found.fields, found.every) == ("image", ("image", "mask"), ("image", "mask"))
+    assert (found.field, found.fields, found.all_fields) == ("image", ("image", "mask"), ("image", "mask"))
     assert parse_spec(spec_document(spec)) == spec
-    assert found.of("mask").args == {"size": 32, "filter": "nearest"}
-    assert found.of("image").args == {"size": 32}
+    assert found.for_field("mask").args == {"size": 32, "filter": "nearest"}
+    assert found.for_field("image").args == {"size": 32}
     assert b'"fields":["image","mask"]' in canonical_spec(spec)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def _key(cluster: ClusterMap, *owners: str) -> str:
     placed = compute_placement(cluster, 2)
     for number in range(10_000):
-        found = placed.of_slot(slot_of("b", f"k{number}", cluster.slots))
+        found = placed.owners_of_slot(slot_of("b", f"k{number}", cluster.slots))
         if {node.node_id for node in found} == set(owners):
             return f"k{number}"
     raise AssertionError(owners)
@@ -44,7 +44,7 @@ def _cluster(*names: str) -> ClusterMap:
 async def _mesh() -> tuple[ClusterView, ClusterMapStore]:
     control = MemoryControl(SystemClock())
     maps = ClusterMapStore(control)
-    await maps.change(lambda _: _cluster("n1", "n2", "n3"))
+    await maps.update_map(lambda _: _cluster("n1", "n2", "n3"))
     return ClusterView("n1", control, lambda bucket: 0), maps
 
 
@@ -63,12 +63,12 @@ def test_the_next_holder_is_asked_for_what_one_has_not_and_this_node_is_not() ->
                 raise MeshdError("not now")
             return list(numbers)
 
-        far, mine = _key(mesh.map(), "n2", "n3"), _key(mesh.map(), "n1", "n2")
-        why = await _asking(mesh).holders({0: ("b", far)}, ask)
+        far, mine = _key(mesh.current_map(), "n2", "n3"), _key(mesh.current_map(), "n1", "n2")
+        why = await _asking(mesh).ask_replicas({0: ("b", far)}, ask)
         assert sorted(asked) == ["n2", "n3"]
         assert why == {0: f"{asked[1]} does not have it"}
         asked.clear()
-        await _asking(mesh).holders({0: ("b", mine)}, ask)  # what is damaged here, say
+        await _asking(mesh).ask_replicas({0: ("b", mine)}, ask)  # what is damaged here, say
         assert asked == ["n2"]
 
     asyncio.run(run())
@@ -77,7 +77,7 @@ def test_the_next_holder_is_asked_for_what_one_has_not_and_this_node_is_not() ->
 def test_this_node_is_asked_for_what_it_came_to_read_meanwhile() -> None:
     async def run() -> None:
         mesh, maps = await _mesh()
-        key, asked = _key(mesh.map(), "n2", "n3"), list[str]()
+        key, asked = _key(mesh.current_map(), "n2", "n3"), list[str]()
 
         def without_n3(cluster: ClusterMap | None) -> ClusterMap:
             assert cluster is not None
@@ -87,12 +87,12 @@ def test_this_node_is_asked_for_what_it_came_to_read_meanwhile() -> None:
             asked.append(node.node_id)
             if node.node_id == "n1":
                 return []
-            before = mesh.map().version
-            await maps.change(without_n3)
-            await mesh.newer_than(before, 5.0)
+            before = mesh.current_map().version
+            await maps.update_map(without_n3)
+            await mesh.wait_for_newer_map(before, 5.0)
             return list(numbers)
 
-        assert await _asking(mesh).holders({0: ("b", key)}, ask) == {}
+        assert await _asking(mesh).ask_replicas({0: ("b", key)}, ask) == {}
         assert asked[-1] == "n1"
 
     asyncio.run(run())

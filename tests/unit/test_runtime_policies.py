@@ -7,9 +7,9 @@ from meshd.process.supervisor import Phase, ProcessStatus
 
 
 def test_the_first_death_is_answered_at_once_and_delays_double_to_a_limit() -> None:
-    deaths, delays = CrashHistory().ready(), []
+    deaths, delays = CrashHistory().after_ready(), []
     for _ in range(12):
-        deaths = deaths.died(lived=0.1)
+        deaths = deaths.after_crash(lived=0.1)
         delays.append(deaths.delay)
     assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
     assert delays[-1] == MAX_DELAY
@@ -17,35 +17,43 @@ def test_the_first_death_is_answered_at_once_and_delays_double_to_a_limit() -> N
 
 
 def test_a_child_that_lived_is_forgiven() -> None:
-    deaths = CrashHistory().ready().died(0.1).died(0.1).died(0.1)
-    assert deaths.died(RESET_AFTER).delay == 0.0
+    deaths = CrashHistory().after_ready().after_crash(0.1).after_crash(0.1).after_crash(0.1)
+    assert deaths.after_crash(RESET_AFTER).delay == 0.0
 
 
 def test_giving_up_is_for_those_that_never_came_up() -> None:
-    assert not CrashHistory().died(0.1).died(0.1).hopeless
-    assert CrashHistory().died(0.1).died(0.1).died(0.1).hopeless
-    assert not CrashHistory().ready().died(0.1).died(0.1).died(0.1).died(0.1).hopeless
+    assert not CrashHistory().after_crash(0.1).after_crash(0.1).should_give_up
+    assert CrashHistory().after_crash(0.1).after_crash(0.1).after_crash(0.1).should_give_up
+    assert (
+        not CrashHistory()
+        .after_ready()
+        .after_crash(0.1)
+        .after_crash(0.1)
+        .after_crash(0.1)
+        .after_crash(0.1)
+        .should_give_up
+    )
 
 
 def test_the_board_says_why_a_node_is_not_ready() -> None:
     board = ProcessStatus(["worker-0", "worker-1", "steward-0", "transform-0"])
-    assert board.trouble() == "the node is starting: worker-0, worker-1, steward-0, transform-0"
+    assert board.unready_reason() == "the node is starting: worker-0, worker-1, steward-0, transform-0"
     for name in ("worker-0", "worker-1", "steward-0", "transform-0"):
         board[name] = Phase.READY
-    board.node = Phase.READY
-    assert board.trouble() == ""
+    board.node_phase = Phase.READY
+    assert board.unready_reason() == ""
     board["worker-0"] = Phase.DOWN  # the other one answers
-    assert board.trouble() == ""
+    assert board.unready_reason() == ""
     board["steward-0"] = Phase.STARTING
-    assert board.trouble() == "the steward is being restarted"
+    assert board.unready_reason() == "the steward is being restarted"
     board["steward-0"] = Phase.READY
     board["transform-0"] = Phase.DOWN
-    assert board.trouble() == "no transform process is up"
-    board.node = Phase.DRAINING
-    assert board.trouble().startswith("the node is draining")
+    assert board.unready_reason() == "no transform process is up"
+    board.node_phase = Phase.DRAINING
+    assert board.unready_reason().startswith("the node is draining")
 
 
 def test_names_of_a_role() -> None:
     board = ProcessStatus(["worker-0", "transform-0", "transform-1"])
-    assert board.names("transform") == ["transform-0", "transform-1"]
-    assert board.names("steward") == []
+    assert board.names_of_role("transform") == ["transform-0", "transform-1"]
+    assert board.names_of_role("steward") == []

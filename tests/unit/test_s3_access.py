@@ -34,7 +34,7 @@ def access() -> Authorizer:
 
 def refusal(access: Authorizer, who: Identity, operation: ops.Operation) -> str:
     try:
-        access.admit(who, operation)
+        access.authorize(who, operation)
     except S3Error as error:
         return error.code
     return ""
@@ -71,5 +71,5 @@ def test_admission(access: Authorizer, who: Identity, operation: ops.Operation, 
 def test_an_identity_is_that_of_a_signer_without_the_secret() -> None:
     user = User(user_id="alice", display_name="Alice")
     signer = Signer(user, Key(access_key="AKALICE", user_id="alice", secret_key="secret"))
-    assert Identity.of(signer) == ALICE
-    assert "secret" not in repr((signer, Identity.of(signer)))
+    assert Identity.from_signer(signer) == ALICE
+    assert "secret" not in repr((signer, Identity.from_signer(signer)))

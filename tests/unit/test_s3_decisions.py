@@ -71,9 +71,9 @@ def test_the_short_way_says_what_the_long_one_says(who: Identity, operation: ops
 def test_a_refusal_says_what_is_missing_but_not_to_strangers() -> None:
     world = World()
     with pytest.raises(S3Error, match=r"bob may not do s3:GetObject on arn:aws:s3:::b/k: nothing allows it"):
-        world.access.admit(BOB, GET)
+        world.access.authorize(BOB, GET)
     with pytest.raises(S3Error) as excinfo:
-        world.access.admit(ANONYMOUS_IDENTITY, GET)
+        world.access.authorize(ANONYMOUS_IDENTITY, GET)
     assert excinfo.value.message == "Access Denied"
 
 

@@ -146,7 +146,7 @@ def test_a_deny_beats_an_acl() -> None:
 
 
 def veiled(world: World, who: Identity, operation: ops.Operation, code: str = "NoSuchKey") -> str:
-    return world.access.veiled(who, operation, S3Error(code), RequestContext()).code
+    return world.access.mask_missing_key(who, operation, S3Error(code), RequestContext()).code
 
 
 def test_only_who_may_list_learns_of_a_missing_key() -> None:
@@ -191,7 +191,7 @@ def test_deletions_are_decided_key_by_key() -> None:
     assert world.lets(BOB, operation)
 
     def sift(who: Identity) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
-        return asyncio.run(world.access.sift(who, "b", keys, RequestContext()))
+        return asyncio.run(world.access.filter_deletions(who, "b", keys, RequestContext()))
 
     allowed, failures = sift(BOB)
     assert allowed == (DeleteKey("tmp/1"),)
@@ -226,7 +226,7 @@ def test_others_get_their_turn_while_many_keys_are_decided(monkeypatch: pytest.M
 
     names = [f"tmp/{number}" for number in range(100)]
     keys = tuple(map(DeleteKey, names))
-    assert asyncio.run(decide(world.access.sift(BOB, "b", keys, RequestContext()))) >= 99
+    assert asyncio.run(decide(world.access.filter_deletions(BOB, "b", keys, RequestContext()))) >= 99
     readers = DatasetAccess(world.access)
     assert asyncio.run(decide(readers.require_keys(Caller(BOB), "b", names))) >= 99
 
@@ -264,27 +264,27 @@ def test_rights_say_what_allows_says() -> None:
         world.put("tagged", tags={"secret": "yes"})
         for who in users:
             for context in (RequestContext("10.0.0.1"), RequestContext("192.0.2.1")):
-                rights = world.access.rights(who, "s3:GetObject", "b", context)
+                rights = world.access.bulk_access(who, "s3:GetObject", "b", context)
                 for key in keys:
                     expected = world.access.allows(who, "s3:GetObject", "b", key, context)
-                    assert rights.allows(key) is expected, (policy, who, key)
+                    assert rights.allows_key(key) is expected, (policy, who, key)
 
 
 def test_rights_are_stamped_alike_only_when_they_are_alike() -> None:
     world = World(policy=to("bob", allow("s3:GetObject")))
-    first, again = (world.access.rights(BOB, "s3:GetObject", "b") for _ in range(2))
-    assert first.stamp == again.stamp
-    assert first.stamp != world.access.rights(ANONYMOUS_IDENTITY, "s3:GetObject", "b").stamp
-    assert first.allows("k")
-    assert first.settled
+    first, again = (world.access.bulk_access(BOB, "s3:GetObject", "b") for _ in range(2))
+    assert first.cache_key == again.cache_key
+    assert first.cache_key != world.access.bulk_access(ANONYMOUS_IDENTITY, "s3:GetObject", "b").cache_key
+    assert first.allows_key("k")
+    assert first.policies_only
     world.change(policy=to("bob", allow("s3:GetObject", "arn:aws:s3:::b/a*")))
-    assert first.stamp != world.access.rights(BOB, "s3:GetObject", "b").stamp
-    stranger = world.access.rights(ANONYMOUS_IDENTITY, "s3:GetObject", "b")
-    assert not stranger.allows("k"), "an ACL was looked at"
-    assert not stranger.settled
+    assert first.cache_key != world.access.bulk_access(BOB, "s3:GetObject", "b").cache_key
+    stranger = world.access.bulk_access(ANONYMOUS_IDENTITY, "s3:GetObject", "b")
+    assert not stranger.allows_key("k"), "an ACL was looked at"
+    assert not stranger.policies_only
     tagged = {"StringEquals": {"s3:ExistingObjectTag/a": "b"}}
     world.change(policy=to("bob", allow("s3:GetObject", Condition=tagged)))
-    assert world.access.rights(BOB, "s3:GetObject", "b").stamp is None
+    assert world.access.bulk_access(BOB, "s3:GetObject", "b").cache_key is None
     addressed = allow("s3:GetObject", "arn:aws:s3:::b/${aws:SourceIp}/*")
     world.change(policy=to("bob", addressed))
-    assert world.access.rights(BOB, "s3:GetObject", "b").stamp is None
+    assert world.access.bulk_access(BOB, "s3:GetObject", "b").cache_key is None

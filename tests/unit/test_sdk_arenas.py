@@ -21,7 +21,7 @@ PAGE = mmap.PAGESIZE
 
 
 def array(arena: Arena, size: int, fill: int) -> np.ndarray:
-    lease = arena.lease(size)
+    lease = arena.acquire_slot(size)
     lease.view[:] = bytes([fill]) * size
     return np.frombuffer(lease.view, np.uint8)
 
@@ -56,17 +56,17 @@ def test_whatever_refers_to_a_slot_keeps_it(keep: str) -> None:
     assert bytes(np.asarray(held).reshape(-1)[:1]) == b"\7"
     assert arena.allocated == 2 * PAGE
     del held
-    assert arena.room() == 2 * PAGE
+    assert arena.free_bytes() == 2 * PAGE
 
 
 def test_beyond_the_budget_a_lease_overflows_and_is_freed_after() -> None:
     arena = Arena(2 * PAGE)
     held = [array(arena, PAGE, fill) for fill in range(5)]
     assert arena.overflows == 3
-    assert arena.room() == -3 * PAGE
+    assert arena.free_bytes() == -3 * PAGE
     assert [int(one[0]) for one in held] == [0, 1, 2, 3, 4]
     held.clear()
-    assert arena.room() == 2 * PAGE
+    assert arena.free_bytes() == 2 * PAGE
     assert arena.allocated == 2 * PAGE
 
 

@@ -146,7 +146,7 @@ def test_frame_sizes_are_known_beforehand_unless_ragged() -> None:
 def test_a_meter_adds_what_readers_did() -> None:
     meter = Meter(samples=2000, batches=2, waited=1.0, seconds=4.0)
     meter.absorb(Tally(retries=1, bytes=10, cpu=0.5, origins={"hit": 1}))
-    stats = meter.read(Tally(retries=2, bytes=5, cpu=0.5, origins={"hit": 1, "miss": 1}), 3)
+    stats = meter.snapshot(Tally(retries=2, bytes=5, cpu=0.5, origins={"hit": 1, "miss": 1}), 3)
     assert (stats.retries, stats.bytes, stats.overflows, stats.hits) == (3, 15, 3, 2)
     assert (stats.samples_per_second, stats.wait_share, stats.cpu_per_1000) == (500.0, 0.25, 0.5)
     assert meter.retries == 1  # reading does not add

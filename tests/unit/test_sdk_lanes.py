@@ -97,7 +97,7 @@ def lane_and_mark_are_what_the_seam_says(
 
 def received(arena: Arena, step: int) -> Frame:
     """A frame of 64 rows whose bytes all say its step."""
-    lease = arena.lease(4096)
+    lease = arena.acquire_slot(4096)
     whole = np.frombuffer(lease.view, np.uint8)
     whole[:] = step
     arrays: Arrays = {"x": whole.reshape(64, 64), "__pos": np.arange(64), "__status": np.zeros(64, np.uint8)}
@@ -108,12 +108,12 @@ def test_a_slot_is_not_written_before_its_copy_was_made() -> None:
     lane, arena = LateLane(), Arena(8 * slot_size(4096))
     stage = DeviceStage(lane)
     batches = [stage.finish(stage.begin(received(arena, step), 0)) for step in range(6)]
-    assert arena.room() == 2 * slot_size(4096)  # six slots are held: no copy was made yet
+    assert arena.free_bytes() == 2 * slot_size(4096)  # six slots are held: no copy was made yet
     lane.run(3)
     batches += [stage.finish(stage.begin(received(arena, step), 0)) for step in range(6, 8)]
-    assert arena.room() == 3 * slot_size(4096)  # three of eight are free again
+    assert arena.free_bytes() == 3 * slot_size(4096)  # three of eight are free again
     stage.close()
-    assert arena.room() == 8 * slot_size(4096)
+    assert arena.free_bytes() == 8 * slot_size(4096)
     assert [set(batch["x"].flatten().tolist()) for batch in batches] == [{step} for step in range(8)]
     assert "0 frames held" in repr(stage)
 
@@ -128,9 +128,9 @@ def test_a_slot_is_held_though_what_follows_its_copy_fails() -> None:
     with pytest.raises(ConfigurationError, match="uint8 images"):
         stage.begin(received(arena, 2), 0)
     gc.collect()  # of the failures' stacks
-    assert arena.room() == arena.budget - slot_size(4096)
+    assert arena.free_bytes() == arena.budget - slot_size(4096)
     stage.close()
-    assert arena.room() == arena.budget
+    assert arena.free_bytes() == arena.budget
 
 
 def test_constants_are_brought_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_locked_memory_is_counted_as_torch_rounds_it(monkeypatch: pytest.MonkeyP
     assert memory.capacity(64 << 20) == 64 << 20
     monkeypatch.setattr(memory, "allocate", HostMemory().allocate)
     arena = Arena(128 << 20, memory)
-    leases = [arena.lease(38_535_168) for _ in range(3)]
+    leases = [arena.acquire_slot(38_535_168) for _ in range(3)]
     assert ([lease.capacity for lease in leases], arena.overflows) == ([64 << 20] * 3, 1)
 
 

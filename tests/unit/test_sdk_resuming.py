@@ -27,22 +27,22 @@ def where(place: Position) -> tuple[int, int, int]:
 
 
 def test_what_is_passed_over_counts_as_skipped_and_going_back_does_not() -> None:
-    ahead = START.sought(0, 4)
+    ahead = START.after_seek(0, 4)
     assert where(ahead) == (0, 40, 40)
-    assert where(ahead.sought(0, 1)) == (0, 10, 40)
-    assert where(ahead.sought(1, 5)) == (1, 50, 40)
-    assert where(START.sought(3, 0)) == (3, 0, 0)
-    assert where(ahead.skipped(2)) == (0, 60, 60)
-    assert where(ahead.skipped(7)) == (1, 10, 40 + 60 + 10)
-    assert where(ahead.skipped(0)) == where(ahead)
+    assert where(ahead.after_seek(0, 1)) == (0, 10, 40)
+    assert where(ahead.after_seek(1, 5)) == (1, 50, 40)
+    assert where(START.after_seek(3, 0)) == (3, 0, 0)
+    assert where(ahead.after_skip(2)) == (0, 60, 60)
+    assert where(ahead.after_skip(7)) == (1, 10, 40 + 60 + 10)
+    assert where(ahead.after_skip(0)) == where(ahead)
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(-1, 0), (0, -1), (0, 10)])
 def test_where_no_batch_is(epoch: int, step: int) -> None:
     with pytest.raises(IndexError, match=r"steps 0 to 9|epochs count from 0"):
-        START.sought(epoch, step)
+        START.after_seek(epoch, step)
     with pytest.raises(IndexError, match="to go back, seek"):
-        START.skipped(-1)
+        START.after_skip(-1)
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "ragged"])
@@ -51,8 +51,8 @@ def test_skipping_at_once_is_skipping_one_by_one(tail: Tail) -> None:
     begin = replace(START, positions=103, tail=tail, state=replace(START.state, position=37))
     place = begin
     for count in range(40):
-        assert begin.skipped(count) == place
-        place = place.skipped(1)
+        assert begin.after_skip(count) == place
+        place = place.after_skip(1)
     assert place.state.epoch == 4
     assert place.state.skips == 4 * 103 + place.state.position - 37
 
@@ -74,11 +74,11 @@ def test_when_all_failed_all_may_be_asked_again() -> None:
     keys = RenewableKeys("", Credential("a", "s"), lambda: 0.0)
     attempts, request = RetryQueue(router, keys, 60.0), Request("GET", "/")
     first, second = (Endpoint("http", "127.0.0.1", port, "") for port in (1, 2))
-    attempts.failed(3, ConnectError("refused"), request, first, 100.0)
-    assert (attempts.next, attempts.tried(3)) == (100.0, {first})  # the other one, at once
+    attempts.record_failure(3, ConnectError("refused"), request, first, 100.0)
+    assert (attempts.next_due, attempts.tried_endpoints(3)) == (100.0, {first})  # the other one, at once
     assert attempts.pop() == 3
-    attempts.failed(3, ConnectError("refused"), request, second, 100.0)
-    assert attempts.tried(3) == set()  # or the one that is back would never be asked
-    assert (attempts.next or 0) >= 100
-    attempts.worked(3)
+    attempts.record_failure(3, ConnectError("refused"), request, second, 100.0)
+    assert attempts.tried_endpoints(3) == set()  # or the one that is back would never be asked
+    assert (attempts.next_due or 0) >= 100
+    attempts.record_success(3)
     assert len(attempts) == 1

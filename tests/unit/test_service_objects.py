@@ -33,7 +33,7 @@ def test_tags_belong_to_a_version() -> None:
     assert desk.tag("k", {"d": "4"}).version == second
     assert (desk.tags("k", first), desk.tags("k")) == ({"b": "2", "c": ""}, {"d": "4"})
     assert (desk.head("k").tag_count, desk.head("k", first).tag_count) == (1, 2)
-    run(desk.tagging.delete(ops.DeleteObjectTagging("b", "k", first)))
+    run(desk.tagging.delete_tags(ops.DeleteObjectTagging("b", "k", first)))
     assert desk.tags("k", first) == {}
     assert desk.head("k", first).modified_ms <= desk.head("k").modified_ms
     marker = desk.delete("k").version
@@ -164,7 +164,7 @@ def test_only_what_an_upload_became_answers_for_it() -> None:
     assert desk.complete("k", first, part).etag == done.etag
     later = desk.begin("k")
     assert desk.part("k", later, 1, b"same") == part
-    run(desk.uploads.abort(ops.AbortMultipartUpload("b", "k", later)))
+    run(desk.uploads.abort_upload(ops.AbortMultipartUpload("b", "k", later)))
     for upload in (later, "made-up", "0" * 32, ""):
         assert refusal(desk.complete, "k", upload, part).code == "NoSuchUpload"
     desk.put("k", b"another")
@@ -195,7 +195,7 @@ def test_an_upload_that_another_process_ends_between_two_reads_has_ended() -> No
     assert desk.complete("k", upload, part).etag == desk.head("k").etag
     assert desk.read("k") == b"whole"
     later = desk.begin("k")
-    abort = desk.uploads.abort(ops.AbortMultipartUpload("b", "k", later))
+    abort = desk.uploads.abort_upload(ops.AbortMultipartUpload("b", "k", later))
     desk.store.rival = threading.Thread(target=run, args=(abort,))
     assert refusal(desk.uploads.list_parts, ops.ListParts("b", "k", later)).code == "NoSuchUpload"
 
@@ -205,12 +205,12 @@ class _Read(MemoryStore):
 
     rival: threading.Thread | None = None
 
-    def reading(self, record: Record, offset: int, length: int) -> Any:
+    def open_spans(self, record: Record, offset: int, length: int) -> Any:
         rival, self.rival = self.rival, None
         if rival is not None:
             rival.start()
             rival.join(60)
-        return super().reading(record, offset, length)
+        return super().open_spans(record, offset, length)
 
 
 def test_nothing_is_copied_into_a_bucket_that_is_anothers_by_now() -> None:

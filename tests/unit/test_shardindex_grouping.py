@@ -88,9 +88,9 @@ def test_it_goes_round_and_is_deterministic() -> None:
 def test_numbers_that_lie_are_refused(column: str, values: list[int]) -> None:
     columns = {"offsets": [512, 2048], "sizes": [1, 2], "extension": [0, 0], "sample": [1, 2], column: values}
     writer = ColumnWriter("shardmesh.shardindex", 1, {"samples": "2"})
-    writer.strings("names", StringColumn.of(["a.jpg", "b.jpg"]))
-    writer.strings("extensions", StringColumn.of(["jpg"]))
+    writer.add_strings("names", StringColumn.from_strings(["a.jpg", "b.jpg"]))
+    writer.add_strings("extensions", StringColumn.from_strings(["jpg"]))
     for name, numbers in columns.items():
-        writer.integers(name, np.array(numbers, dtype=np.int64))
+        writer.add_integers(name, np.array(numbers, dtype=np.int64))
     with pytest.raises(ColumnError):
         ShardIndex.from_bytes(writer.to_bytes())

@@ -63,7 +63,7 @@ def test_any_window_of_legal_records(found: dict[str, dict[str, int]], data: st.
         ]
         for stem, sizes in found.items()
     ]
-    shard = TfrecordShard.of("s.tfrecord", files, "p/")
+    shard = TfrecordShard.from_samples("s.tfrecord", files, "p/")
     whole = bytes_of(shard, 0, shard.size)
     assert len(whole) == shard.size
     for sample, body in zip(files, records(whole), strict=True):
@@ -85,14 +85,14 @@ def test_the_numbers_of_the_wire() -> None:
 def test_files_told_as_numbers() -> None:
     kinds = (("a", "int64"), ("b", "int64"), ("c", "float"))
     files = [SourceObject("x.a", "i", 4), SourceObject("x.b", "j", 19), SourceObject("x.c", "f", 3)]
-    shard = TfrecordShard.of("s", [files], "", kinds)
+    shard = TfrecordShard.from_samples("s", [files], "", kinds)
     whole = bytes_of(shard, 0, shard.size)
     (record,) = records(whole)
     assert features(record) == {"__key__": b"x", "a": -7, "b": (1 << 63) - 1, "c": 0.5}
     for first in range(shard.size):
         assert bytes_of(shard, first, 5) == whole[first : first + 5]
-    assert shard.etag != TfrecordShard.of("s", [files], "").etag
-    assert shard.etag == TfrecordShard.of("t", [files], "", kinds).etag
+    assert shard.etag != TfrecordShard.from_samples("s", [files], "").etag
+    assert shard.etag == TfrecordShard.from_samples("t", [files], "", kinds).etag
 
 
 @pytest.mark.parametrize(

@@ -42,25 +42,25 @@ class Node:
     clock: ManualClock
 
     def change(self, kind: type[Any], name: str, **changes: Any) -> None:
-        asyncio.run(self.table.change(kind, name, lambda old: replace(old, **changes) if old else None))
+        asyncio.run(self.table.update_entry(kind, name, lambda old: replace(old, **changes) if old else None))
 
     def remove(self, kind: type[Any], name: str) -> None:
-        asyncio.run(self.table.change(kind, name, lambda _: None))
+        asyncio.run(self.table.update_entry(kind, name, lambda _: None))
 
     def make(self, access_key: str, token: str | None = None, **fields: Any) -> SessionDocument:
         wanted = msgspec.json.decode(json.dumps(fields), type=SessionRequest)
-        return self.sessions.make(self.sessions.find(access_key, token).identity, wanted)
+        return self.sessions.issue(self.sessions.resolve(access_key, token).identity, wanted)
 
     def refusal(self, access_key: str, token: str | None) -> str:
         try:
-            self.sessions.find(access_key, token)
+            self.sessions.resolve(access_key, token)
         except S3Error as error:
             return error.code
         return ""
 
     def may(self, made: SessionDocument, action: str, resource: str) -> bool:
         """Whether every bound allows it."""
-        identity = self.sessions.find(made.access_key_id, made.session_token).identity
+        identity = self.sessions.resolve(made.access_key_id, made.session_token).identity
         question = AccessRequest(action, resource, identity.user_id)
         return all(evaluate((bound,), question) == "allow" for bound in identity.bounds)
 
@@ -80,12 +80,12 @@ def node() -> Node:
     ]
 
     async def fill() -> None:
-        await secret.ensure()
+        await secret.create_if_missing()
         for entry in entries:
             name = next(
                 getattr(entry, field) for field in ("access_key", "user_id", "name") if hasattr(entry, field)
             )
-            await table.change(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
+            await table.update_entry(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
 
     asyncio.run(fill())
     use = KeyLastUsed(control)
@@ -94,7 +94,7 @@ def node() -> Node:
 
 def test_they_stand_for_the_user_until_they_end(node: Node) -> None:
     made = node.make("A1", duration_seconds=900, name="pod-7")
-    known = node.sessions.find(made.access_key_id, made.session_token)
+    known = node.sessions.resolve(made.access_key_id, made.session_token)
     assert known.secret_key == made.secret_access_key
     assert (known.identity.user_id, known.identity.access_key) == ("ann", made.access_key_id)
     assert known.identity.session is not None
@@ -175,9 +175,9 @@ def test_temporary_ones_make_no_wider_and_no_longer_ones(node: Node) -> None:
 
 def test_root_within_a_policy_is_root_no_more(node: Node) -> None:
     free = node.make("AKROOT")
-    assert node.sessions.find(free.access_key_id, free.session_token).identity.root
+    assert node.sessions.resolve(free.access_key_id, free.session_token).identity.root
     bound = node.make("AKROOT", policy=json.loads(READ_A))
-    identity = node.sessions.find(bound.access_key_id, bound.session_token).identity
+    identity = node.sessions.resolve(bound.access_key_id, bound.session_token).identity
     assert not identity.root
     assert evaluate(identity.policies, AccessRequest("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
     assert not node.may(bound, "s3:GetObject", "arn:aws:s3:::b/c")
@@ -215,7 +215,7 @@ def test_a_chain_of_policies_ends_where_headers_end(node: Node) -> None:
 
 def test_no_secret_in_any_repr(node: Node) -> None:
     made = node.make("A1")
-    known = node.sessions.find(made.access_key_id, made.session_token)
+    known = node.sessions.resolve(made.access_key_id, made.session_token)
     shown = repr((made, known, known.identity, node.sessions))
     assert made.secret_access_key not in shown
     assert made.session_token not in shown
@@ -223,16 +223,16 @@ def test_no_secret_in_any_repr(node: Node) -> None:
 
 def test_their_use_is_that_of_the_key_they_were_made_with(node: Node) -> None:
     made = node.make("A1")
-    node.sessions.proved(node.sessions.find(made.access_key_id, made.session_token).identity)
-    node.sessions.proved(node.sessions.find("A2", None).identity)
+    node.sessions.record_use(node.sessions.resolve(made.access_key_id, made.session_token).identity)
+    node.sessions.record_use(node.sessions.resolve("A2", None).identity)
     asyncio.run(node.use.save(node.clock.now_ms(), node.table.keys()))
-    assert node.use.last("A1") == node.use.last("A2") == node.clock.now_ms()
-    assert node.use.last(made.access_key_id) == node.use.last("AKROOT") == 0
+    assert node.use.last_used_ms("A1") == node.use.last_used_ms("A2") == node.clock.now_ms()
+    assert node.use.last_used_ms(made.access_key_id) == node.use.last_used_ms("AKROOT") == 0
 
 
 def test_a_key_of_roots_that_is_bound_is_root_no_more(node: Node) -> None:
     node.change(Key, "AKROOT", policies=("read-a",))
-    identity = node.sessions.find("AKROOT", None).identity
+    identity = node.sessions.resolve("AKROOT", None).identity
     assert not identity.root
     assert evaluate(identity.policies, AccessRequest("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
     assert evaluate(identity.bounds, AccessRequest("s3:GetObject", "arn:aws:s3:::b/c")) == "none"
@@ -243,7 +243,7 @@ def revoke(node: Node, *, user: str = "", key: str = "", before: str = "", ahead
     clock = ManualClock()
     clock.advance(node.clock.now_ms() / 1000 - clock.now_ms() / 1000 + ahead)
     revoking = SessionRevocation(node.table, clock)
-    return asyncio.run(revoking.of_user(user, before) if user else revoking.of_key(key, before))
+    return asyncio.run(revoking.revoke_user(user, before) if user else revoking.revoke_key(key, before))
 
 
 @pytest.mark.parametrize("ahead", [-3600, 0, 3600])
@@ -312,6 +312,6 @@ def test_the_users_file_read_again_brings_none_back(node: Node) -> None:
     revoke(node, user="root")
     revoke(node, key="AKROOT")
     account = Account(node.table.users()["root"], replace(node.table.keys()["AKROOT"], ended=Revocation()))
-    asyncio.run(node.table.replace(frozenset({"root"}), [account], 1))
+    asyncio.run(node.table.replace_accounts(frozenset({"root"}), [account], 1))
     assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
     assert node.table.keys()["AKROOT"].ended.round == 1

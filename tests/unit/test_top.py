@@ -188,16 +188,16 @@ def read(place: Path) -> tuple[Job, Figures]:
 def test_a_page_follows_its_loader(place: Path) -> None:
     made, meter = page(), Meter()
     assert read(place)[1].running == 0
-    made.waits(10.0)
+    made.on_wait(10.0)
     meter.samples, meter.batches, meter.waited, meter.fetch = 256, 1, 0.5, 0.2
-    made.takes(step(7, 10.0, 10.5), meter)
+    made.on_batch(step(7, 10.0, 10.5), meter)
     job, found = read(place)
     assert (job.pid, job.rank, job.world, job.name) == (os.getpid(), 1, 8, "resnet")
     assert (found.epoch, found.step, found.steps, found.samples) == (2, 7, 100, 256)
     assert (found.now, found.running, found.waiting, found.seconds) == (10.5, 10.0, 0.0, 0.5)
-    made.waits(11.0)
+    made.on_wait(11.0)
     assert read(place)[1].waiting == 11.0
-    made.ends(12.0, meter)
+    made.on_end(12.0, meter)
     assert read(place)[1].running == 0
     made.close()
     assert list(place.iterdir()) == []

@@ -12,7 +12,7 @@ from meshd.transform.scheduling import MIN_SLICE_SECONDS, SliceSizer
 def paced(seconds: float) -> SliceSizer:
     """Rows of the job take so long."""
     pace = SliceSizer()
-    pace.took("job", 10, 10 * seconds)
+    pace.record_duration("job", 10, 10 * seconds)
     return pace
 
 
@@ -31,33 +31,33 @@ def paced(seconds: float) -> SliceSizer:
     ],
 )
 def test_a_process_takes_its_share(rows: int, waiting: int, processes: int, taken: int) -> None:
-    assert paced(0.001).portion("job", rows, waiting, processes) == taken
+    assert paced(0.001).slice_rows("job", rows, waiting, processes) == taken
 
 
 def test_rows_that_cost_little_stay_together() -> None:
-    assert paced(1e-5).portion("job", 32, 32, 16) == 32
-    assert paced(0.0).portion("job", 32, 32, 16) == 32
-    assert paced(1.0).portion("job", 32, 32, 16) == 2
-    assert SliceSizer().portion("unheard of", 32, 32, 4) == 8
+    assert paced(1e-5).slice_rows("job", 32, 32, 16) == 32
+    assert paced(0.0).slice_rows("job", 32, 32, 16) == 32
+    assert paced(1.0).slice_rows("job", 32, 32, 16) == 2
+    assert SliceSizer().slice_rows("unheard of", 32, 32, 4) == 8
 
 
 def test_the_newest_rows_count_for_a_quarter() -> None:
     pace = paced(0.001)
-    assert pace.portion("job", 32, 32, 32) == 6
+    assert pace.slice_rows("job", 32, 32, 32) == 6
     for _ in range(20):
-        pace.took("job", 32, 32 * 0.01)
-    assert pace.portion("job", 32, 32, 32) == 2
-    pace.took("job", 0, 5.0)  # a slice of which nothing was done tells nothing
-    assert pace.portion("job", 32, 32, 32) == 2
+        pace.record_duration("job", 32, 32 * 0.01)
+    assert pace.slice_rows("job", 32, 32, 32) == 2
+    pace.record_duration("job", 0, 5.0)  # a slice of which nothing was done tells nothing
+    assert pace.slice_rows("job", 32, 32, 32) == 2
 
 
 def test_jobs_that_are_long_gone_are_forgotten() -> None:
     pace = SliceSizer()
     for number in range(1500):
-        pace.took(f"job {number}", 1, 1.0)
+        pace.record_duration(f"job {number}", 1, 1.0)
     assert repr(pace) == "<Pace of 1000 jobs>"
-    assert pace.portion("job 1499", 32, 32, 32) == 2
-    assert pace.portion("job 0", 32, 32, 32) == 4
+    assert pace.slice_rows("job 1499", 32, 32, 32) == 2
+    assert pace.slice_rows("job 0", 32, 32, 32) == 4
 
 
 @given(
@@ -69,7 +69,7 @@ def test_jobs_that_are_long_gone_are_forgotten() -> None:
 def test_it_is_some_of_them_and_what_is_left_is_worth_while(
     rows: int, more: int, processes: int, seconds: float
 ) -> None:
-    taken = paced(seconds).portion("job", rows, rows + more, processes)
+    taken = paced(seconds).slice_rows("job", rows, rows + more, processes)
     assert 1 <= taken <= rows
     if taken < rows:
         assert taken % 2 == 0

@@ -46,7 +46,7 @@ def test_time_is_shared_evenly_whatever_a_slice_takes(slow: float) -> None:
                 queue.put(account, "job", None)
         while min(spent.values()) < 8:
             turn = await queue.get()
-            queue.done(turn, cost[turn.account])
+            queue.finish_turn(turn, cost[turn.account])
             spent[turn.account] += cost[turn.account]
         return spent
 
@@ -60,13 +60,13 @@ def test_a_newcomer_does_not_pay_for_the_past_nor_is_it_paid() -> None:
         for number in range(50):
             queue.put("ann", "job", number)
         for _ in range(20):
-            queue.done(await queue.get(), 1.0)
+            queue.finish_turn(await queue.get(), 1.0)
         for number in range(10):
             queue.put("ben", "job", number)
         order = []
         for _ in range(10):
             turn = await queue.get()
-            queue.done(turn, 1.0)
+            queue.finish_turn(turn, 1.0)
             order.append(turn.account)
         return order
 
@@ -81,7 +81,7 @@ def test_what_was_not_begun_costs_nothing() -> None:
             queue.put("ann", "job", number)
             queue.put("ben", "job", number)
         turn = await queue.get()
-        queue.done(turn)
+        queue.finish_turn(turn)
         queue.put(turn.account, turn.job, turn.item, first=True)
         return [(await queue.get()).account for _ in range(8)]
 
@@ -95,7 +95,7 @@ def test_nothing_is_kept_of_what_is_over() -> None:
             queue.put(f"key-{number % 30}", f"job-{number}", number)
         turns = [await queue.get() for _ in range(1000)]
         for turn in turns:
-            queue.done(turn, 0.5)
+            queue.finish_turn(turn, 0.5)
         return repr(queue)
 
     assert asyncio.run(run()) == "<FairQueue of 0, 0 accounts>"

@@ -53,16 +53,16 @@ def test_a_slice_begins_to_read_all_its_rows(begun: list[tuple[int, int]], data:
 def test_what_is_not_there_is_told_of_when_it_is_read(begun: list[tuple[int, int]], data: str) -> None:
     files = SourceFiles()
     gone = data + ".gone"
-    files.expect([(gone, 0, 5), (f"/proc/{os.getpid()}/fd/0", 0, 5), (data, 1, 2)])
+    files.readahead([(gone, 0, 5), (f"/proc/{os.getpid()}/fd/0", 0, 5), (data, 1, 2)])
     assert begun == [(1, 2)]
     with pytest.raises(SourceGoneError):
-        files.read([(gone, 0, 5)])
+        files.read_pieces([(gone, 0, 5)])
     files.close()
 
 
 def test_no_more_is_begun_than_a_bound(begun: list[tuple[int, int]], data: str) -> None:
     files = SourceFiles()
     half = READAHEAD_BYTES // 2
-    files.expect([(data, 0, half), (data, 1, half), (data, 2, 1)])
+    files.readahead([(data, 0, half), (data, 1, half), (data, 2, 1)])
     assert begun == [(0, half), (1, half)]
     files.close()

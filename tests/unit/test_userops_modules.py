@@ -35,7 +35,7 @@ def test_two_who_push_at_once_both_count() -> None:
         control = MemoryControl(ManualClock())
         tables = [ModuleTable(control) for _ in range(5)]
         pushes = [
-            table.change("mine", lambda present, n=number: _with(present, build(n)))  # type: ignore[misc]
+            table.update_module("mine", lambda present, n=number: _with(present, build(n)))  # type: ignore[misc]
             for number, table in enumerate(tables)
         ]
         await asyncio.gather(*pushes)
@@ -49,8 +49,8 @@ def test_two_who_push_at_once_both_count() -> None:
 def test_a_module_without_builds_is_gone() -> None:
     async def main() -> None:
         table = ModuleTable(MemoryControl(ManualClock()))
-        await table.change("mine", lambda present: _with(present, build(1)))
-        await table.change("mine", lambda present: replace_builds(present))
+        await table.update_module("mine", lambda present: _with(present, build(1)))
+        await table.update_module("mine", lambda present: replace_builds(present))
         assert table.get("mine") is None
         assert table.list_all() == {}
 
@@ -98,7 +98,7 @@ PUSH = RequiredAction("mesh:PushOp", arn="arn:aws:mesh:::op/mine")
 def may(identity: Identity, need: RequiredAction = PUSH) -> bool:
     access = Authorizer(object(), ManualClock())  # type: ignore[arg-type]  # no bucket is asked for
     try:
-        access.require(identity, need)
+        access.require_action(identity, need)
     except S3Error:
         return False
     return True
@@ -121,8 +121,8 @@ def test_nobody_but_root_pushes_unless_a_policy_allows_it() -> None:
 
 def test_a_bound_key_of_roots_pushes_only_within_its_bounds() -> None:
     root = Identity("root", "root", "KEY", root=True)
-    assert not may(root.bound((policy("Allow", "s3:*", "*"),)))
-    assert may(root.bound((policy("Allow", "mesh:PushOp", "arn:aws:mesh:::op/m*"),)))
+    assert not may(root.with_bounds((policy("Allow", "s3:*", "*"),)))
+    assert may(root.with_bounds((policy("Allow", "mesh:PushOp", "arn:aws:mesh:::op/m*"),)))
 
 
 def test_an_action_that_is_none_is_refused_where_the_policy_is_written() -> None:
@@ -157,13 +157,13 @@ def known() -> tuple[UserModuleCache, str]:
     data = encode_module("source", DECLARED)
     module = parse_module("mine", data)
     modules = UserModuleCache()
-    modules.read_from(lambda digest: Asset(digest, data))
+    modules.set_loader(lambda digest: Asset(digest, data))
     return modules, module.version
 
 
 def test_a_definition_says_what_the_declaration_does() -> None:
     modules, version = known()
-    found = modules.find("mine/planes", version, "ops[0]")
+    found = modules.find_op("mine/planes", version, "ops[0]")
     assert (found.name, found.version, found.summary) == ("mine/planes", version, "Planes.")
     assert found.assets == ("table",)
     assert [(parameter.name, parameter.required) for parameter in found.parameters] == [
@@ -175,9 +175,9 @@ def test_a_definition_says_what_the_declaration_does() -> None:
 
 def test_types_are_inferred_from_the_declaration() -> None:
     modules, version = known()
-    planes = modules.find("mine/planes", version, "").build(size=7, table=Asset("0" * 64, b""))
+    planes = modules.find_op("mine/planes", version, "").build(size=7, table=Asset("0" * 64, b""))
     assert planes.infer(image(5, None, 3)) == FieldType("array", "float32", (3, 5, 7))
-    same = modules.find("mine/same", version, "").build()
+    same = modules.find_op("mine/same", version, "").build()
     assert same.infer(image(5, None, 3)) == BYTES_FIELD
     assert same.infer(FieldType("label", "int64", ())) == BYTES_FIELD
     for wrong in (image(5, 5, 1), image(5, 5, 3, "chw"), BYTES_FIELD, FieldType("array", "uint8", (5, 5, 3))):
@@ -188,13 +188,13 @@ def test_types_are_inferred_from_the_declaration() -> None:
 def test_what_is_not_there_is_named() -> None:
     modules, version = known()
     with pytest.raises(UnknownOpError, match="it has mine/planes, mine/same"):
-        modules.find("mine/other", version, "ops[3]")
+        modules.find_op("mine/other", version, "ops[3]")
     with pytest.raises(UnknownBuildError, match=r"ops\[3\].version: .* is no version"):
-        modules.find("mine/planes", "1", "ops[3]")
+        modules.find_op("mine/planes", "1", "ops[3]")
     with pytest.raises(UnknownBuildError, match="push the same file again"):
-        UserModuleCache().find("mine/planes", version, "")
+        UserModuleCache().find_op("mine/planes", version, "")
     for data in (b"", b"[]", b"{}", b'{"format": 1, "ops": 1, "source": ""}', b"\xff"):
         modules = UserModuleCache()
-        modules.read_from(lambda digest, data=data: Asset(digest, data))  # type: ignore[misc]
+        modules.set_loader(lambda digest, data=data: Asset(digest, data))  # type: ignore[misc]
         with pytest.raises(UnknownBuildError, match="no build of"):
-            modules.find("mine/planes", version, "")
+            modules.find_op("mine/planes", version, "")

@@ -46,8 +46,8 @@ def test_what_was_read_long_ago_goes_and_nothing_else_does(tmp_path: Path) -> No
             clock.advance(120.0)
         uses.note("views/a/9")  # the oldest of them
         keeper = ResultEvictor(store, uses, 500)
-        assert await keeper.sweep() == 6
-        assert await keeper.sweep() == 0
+        assert await keeper.evict_results() == 6
+        assert await keeper.evict_results() == 0
 
     asyncio.run(run())
     left = [key for key, _ in store.list(RESERVED_BUCKET).entries]
@@ -61,8 +61,8 @@ def test_uses_are_seen_by_other_processes_and_kept(tmp_path: Path) -> None:
     first.note("views/a")
     clock.advance(600)
     second.note("views/b")
-    table = first.table()
-    assert table.minute("views/b") - table.minute("views/a") == 10
-    assert table.minute("views/c") == 0
+    table = first.last_uses()
+    assert table.last_used_minute("views/b") - table.last_used_minute("views/a") == 10
+    assert table.last_used_minute("views/c") == 0
     first.close()
     second.close()

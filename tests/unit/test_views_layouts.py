@@ -61,7 +61,7 @@ class World:
         return found
 
     async def keys(self, view: ShardsView) -> list[str]:
-        return [entry.key for entry in (await self.reader.listing(view, ListObjects("v", 2))).entries]
+        return [entry.key for entry in (await self.reader.list_page(view, ListObjects("v", 2))).entries]
 
 
 def shards(**fields: Any) -> ShardsView:
@@ -89,14 +89,14 @@ def test_a_replaced_member_takes_its_place(world: World, form: str) -> None:
 
     async def run() -> None:
         first, second = (await world.keys(view))[:2]
-        before, pages = await world.reader.find(view, first), world.store.pages
-        other = await world.reader.find(view, second)
+        before, pages = await world.reader.find_object(view, first), world.store.pages
+        other = await world.reader.find_object(view, second)
         await world.put("1.txt", b"replaced")
-        after = await world.reader.find(view, first)
+        after = await world.reader.find_object(view, first)
         assert world.store.pages == pages  # nothing was listed for that
         assert b"replaced" in await world.body(after)
         assert after.record.etag != before.record.etag
-        assert (await world.reader.find(view, second)).record.etag == other.record.etag
+        assert (await world.reader.find_object(view, second)).record.etag == other.record.etag
         assert len(await world.body(after)) == after.record.size
         with pytest.raises(S3Error, match="replaced meanwhile"):
             await world.body(before)
@@ -114,7 +114,7 @@ def test_where_places_depend_on_members_all_is_laid_out_anew(world: World, field
         (key,) = await world.keys(view)
         pages = world.store.pages
         await world.put("0.txt", b"99")
-        body = await world.body(await world.reader.find(view, key))
+        body = await world.body(await world.reader.find_object(view, key))
         assert world.store.pages > pages
         names = [body[at : at + 5] for at in range(0, len(body), 512) if body[at + 1 : at + 5] == b".txt"]
         wanted = [b"1.txt", b"2.txt", b"3.txt", b"4.txt", b"5.txt"]
@@ -133,7 +133,7 @@ def test_a_member_that_is_gone_moves_the_others(world: World) -> None:
         keys = await world.keys(view)
         assert len(keys) == 3
         await world.store.delete("bkt", "0.txt")
-        body = await world.body(await world.reader.find(view, keys[0]))
+        body = await world.body(await world.reader.find_object(view, keys[0]))
         assert b"2.txt" in body
 
     asyncio.run(run())
@@ -144,16 +144,16 @@ def test_writes_elsewhere_cost_a_scan_and_no_layout(world: World) -> None:
 
     async def run() -> None:
         (key,) = await world.keys(view)
-        laid = await world.reader._layouts.recent(view)
+        laid = await world.reader._layouts.get_layout(view)
         await world.put("x", b"x", bucket="elsewhere")
         world.clock.advance(60.0)
         looks = world.store.looks
-        await world.reader.find(view, key)
-        again = await world.reader._layouts.recent(view)
+        await world.reader.find_object(view, key)
+        again = await world.reader._layouts.get_layout(view)
         assert again is not laid
         assert again.layout is laid.layout
         assert world.store.looks == looks  # the scan found all as it was
-        await world.reader.find(view, key)
+        await world.reader.find_object(view, key)
         assert world.store.looks == looks
 
     asyncio.run(run())

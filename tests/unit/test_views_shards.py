@@ -42,7 +42,7 @@ def test_any_window_of_a_legal_tar(sizes: dict[str, int], data: st.DataObject) -
     items = [
         SourceObject(f"p/{name}", f"e{number}", size) for number, (name, size) in enumerate(sizes.items())
     ]
-    shard = TarShard.of("s.tar", items, "p/")
+    shard = TarShard.from_members("s.tar", items, "p/")
     whole = bytes_of(shard)
     assert len(whole) == shard.size
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
@@ -102,8 +102,8 @@ def test_new_data_moves_no_sample_to_the_other_part() -> None:
 def test_a_shard_is_named_by_its_content() -> None:
     items = listing(3)
     changed = [items[0]._replace(etag="other"), *items[1:]]
-    assert TarShard.of("s", items, "").etag == TarShard.of("t", items, "").etag
-    assert TarShard.of("s", items, "").etag != TarShard.of("s", changed, "").etag
+    assert TarShard.from_members("s", items, "").etag == TarShard.from_members("t", items, "").etag
+    assert TarShard.from_members("s", items, "").etag != TarShard.from_members("s", changed, "").etag
 
 
 def test_shuffling_is_a_permutation_by_seed() -> None:
@@ -219,10 +219,10 @@ def test_expressions_read_small_files_once() -> None:
     }
     assert read == [f"train/000{n}.cls" for n in range(6)]
     changed = [item._replace(etag="new") if item.key == "train/0005.cls" else item for item in listing(6)]
-    again = Evaluation(contents, evaluation.answered)
+    again = Evaluation(contents, evaluation.results)
     assert list(laid_out(changed, again, group="number(cls)").shards) == list(layout.shards)
     assert read[6:] == ["train/0005.cls"]
-    assert len(again.answered) == 6
+    assert len(again.results) == 6
 
 
 def test_samples_of_tars_are_regrouped() -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def stored(array: ZarrArray, data: np.ndarray[Any, Any]) -> dict[str, bytes]:
     """The array's objects, written as the view sends them."""
     found = {}
-    for key, (number,) in array.keys.walk():
+    for key, (number,) in array.keys.iter_keys():
         parts = []
         for chunk in array.held(number):
             rows = array.rows(chunk)
@@ -146,19 +146,19 @@ def test_scans_are_repeated_when_it_is_time_and_something_changed() -> None:
 
     async def run() -> None:
         scans: SourceScanCache[str, int] = SourceScanCache(lambda _: store.revision(), clock, scan)
-        assert await scans.current("v") == 1
+        assert await scans.get_scan("v") == 1
         clock.advance(100)
-        assert await scans.current("v") == 1  # nothing was written
-        assert not scans.forget("v")
+        assert await scans.get_scan("v") == 1  # nothing was written
+        assert not scans.invalidate_scan("v")
         await write("a")
-        assert await scans.current("v") == 2
+        assert await scans.get_scan("v") == 2
         await write("b")
         clock.advance(0.5)
-        assert await scans.current("v") == 2  # it was made less than ten times its time ago
-        assert scans.forget("v")
-        assert await scans.current("v") == 3
+        assert await scans.get_scan("v") == 2  # it was made less than ten times its time ago
+        assert scans.invalidate_scan("v")
+        assert await scans.get_scan("v") == 3
         for other in range(20):
-            await scans.current(f"w{other}")
+            await scans.get_scan(f"w{other}")
         assert "8 views" in repr(scans)
 
     asyncio.run(run())
@@ -173,10 +173,10 @@ def test_a_scan_of_a_deleted_bucket_is_not_its_successors() -> None:
 
     async def run() -> None:
         scans: SourceScanCache[str, int] = SourceScanCache(lambda _: object(), clock, scan, lambda _: born[0])
-        assert await scans.current("v") == 1
+        assert await scans.get_scan("v") == 1
         born[0] = 2
-        assert await scans.current("v") == 2
+        assert await scans.get_scan("v") == 2
         born[0] = 1
-        assert await scans.current("v") == 1
+        assert await scans.get_scan("v") == 1
 
     asyncio.run(run())

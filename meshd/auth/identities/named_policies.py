@@ -55,14 +55,14 @@ class PolicyAdmin:
             lambda policy: _show(policy, users.get(policy.name, []), keys.get(policy.name, [])),
         )
 
-    def policy(self, name: str) -> dict[str, Any]:
+    def get_policy(self, name: str) -> dict[str, Any]:
         """A policy with its document. Raises AdminError NoSuchPolicy."""
         policy = self._table.policies().get(name)
         if policy is None:
             raise no_such_policy(name)
         return _show(policy, *self._attached(name)) | {"policy": msgspec.Raw(policy.text.encode())}
 
-    async def put(self, name: str, body: bytes) -> tuple[dict[str, Any], bool]:
+    async def put_policy(self, name: str, body: bytes) -> tuple[dict[str, Any], bool]:
         """Create or replace a policy; whether it is new. Raises AdminError BadRequest, InvalidPolicy."""
         check_name("a policy's name", name)
         text, made = check_policy(body, _MAX_BYTES), False
@@ -74,11 +74,11 @@ class PolicyAdmin:
                 name=name, text=text, created_ms=self._clock.now_ms() if old is None else old.created_ms
             )
 
-        await self._table.change(NamedPolicy, name, write)
+        await self._table.update_entry(NamedPolicy, name, write)
         _log.info("policy put", extra={"policy": name})
-        return self.policy(name), made
+        return self.get_policy(name), made
 
-    async def remove(self, name: str, *, force: bool) -> None:
+    async def remove_policy(self, name: str, *, force: bool) -> None:
         """Raises AdminError NoSuchPolicy, PolicyInUse (unless forced: what it is attached to is then refused
         everything until it is detached, or the policy put again).
         """
@@ -95,31 +95,31 @@ class PolicyAdmin:
             if old is None:
                 raise no_such_policy(name)
 
-        await self._table.change(NamedPolicy, name, drop)
+        await self._table.update_entry(NamedPolicy, name, drop)
         _log.info("policy removed", extra={"policy": name, "forced": force})
 
     async def attach_to_user(self, user_id: str, name: str) -> None:
         """Raises AdminError NoSuchUser, NoSuchPolicy, NotChangeableHere (root), BadRequest (too many)."""
         self._check(name)
-        await self._table.change(User, user_id, lambda old: _with(_not_of_root(old, user_id), name))
+        await self._table.update_entry(User, user_id, lambda old: _with(_not_of_root(old, user_id), name))
         _log.info("policy attached", extra={"policy": name, "user": user_id})
 
     async def attach_to_key(self, access_key: str, name: str) -> None:
         """Raises AdminError NoSuchAccessKey, NoSuchPolicy, NotChangeableHere (root's), BadRequest."""
         self._check(name)
-        await self._table.change(
+        await self._table.update_entry(
             Key, access_key, lambda old: _with(require_changeable_key(old, access_key), name)
         )
         _log.info("policy attached", extra={"policy": name, "key": access_key})
 
     async def detach_from_user(self, user_id: str, name: str) -> None:
         """The policy need not exist any more. Raises AdminError NoSuchUser, NoSuchPolicy (not attached)."""
-        await self._table.change(User, user_id, lambda old: _without(_not_of_root(old, user_id), name))
+        await self._table.update_entry(User, user_id, lambda old: _without(_not_of_root(old, user_id), name))
         _log.info("policy detached", extra={"policy": name, "user": user_id})
 
     async def detach_from_key(self, access_key: str, name: str) -> None:
         """The policy need not exist any more. Raises AdminError NoSuchAccessKey, NoSuchPolicy."""
-        await self._table.change(
+        await self._table.update_entry(
             Key, access_key, lambda old: _without(require_changeable_key(old, access_key), name)
         )
         _log.info("policy detached", extra={"policy": name, "key": access_key})

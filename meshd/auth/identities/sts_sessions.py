@@ -69,7 +69,7 @@ class TokenSeal:
     def __repr__(self) -> str:
         return "<TokenSeal>"
 
-    def write(self, claims: TokenClaims) -> str:
+    def seal(self, claims: TokenClaims) -> str:
         """The token. Raises TokenError when it would be longer than a header should be."""
         payload = msgspec.msgpack.encode(claims)
         token = _TOKEN_PREFIX + base64.urlsafe_b64encode(self._code(payload) + payload).rstrip(b"=").decode()
@@ -77,7 +77,7 @@ class TokenSeal:
             raise TokenError(f"the token would have {len(token):,} characters; {MAX_TOKEN:,} are allowed")
         return token
 
-    def read(self, token: str) -> TokenClaims:
+    def unseal(self, token: str) -> TokenClaims:
         """What a token says. Raises TokenError for everything `write` did not write."""
         sealed = _token_bytes(token)
         code, payload = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
@@ -90,7 +90,7 @@ class TokenSeal:
 
     def secret_key(self, token: str) -> str:
         """The secret key that belongs to a token."""
-        derived = hmac.digest(self._secret.derive("session secret"), token.encode(), "sha256")
+        derived = hmac.digest(self._secret.derive_key("session secret"), token.encode(), "sha256")
         return "mss-" + base64.urlsafe_b64encode(derived)[:40].decode()
 
     def fingerprint(self, access_key: str, secret_key: str, rounds: tuple[int, int] = (0, 0)) -> bytes:
@@ -98,10 +98,12 @@ class TokenSeal:
         it was revoked (`rounds` of its user and of it)."""
         told = f"\0{rounds[0]}\0{rounds[1]}" if any(rounds) else ""
         text = f"{access_key}\0{secret_key}{told}".encode()
-        return hmac.digest(self._secret.derive("session parent"), text, "sha256")[:16]
+        return hmac.digest(self._secret.derive_key("session parent"), text, "sha256")[:16]
 
     def _code(self, payload: bytes) -> bytes:
-        return hmac.digest(self._secret.derive("session token"), _TOKEN_PREFIX.encode() + payload, "sha256")
+        return hmac.digest(
+            self._secret.derive_key("session token"), _TOKEN_PREFIX.encode() + payload, "sha256"
+        )
 
 
 def _token_bytes(token: str) -> bytes:
@@ -179,17 +181,17 @@ class CredentialService:
         return "<Sessions>"
 
     @property
-    def tables(self) -> object:
+    def table_state(self) -> object:
         """The state of users, keys and policies: another object after each change."""
-        return self._table.state
+        return self._table.state_token
 
-    def find(self, access_key: str, token: str | None) -> ResolvedCredential:
+    def resolve(self, access_key: str, token: str | None) -> ResolvedCredential:
         """Who signs with `access_key`, and `token` if there is one. Raises S3Error InvalidAccessKeyId,
         InvalidToken, ExpiredToken.
         """
         if token is not None:
             return self._temporary(access_key, token)
-        signer = self._table.find(access_key)
+        signer = self._table.find_signer(access_key)
         if signer is None:
             raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
         kept = self._known.get(access_key)
@@ -197,20 +199,20 @@ class CredentialService:
             return kept[1]
         if len(self._known) >= _CACHE_ENTRIES:
             self._known.clear()
-        known = ResolvedCredential(Identity.of(signer), signer.key.secret_key)
+        known = ResolvedCredential(Identity.from_signer(signer), signer.key.secret_key)
         self._known[access_key] = signer, known
         return known
 
-    def proved(self, identity: Identity) -> None:
+    def record_use(self, identity: Identity) -> None:
         """The signature held: the key, or the one the temporary credentials were made with, was used."""
-        self._use.note(identity.session.parent if identity.session else identity.access_key)
+        self._use.record_use(identity.session.parent if identity.session else identity.access_key)
 
-    def make(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
+    def issue(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
         """Temporary credentials of `identity`. One that is temporary itself gives what it has: its policies
         stay, and the end of its life. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
         """
         session = identity.session
-        parent = self._table.find(session.parent if session else identity.access_key)
+        parent = self._table.find_signer(session.parent if session else identity.access_key)
         if parent is None:
             raise AdminError("AccessDenied", "the key that signed this is no longer valid")
         now = self._clock.now_ms() // 1000
@@ -235,7 +237,7 @@ class CredentialService:
 
     def _document(self, claims: TokenClaims) -> SessionDocument:
         try:
-            token = self._seal.write(claims)
+            token = self._seal.seal(claims)
         except TokenError as error:
             raise AdminError("InvalidPolicy", str(error), help="give a shorter policy") from None
         expiration = datetime.fromtimestamp(claims.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -248,7 +250,7 @@ class CredentialService:
             raise S3Error("InvalidToken", "The session token belongs to another access key.")
         if self._clock.now_ms() // 1000 >= claims.expires:
             raise S3Error("ExpiredToken")
-        parent = self._table.find(claims.parent)
+        parent = self._table.find_signer(claims.parent)
         if parent is None or parent.user.user_id != claims.user_id or self._mark(parent) != claims.mark:
             raise S3Error("InvalidToken", _SESSION_REVOKED)
         if claims.issued < parent.sessions_from:
@@ -256,12 +258,12 @@ class CredentialService:
         session = Session(
             claims.parent, claims.expires, claims.name, claims.policies, claims.issued, parent.rounds
         )
-        identity = Identity.of(parent).during(session, access_key, opened.policies)
+        identity = Identity.from_signer(parent).with_session(session, access_key, opened.policies)
         return ResolvedCredential(identity, opened.secret_key)
 
     def _read(self, token: str) -> _Opened:
         try:
-            claims = self._seal.read(token)
+            claims = self._seal.unseal(token)
             policies = tuple(parse_policy(text, kind="identity") for text in claims.policies)
         except (TokenError, PolicyError):
             raise S3Error("InvalidToken") from None
@@ -300,7 +302,7 @@ class SessionRevocation:
     def __repr__(self) -> str:
         return "<Revoking>"
 
-    async def of_user(self, user_id: str, before: str) -> dict[str, Any]:
+    async def revoke_user(self, user_id: str, before: str) -> dict[str, Any]:
         """End those made with any key of a user. Raises AdminError NoSuchUser, BadRequest."""
         since, ended = self._since(before), list[Revocation]()
 
@@ -310,11 +312,11 @@ class SessionRevocation:
             ended[:] = [self._ended(old.ended, since)]
             return replace(old, ended=ended[0])
 
-        await self._table.change(User, user_id, end)
+        await self._table.update_entry(User, user_id, end)
         _log.warning("sessions of a user revoked", extra={"user": user_id, "before": before or "now"})
         return {"user_id": user_id, **revocation_fields(ended[0])}
 
-    async def of_key(self, access_key: str, before: str) -> dict[str, Any]:
+    async def revoke_key(self, access_key: str, before: str) -> dict[str, Any]:
         """End those made with a key. Raises AdminError NoSuchAccessKey, BadRequest."""
         since, ended = self._since(before), list[Revocation]()
 
@@ -324,7 +326,7 @@ class SessionRevocation:
             ended[:] = [self._ended(old.ended, since)]
             return replace(old, ended=ended[0])
 
-        await self._table.change(Key, access_key, end)
+        await self._table.update_entry(Key, access_key, end)
         _log.warning("sessions of a key revoked", extra={"key": access_key, "before": before or "now"})
         return {"access_key": access_key, **revocation_fields(ended[0])}
 

@@ -94,9 +94,9 @@ class IdentityAdmin:
         """Users in order of their ids."""
         return paginate(self._table.users(), after, limit, _show_user)
 
-    def user(self, user_id: str) -> dict[str, Any]:
+    def get_user(self, user_id: str) -> dict[str, Any]:
         """A user with their keys and buckets. Raises AdminError NoSuchUser."""
-        user = self._table.by_id(user_id)
+        user = self._table.find_user(user_id)
         if user is None:
             raise no_such_user(user_id)
         keys = [self._show_key(key) for key in self._keys_of(user_id)]
@@ -114,7 +114,7 @@ class IdentityAdmin:
             policies=self._known(new.policies),
             created_ms=self._clock.now_ms(),
         )
-        if self._table.by_id(new.user_id) is None:
+        if self._table.find_user(new.user_id) is None:
             await self._drop_keys(
                 new.user_id
             )  # an earlier user's of that name: they do not come back to life
@@ -124,24 +124,24 @@ class IdentityAdmin:
                 raise AdminError("UserExists", f"there is a user {new.user_id} already")
             return user
 
-        await self._table.change(User, new.user_id, create)
+        await self._table.update_entry(User, new.user_id, create)
         _log.info("user made", extra={"user": new.user_id})
-        return self.user(new.user_id)
+        return self.get_user(new.user_id)
 
     async def change_user(self, user_id: str, change: UserChange) -> dict[str, Any]:
         """Raises AdminError NoSuchUser, NotChangeableHere, BadRequest."""
         check_text(display_name=change.display_name, email=change.email)
         wanted = {name: value for name, value in asdict(change).items() if value is not None}
-        await self._table.change(
+        await self._table.update_entry(
             User, user_id, lambda old: replace(require_admin_user(old, user_id), **wanted)
         )
-        return self.user(user_id)
+        return self.get_user(user_id)
 
     async def remove_user(self, user_id: str, *, force: bool) -> None:
         """Remove a user and all their keys. Raises AdminError NoSuchUser, NotChangeableHere,
         UserOwnsBuckets (unless forced: the buckets stay, and root can use them).
         """
-        require_admin_user(self._table.by_id(user_id), user_id)
+        require_admin_user(self._table.find_user(user_id), user_id)
         owned = [bucket.name for bucket in self._buckets.list_all(user_id)]
         if owned and not force:
             some = ", ".join(owned[:5]) + (", …" if len(owned) > 5 else "")
@@ -155,7 +155,9 @@ class IdentityAdmin:
         def remove(old: User | None) -> None:
             require_admin_user(old, user_id)
 
-        await self._table.change(User, user_id, remove)  # the user first: from then on none of the keys signs
+        await self._table.update_entry(
+            User, user_id, remove
+        )  # the user first: from then on none of the keys signs
         await self._drop_keys(user_id)
         _log.info("user removed", extra={"user": user_id})
 
@@ -163,12 +165,12 @@ class IdentityAdmin:
 
     def list_keys(self, user_id: str, after: str, limit: int) -> Page:
         """Keys (of one user, if said) in order. Raises AdminError NoSuchUser."""
-        if user_id and self._table.by_id(user_id) is None:
+        if user_id and self._table.find_user(user_id) is None:
             raise no_such_user(user_id)
         keys = {name: key for name, key in self._table.keys().items() if user_id in ("", key.user_id)}
         return paginate(keys, after, limit, self._show_key)
 
-    def key(self, access_key: str) -> dict[str, Any]:
+    def get_key(self, access_key: str) -> dict[str, Any]:
         """Raises AdminError NoSuchAccessKey."""
         key = self._table.keys().get(access_key)
         if key is None:
@@ -181,7 +183,7 @@ class IdentityAdmin:
         """
         access_key, secret_key = _pair(new)
         check_text(name=new.name)
-        if self._table.by_id(new.user_id) is None:
+        if self._table.find_user(new.user_id) is None:
             raise no_such_user(new.user_id)
         key = Key(
             access_key=access_key,
@@ -197,7 +199,7 @@ class IdentityAdmin:
                 raise AdminError("AccessKeyExists", f"the access key {access_key} is taken; choose another")
             return key
 
-        await self._table.change(Key, access_key, create)
+        await self._table.update_entry(Key, access_key, create)
         _log.info("key made", extra={"user": new.user_id, "key": access_key})
         return self._show_key(key) | {"secret_key": secret_key}
 
@@ -205,11 +207,11 @@ class IdentityAdmin:
         """Enable, disable, rename. Raises AdminError NoSuchAccessKey, NotChangeableHere, BadRequest."""
         check_text(name=change.name)
         wanted = {name: value for name, value in asdict(change).items() if value is not None}
-        await self._table.change(
+        await self._table.update_entry(
             Key, access_key, lambda old: replace(require_changeable_key(old, access_key), **wanted)
         )
         _log.info("key changed", extra={"key": access_key, "enabled": change.enabled})
-        return self.key(access_key)
+        return self.get_key(access_key)
 
     async def remove_key(self, access_key: str) -> None:
         """Raises AdminError NoSuchAccessKey, NotChangeableHere."""
@@ -222,7 +224,7 @@ class IdentityAdmin:
                     help="take it out of that file and send the node SIGHUP; or disable it here",
                 )
 
-        await self._table.change(Key, access_key, remove)
+        await self._table.update_entry(Key, access_key, remove)
         await self._use.forget(access_key)
         _log.info("key removed", extra={"key": access_key})
 
@@ -233,7 +235,7 @@ class IdentityAdmin:
 
     async def _drop_keys(self, user_id: str) -> None:
         for key in self._keys_of(user_id):
-            await self._table.change(Key, key.access_key, _nothing)
+            await self._table.update_entry(Key, key.access_key, _nothing)
             await self._use.forget(key.access_key)
 
     def _known(self, policies: Iterable[str]) -> tuple[str, ...]:
@@ -249,11 +251,11 @@ class IdentityAdmin:
             "user_id": key.user_id,
             "name": key.name,
             "enabled": key.enabled,
-            "works": self._table.find(key.access_key) is not None,
+            "works": self._table.find_signer(key.access_key) is not None,
             "origin": key.origin,
             "policies": key.policies,
             "created": iso_time(key.created_ms),
-            "last_used": iso_time(used) if (used := self._use.last(key.access_key)) else "",
+            "last_used": iso_time(used) if (used := self._use.last_used_ms(key.access_key)) else "",
             **revocation_fields(key.ended),
         }
 

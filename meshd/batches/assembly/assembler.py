@@ -69,7 +69,7 @@ _ORDERS = 64
 class ReadHints(Protocol):
     """Who wants to know which plans are read, and how far."""
 
-    def reading(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+    def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
         """A frame is built now. Returns at once."""
         ...
 
@@ -89,7 +89,7 @@ class Assembler:
         catalog: DocumentStore | None = None,
     ) -> None:
         self.catalog = DocumentStore(store, elsewhere) if catalog is None else catalog
-        self._kitchen = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
+        self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
         self._packs = PackTables(self.catalog)
@@ -101,7 +101,7 @@ class Assembler:
     def __repr__(self) -> str:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
 
-    async def frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress) -> Frame:
         """The frame at an address; the handle is the caller's to close.
 
         Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
@@ -164,55 +164,57 @@ class Assembler:
         return await self._assemble(address)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
-        await self.catalog.ensure(map(asset_key, address.assets))
+        await self.catalog.ensure_local_copies(map(asset_key, address.assets))
         with self._admission(DERIVED_ROWS, 0):
-            made = await render_derived_object(self._kitchen, address)
+            made = await render_derived_object(self._context, address)
         self._cache.put(address, made)  # until whoever asked has written it to the store
         return made
 
     async def _block(self, address: BlockAddress) -> MemoryFrame:
         plan = Plan.from_bytes(address.digest, address.plan)
-        await self.catalog.ensure(map(asset_key, plan.assets))
+        await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await asyncio.to_thread(Snapshot.from_bytes, address.snapshot)
         samples = np.arange(snapshot.samples, dtype=np.int64)
         with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
             rows, metadata = new_rows(samples + address.first, samples), block_metadata(address.block)
-            frame = await FrameBuilder(self._kitchen, plan, snapshot, 0, rows, metadata).build()
+            frame = await FrameBuilder(self._context, plan, snapshot, 0, rows, metadata).build()
         self._cache.put(address, frame)  # until whoever asked has written it to the store
         return frame
 
     async def _part(self, address: PartAddress) -> MemoryFrame:
         whole = address.whole
         plan = await self.catalog.plan(whole.plan)
-        await self.catalog.ensure(map(asset_key, plan.assets))
+        await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
         if self.hints is not None:
-            self.hints.reading(plan, snapshot, whole)
+            self.hints.frame_requested(plan, snapshot, whole)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._rows(whole, plan, snapshot)
-            places = await own_rows(self._kitchen.elsewhere, snapshot, rows, address.version)
+            places = await own_rows(self._context.remote, snapshot, rows, address.version)
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
-            builder = FrameBuilder(self._kitchen, plan, snapshot, whole.epoch, rows.part(places), metadata)
+            builder = FrameBuilder(
+                self._context, plan, snapshot, whole.epoch, rows.part_rows(places), metadata
+            )
             frame = await builder.build_part()
         self._cache.put(address, frame)
         return frame
 
     async def _assemble(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
-        await self.catalog.ensure(map(asset_key, plan.assets))
+        await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
             return await self._pack(address, plan)
         if self.hints is not None and isinstance(address, FrameAddress):
-            self.hints.reading(plan, snapshot, address)
+            self.hints.frame_requested(plan, snapshot, address)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
             rows = self._rows(address, plan, snapshot)
             whole = _real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
             builder = FrameBuilder(
-                self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address), whole
+                self._context, plan, snapshot, address.epoch, rows, metadata_of(address), whole
             )
             frame = await builder.build()
         if isinstance(address, FrameAddress):
@@ -220,13 +222,15 @@ class Assembler:
         return frame
 
     async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
-        count, table = count_rows(address, plan), await self._packs.table(plan)
+        count, table = count_rows(address, plan), await self._packs.get_table(plan)
         rows = self._rows(address, plan, table)
         samples = table.samples_of(rows.samples)
         within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
         with self._admission(0, count * _row_bytes(plan)):
             packing = PackedFrame(plan, table, rows, samples)
-            made = await asyncio.to_thread(packing.frame, within, metadata_of(address), self._kitchen.memory)
+            made = await asyncio.to_thread(
+                packing.build_frame, within, metadata_of(address), self._context.memory
+            )
         made.took = within.took
         within.close()
         if isinstance(address, FrameAddress):
@@ -249,9 +253,9 @@ class Assembler:
         except PlanError as error:
             raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
         order = self._order(plan, within, address.epoch)
-        rows = new_rows(piece.positions, order.many(piece.positions), piece.pad)
+        rows = new_rows(piece.positions, order.samples_at(piece.positions), piece.pad)
         if plan.pairs is not None:
-            rows.partners = mix_partners(rows.positions, plan.positions, order.many)
+            rows.partners = mix_partners(rows.positions, plan.positions, order.samples_at)
         return rows
 
     def _order(self, plan: Plan, within: Snapshot | PackTable, epoch: int) -> SampleOrder:
@@ -290,7 +294,7 @@ class Assembler:
     def _check_clients(self, who: str) -> None:
         """Raises BatchError Busy when too much of what was built waits for clients to take it, and the caller
         has its share of that."""
-        memory, cache, room = self._kitchen.memory, self._cache, self._bytes_room
+        memory, cache, room = self._context.memory, self._cache, self._bytes_room
         sending = memory.bytes - cache.bytes - room.held
         if sending <= room.limit:
             return

@@ -76,7 +76,7 @@ class AssemblerClient:
     def __repr__(self) -> str:
         return f"<RemoteAssembler {self._path.name}, {len(self._waiting)} frames asked for>"
 
-    async def frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress) -> Frame:
         """As Assembler.frame; Busy, too, while the steward is away."""
         stream = await self._connected()
         number = next(self._numbers)
@@ -202,7 +202,7 @@ class _Conversation:
     async def _answer(self, ask: FrameRequest) -> None:
         try:
             with tenant_scope(ask.account):
-                frame = await self._assembler.frame(ask.address)
+                frame = await self._assembler.get_frame(ask.address)
         except BatchError as error:
             await self._say(FrameReply(ask.number, error=error.to_document()))
             return

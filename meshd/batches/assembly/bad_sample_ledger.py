@@ -37,7 +37,7 @@ class BadSample:
 
 def read_ledger(catalog: DocumentStore, plan: str) -> list[dict[str, Any]]:
     """The entries of a plan as plain JSON values, oldest first; empty when there are none."""
-    document = catalog.read(f"bad/{plan}")
+    document = catalog.read_document(f"bad/{plan}")
     return [] if document is None else list(json.loads(document))
 
 
@@ -63,7 +63,7 @@ class BadSampleLedger:
     def __repr__(self) -> str:
         return f"<Ledger of {len(self._entries)} plans>"
 
-    async def record(self, plan: str, found: Iterable[BadSample]) -> None:
+    async def record_bad_samples(self, plan: str, found: Iterable[BadSample]) -> None:
         """Add entries; durable when it returns. Beyond the limit, new ones are left out (counts still
         rise).
         """
@@ -79,7 +79,7 @@ class BadSampleLedger:
             self._forget_old()
 
     def _add(self, plan: str, found: Iterable[BadSample]) -> None:
-        entries = self._of(plan)
+        entries = self._entries_of(plan)
         for item in found:
             name = (item.key, item.op)
             known = entries.get(name)
@@ -94,7 +94,7 @@ class BadSampleLedger:
             if not self._recording[plan]:
                 del self._entries[plan], self._recording[plan]
 
-    def _of(self, plan: str) -> dict[tuple[str, str], BadSample]:
+    def _entries_of(self, plan: str) -> dict[tuple[str, str], BadSample]:
         entries = self._entries.get(plan)
         if entries is None:
             found = (BadSample(**entry) for entry in read_ledger(self._catalog, plan))
@@ -103,4 +103,4 @@ class BadSampleLedger:
 
     async def _write(self, plan: str) -> None:
         document = json.dumps([asdict(entry) for entry in self._entries[plan].values()]).encode()
-        await self._catalog.write(f"bad/{plan}", document)
+        await self._catalog.write_document(f"bad/{plan}", document)

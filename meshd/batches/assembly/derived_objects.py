@@ -49,7 +49,7 @@ async def _render(kitchen: BuildContext, address: DerivedAddress, made: MemoryFr
     if _is_unread(rendered):  # compacted meanwhile: the index knows
         rendered.close()
         rendered = await _render_once(kitchen, address, made)
-    if _is_unread(rendered) and kitchen.elsewhere.others_hold(address.bucket, address.key):
+    if _is_unread(rendered) and kitchen.remote.has_peer_copies(address.bucket, address.key):
         rendered.close()
         _notice(kitchen, address)
         rendered = await _render_once(kitchen, address, made, here=False)
@@ -101,13 +101,13 @@ async def _source(
         record = kitchen.store.get(address.bucket, address.key)
     except NotCachedError:  # its bytes are at an origin
         record = None
-    here = here and (record is None or not record.broken or kitchen.elsewhere.alone)
+    here = here and (record is None or not record.broken or kitchen.remote.single_node)
     if here and record is not None and record.etag == address.etag:
         return slice_locations(kitchen.store.locate(record), 0, record.size), None
     name, lost = f"s3://{address.bucket}/{address.key}", ReadFailure("NoSuchKey" if record is None else "")
-    if not kitchen.elsewhere.alone:
+    if not kitchen.remote.single_node:
         whole = ObjectRange(address.bucket, address.key, address.etag, -1, 0, -1)
-        fetched = await kitchen.elsewhere.fetch([whole], kitchen.memory)
+        fetched = await kitchen.remote.fetch_parts([whole], kitchen.memory)
         place = fetched.places[0]
         if not isinstance(place, ReadFailure):
             return ((place.path, place.offset, place.length, place.crc32c),), fetched
@@ -139,6 +139,6 @@ async def _refusal(kitchen: BuildContext, address: DerivedAddress, failure: RowF
         message = f"the op {failure.op!r} broke on {name}: {failure.message}"
         return BatchError("OpFailed", message, help="this is a defect of the op", detail=detail)
     entry = BadSample(f"{address.bucket}/{address.key}", failure.op, failure.message, address.position, 0)
-    await kitchen.ledger.record(address.digest, [entry])
+    await kitchen.ledger.record_bad_samples(address.digest, [entry])
     message = f"{name} cannot be transformed: {failure.op}: {failure.message}"
     return BatchError("BadSample", message, help="repair or remove the object", detail=detail)

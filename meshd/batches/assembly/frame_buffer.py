@@ -92,13 +92,13 @@ class Rows:
     def __len__(self) -> int:
         return int(self.positions.size)
 
-    def keep(self, kept: npt.NDArray[np.int64]) -> Rows:
+    def select_rows(self, kept: npt.NDArray[np.int64]) -> Rows:
         partners = None if self.partners is None else self.partners[kept]
         return Rows(self.positions[kept], self.samples[kept], self.status[kept], partners)
 
-    def part(self, places: npt.NDArray[np.int64]) -> Rows:
+    def part_rows(self, places: npt.NDArray[np.int64]) -> Rows:
         """Some of them, which know their places."""
-        part = self.keep(places)
+        part = self.select_rows(places)
         part.places = places
         return part
 
@@ -157,7 +157,7 @@ class FrameBuffer:
             specs += _ragged_specs(name, self._plan.outputs[name], rows)
         return frame_layout(specs, self._metadata)
 
-    def take(self, rendered: Rendered) -> None:
+    def add_rendered(self, rendered: Rendered) -> None:
         """Take over what was rendered; of rows rendered twice the last counts. Raises BatchError TooLarge."""
         self._rendered.append(rendered)
         for sums in rendered.checksums:
@@ -182,7 +182,7 @@ class FrameBuffer:
                 help="resize or crop in the plan, or use a smaller batch or more ranks",
             )
 
-    def blank(self, row: int) -> None:
+    def clear_row(self, row: int) -> None:
         """Make a row nothing, its labels too: what a failed rendering left of it is overwritten with
         zeros."""
         self._blanks.append(row)
@@ -211,7 +211,7 @@ class FrameBuffer:
         widths = {name: self._row_bytes(name) for name in self._fixed}
         self._ragged = {name: [rows[row] for row in kept] for name, rows in self._ragged.items()}
         self._sums = {name: sums[kept] for name, sums in self._sums.items()}
-        self.rows = self.rows.keep(kept)
+        self.rows = self.rows.select_rows(kept)
         self._move(self._lay_out(), {name: (width, kept.tolist()) for name, width in widths.items()})
 
     def _place(self) -> None:

@@ -58,7 +58,7 @@ class BuildContext:
     ledger: BadSampleLedger
     node: str
     archives: DecompressedArchives
-    elsewhere: RemoteSource = SINGLE_NODE
+    remote: RemoteSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
 
 
@@ -98,16 +98,16 @@ class FrameBuilder:
         metadata: Mapping[str, str],
         whole: int | None = None,
     ) -> None:
-        self._kitchen, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
+        self._context, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
         self._whole = len(rows) if whole is None else whole
         self._complaint: BatchError | None = None
         self._bad_rows = 0
         self._clock = asyncio.get_running_loop().time
         self._fetch = self._prepare = 0.0
-        self._draft = FrameBuffer(plan, snapshot, rows, metadata, kitchen.memory)
+        self._buffer = FrameBuffer(plan, snapshot, rows, metadata, kitchen.memory)
 
     def __repr__(self) -> str:
-        return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._draft.rows)} rows>"
+        return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._buffer.rows)} rows>"
 
     async def build(self) -> MemoryFrame:
         """The finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
@@ -122,19 +122,19 @@ class FrameBuilder:
         self, settle: Callable[[list[RowFailure]], Awaitable[list[int] | None]]
     ) -> MemoryFrame:
         try:
-            rows = range(len(self._draft.rows))
+            rows = range(len(self._buffer.rows))
             failures = await self._render(rows) if rows else []
             kept = await settle(failures) if failures else None
-            frame = self._draft.seal(kept)
+            frame = self._buffer.seal(kept)
         except BaseException:
-            self._draft.frame.close()
+            self._buffer.frame.close()
             raise
         else:
             frame.bad, frame.complaint = self._bad_rows, self._complaint
             frame.took = FrameTiming(self._fetch, self._prepare)
             return frame
         finally:
-            self._draft.close()
+            self._buffer.close()
 
     async def _render(self, rows: Sequence[int]) -> list[RowFailure]:
         """Render these rows of the draft; what is left are bad samples."""
@@ -151,7 +151,7 @@ class FrameBuilder:
                     f"{self._name(failure)} is damaged here; another owner's copy is taken in a moment"
                 )
             if failure.kind == "damaged":
-                await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure)])
+                await self._context.ledger.record_bad_samples(self._plan.hash, [self._entry(failure)])
                 raise damaged(self._object_url(failure), failure.message, self._detail(failure))
             if failure.kind == "op":
                 raise self._broken(failure)
@@ -177,9 +177,9 @@ class FrameBuilder:
 
     def _portions(self, rows: Sequence[int]) -> list[Sequence[int]]:
         """All of them, where a node is alone; else as many at a time as there may be bytes of other nodes."""
-        if self._kitchen.elsewhere.alone or not len(rows):
+        if self._context.remote.single_node or not len(rows):
             return [rows]
-        samples = self._draft.rows.samples[list(rows)]
+        samples = self._buffer.rows.samples[list(rows)]
         lengths = [column.length[samples] for column in bytes_columns(self._snapshot).values()]
         shares = np.cumsum(np.sum(lengths, axis=0)) // FETCHED_BYTES
         cuts = np.flatnonzero(np.diff(shares, prepend=shares[0])).tolist()
@@ -187,9 +187,9 @@ class FrameBuilder:
 
     async def _resolved(self, rows: Sequence[int]) -> _Work:
         """Where the bytes of these rows lie. Raises BatchError SnapshotChanged, Busy."""
-        draft, kitchen = self._draft, self._kitchen
+        draft, kitchen = self._buffer, self._context
         pinned = PinnedObjects(
-            kitchen.store, self._snapshot, kitchen.archives, kitchen.elsewhere, kitchen.memory
+            kitchen.store, self._snapshot, kitchen.archives, kitchen.remote, kitchen.memory
         )
         samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
         work = _Work([], pinned)
@@ -199,8 +199,8 @@ class FrameBuilder:
                 wanted = [samples[row] for row in some]
                 paired = self._paired(some)
                 await pinned.prepare([*wanted, *paired.values()])
-                sources = pinned.sources(wanted)
-                others = dict(zip(paired, pinned.sources(list(paired.values())), strict=True))
+                sources = pinned.sample_sources(wanted)
+                others = dict(zip(paired, pinned.sample_sources(list(paired.values())), strict=True))
                 work.rows += [
                     RowWork(row, positions[row], pieces, others.get(row, ()))
                     for row, pieces in zip(some, sources, strict=True)
@@ -212,8 +212,8 @@ class FrameBuilder:
         return work
 
     async def _render_work(self, work: _Work) -> Sequence[RowFailure]:
-        draft, began = self._draft, self._clock()
-        rendered: Rendered = await self._kitchen.renderer.render(
+        draft, began = self._buffer, self._clock()
+        rendered: Rendered = await self._context.renderer.render(
             self._plan.hash,
             self._plan.program_text,
             self._epoch,
@@ -221,19 +221,19 @@ class FrameBuilder:
             frame_fd=draft.frame.fd,
             frame_bytes=draft.frame.size,
             targets=draft.targets,
-            assets=asset_places(self._kitchen.store, self._plan.assets),
+            assets=asset_places(self._context.store, self._plan.assets),
             account=current_tenant(),
         )
         took = self._clock() - began
         reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
         self._fetch += reading
         self._prepare += took - reading
-        draft.take(rendered)
+        draft.add_rendered(rendered)
         return rendered.failures
 
     def _paired(self, rows: Sequence[int]) -> dict[int, int]:
         """The sample that is mixed into each of these rows, where there is one."""
-        partners = self._draft.rows.partners
+        partners = self._buffer.rows.partners
         if partners is None:
             return {}
         return {row: int(partners[row]) for row in rows if partners[row] >= 0}
@@ -241,17 +241,17 @@ class FrameBuilder:
     async def _settle(self, failures: list[RowFailure]) -> list[int] | None:
         """Do with bad samples what the plan says. Returns the rows that stay, None for all."""
         found = [self._entry(failure) for failure in failures]
-        await self._kitchen.ledger.record(self._plan.hash, found)
+        await self._context.ledger.record_bad_samples(self._plan.hash, found)
         self._check_bound(failures)
         bad = [failure.row for failure in failures]
         policy = self._plan.spec.on_bad
         if policy == "drop":
-            return [row for row in range(len(self._draft.rows)) if row not in set(bad)]
+            return [row for row in range(len(self._buffer.rows)) if row not in set(bad)]
         if policy == "substitute":
             await self._substitute(failures)
             return None
         for row in bad:
-            self._draft.blank(row)
+            self._buffer.clear_row(row)
         self._mark(bad, Status.MASKED)
         return None
 
@@ -260,7 +260,7 @@ class FrameBuilder:
 
     def _check_bound(self, failures: list[RowFailure]) -> None:
         """Of this slice alone; the other slices' are added by who knows them."""
-        spec, status = self._plan.spec, self._draft.rows.status
+        spec, status = self._plan.spec, self._buffer.rows.status
         if spec.on_bad == "raise":
             raise self._bad(failures[0], "")
         counted = [failure for failure in failures if status[failure.row] != Status.PAD]
@@ -275,7 +275,7 @@ class FrameBuilder:
         self._complaint = self._bad(counted[0], why)
 
     async def _substitute(self, failures: list[RowFailure]) -> None:
-        rows = self._draft.rows
+        rows = self._buffer.rows
         left = {failure.row: failure for failure in failures}
         draws = {
             row: KeyedRandom(self._plan.spec.seed, self._epoch, int(rows.positions[row]), PROBE_STREAM)
@@ -291,7 +291,9 @@ class FrameBuilder:
             left = {failure.row: failure for failure in again}
             if not left:
                 return
-            await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure) for failure in again])
+            await self._context.ledger.record_bad_samples(
+                self._plan.hash, [self._entry(failure) for failure in again]
+            )
         failure = next(iter(left.values()))
         raise self._bad(failure, f" (and {PROBES} samples drawn to stand in for it are bad, too)")
 
@@ -305,12 +307,12 @@ class FrameBuilder:
 
     def _mark(self, rows: list[int], status: Status) -> None:
         """A row that only fills up a batch stays flagged as that."""
-        found = self._draft.rows.status
+        found = self._buffer.rows.status
         found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
     def _sample(self, failure: RowFailure) -> int:
         """What it is of: the row's own sample, or the one that is mixed into it."""
-        rows = self._draft.rows
+        rows = self._buffer.rows
         beside = rows.partners if failure.partner else None
         return int((rows.samples if beside is None else beside)[failure.row])
 
@@ -321,7 +323,7 @@ class FrameBuilder:
         return list(self._plan.outputs)[failure.field]
 
     def _entry(self, failure: RowFailure) -> BadSample:
-        position = int(self._draft.rows.positions[failure.row])
+        position = int(self._buffer.rows.positions[failure.row])
         return BadSample(self._name(failure), failure.op, failure.message, position, self._epoch)
 
     def _bad(self, failure: RowFailure, why: str) -> BatchError:
@@ -347,11 +349,11 @@ class FrameBuilder:
         return {
             "key": self._name(failure),
             "url": self._object_url(failure),
-            "node": self._kitchen.node,
+            "node": self._context.node,
             "op": failure.op,
             "field": self._field_name(failure),
             "error": failure.message,
-            "position": int(self._draft.rows.positions[failure.row]),
+            "position": int(self._buffer.rows.positions[failure.row]),
             "epoch": self._epoch,
             "replay": f"GET {self._replay(failure)}",
         }
@@ -359,9 +361,9 @@ class FrameBuilder:
     def _noticed(self, failure: RowFailure) -> bool:
         """Has damage of this node's own looked at; whether another node may have the object whole."""
         bucket, _, key = self._object_url(failure).removeprefix("s3://").partition("/")
-        if not self._kitchen.elsewhere.others_hold(bucket, key):
+        if not self._context.remote.has_peer_copies(bucket, key):
             return False
-        record = self._kitchen.store.get(bucket, key)
+        record = self._context.store.get(bucket, key)
         for extent in () if record is None else record.extents:
             report_damage(extent)
         return record is not None
@@ -374,12 +376,12 @@ class FrameBuilder:
         return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
 
     def _command(self, failure: RowFailure) -> str:
-        position = int(self._draft.rows.positions[failure.row])
+        position = int(self._buffer.rows.positions[failure.row])
         return f"mesh replay {self._plan.hash} {position} --epoch {self._epoch}"
 
     def _replay(self, failure: RowFailure) -> str:
         """The frame that holds just this row: the batch of one that begins at its position."""
-        position = int(self._draft.rows.positions[failure.row])
+        position = int(self._buffer.rows.positions[failure.row])
         return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
 
 

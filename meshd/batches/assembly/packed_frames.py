@@ -60,11 +60,11 @@ class PackTables:
     def __repr__(self) -> str:
         return f"<PackTables, {len(self._known)} known>"
 
-    async def table(self, plan: Plan) -> PackTable:
+    async def get_table(self, plan: Plan) -> PackTable:
         """Raises BatchError NoSuchPlan when it is lost: registering the plan again makes it."""
         known = self._known.get(plan.hash)
         if known is None:
-            document = await self._catalog.find(pack_table_key(plan.hash))
+            document = await self._catalog.find_shared(pack_table_key(plan.hash))
             if document is None:
                 raise BatchError(
                     "NoSuchPlan",
@@ -87,7 +87,9 @@ class PackedFrame:
     rows: Rows
     samples: npt.NDArray[np.int64]
 
-    def frame(self, within: MemoryFrame, metadata: Mapping[str, str], memory: MemoryAccount) -> MemoryFrame:
+    def build_frame(
+        self, within: MemoryFrame, metadata: Mapping[str, str], memory: MemoryAccount
+    ) -> MemoryFrame:
         """The frame, of the frame of `samples` that the plan within gives. Blocking: run it in a thread."""
         tensors, rows = tensor_frame.tensor_views(_read(within)), self.rows
         assert self.plan.spec.pack is not None
@@ -98,7 +100,9 @@ class PackedFrame:
             at = 0
             for segment, (sample, begin, length) in enumerate(self.table.pieces(row), 1):
                 place = places[sample]
-                if masked[place] or not columns.put(tensors, place, (number, at, begin, length), segment):
+                if masked[place] or not columns.copy_piece(
+                    tensors, place, (number, at, begin, length), segment
+                ):
                     rows.status[number] = max(int(rows.status[number]), int(Status.MASKED))
                 at += length
         filled = columns.tensors | {POSITION: rows.positions, STATUS: rows.status}
@@ -127,7 +131,7 @@ class _Columns:
         first = pack.fields[0]
         self.tensors |= {f"{first}{SEGMENTS}": self.segments, f"{first}{POSITIONS}": self.positions}
 
-    def put(
+    def copy_piece(
         self,
         within: Mapping[str, npt.NDArray[Any]],
         place: int,

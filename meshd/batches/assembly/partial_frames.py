@@ -56,15 +56,15 @@ async def own_rows(
 ) -> npt.NDArray[np.int64]:
     """The rows this node makes by this version of the map. Raises BatchError NotOwner where it goes by
     another."""
-    if not await elsewhere.goes_by(version):
+    if not await elsewhere.reaches_map_version(version):
         raise _other_map(version)
     numbers, places = np.unique(main_objects(snapshot, rows.samples), return_inverse=True)
     objects, own = snapshot.objects, np.zeros(len(numbers), dtype=np.bool_)
     for start in range(0, len(numbers), _AT_A_TIME):
         for place, number in enumerate(numbers[start : start + _AT_A_TIME].tolist(), start):
-            own[place] = elsewhere.is_first(objects.bucket_of(number), objects.keys[number])
+            own[place] = elsewhere.is_first_replica(objects.bucket_of(number), objects.keys[number])
         await asyncio.sleep(0)  # other frames get their turn
-    if not await elsewhere.goes_by(version):
+    if not await elsewhere.reaches_map_version(version):
         raise _other_map(version)
     return np.flatnonzero(own[places])
 

@@ -49,7 +49,7 @@ class AdminClient:
     credential: Credential = field(repr=False)
     ca_cert: str | None = None
 
-    def call(
+    def request(
         self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
     ) -> Any:
         """The answer to a request under `/-/`. Raises ClickException, which says what to do."""
@@ -70,13 +70,13 @@ class AdminClient:
             ) from None
         return _document(status, answer)
 
-    def pages(self, *path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    def list_all(self, *path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Everything a list has, page by page."""
         found: list[dict[str, Any]] = []
         after = ""
         while True:
             more = {"after": after, "limit": "1000", **(query or {})}
-            page = self.call("GET", *path, query={name: value for name, value in more.items() if value})
+            page = self.request("GET", *path, query={name: value for name, value in more.items() if value})
             found += page[path[-1]]
             after = page["next"]
             if not after:

@@ -60,7 +60,7 @@ def add(
     """
     secret = _ask_secret() if access_key else ""
     body = {"user_id": user_id, "name": name, "policies": policies, "access_key": access_key}
-    made = node.call("POST", "admin", "keys", body=body | {"secret_key": secret})
+    made = node.request("POST", "admin", "keys", body=body | {"secret_key": secret})
     answer(made, as_json, lambda: show_one(made))
     if not as_json:
         print_hint("keep the secret now: it is not shown again")
@@ -78,7 +78,7 @@ def ls(node: AdminClient, user_id: str, as_json: bool) -> None:
     \b
     meshd admin key ls --user ann
     """
-    found = node.pages("admin", "keys", query={"user": user_id})
+    found = node.list_all("admin", "keys", query={"user": user_id})
     answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no keys; make one: meshd admin key add USER"))
 
 
@@ -92,7 +92,7 @@ def show(node: AdminClient, access_key: str, as_json: bool) -> None:
     \b
     meshd admin key show MESH0GO8111SCTDGVYCF
     """
-    found = node.call("GET", "admin", "keys", access_key)
+    found = node.request("GET", "admin", "keys", access_key)
     answer(found, as_json, lambda: show_one(found))
 
 
@@ -134,7 +134,7 @@ def rm(node: AdminClient, access_key: str, yes: bool, as_json: bool) -> None:
     meshd admin key rm MESH0GO8111SCTDGVYCF
     """
     confirm(f"Remove the key {access_key} for good? (disable can be undone)", yes)
-    removed = node.call("DELETE", "admin", "keys", access_key)
+    removed = node.request("DELETE", "admin", "keys", access_key)
     answer(removed, as_json, lambda: print_hint(f"removed {access_key}"))
 
 
@@ -154,12 +154,12 @@ def revoke(node: AdminClient, access_key: str, before: str, yes: bool, as_json: 
     meshd admin key revoke MESH0GO8111SCTDGVYCF --before 2026-11-22T03:00:00Z
     """
     confirm(f"End the temporary credentials made with {access_key}?", yes)
-    done = node.call("DELETE", "admin", "keys", access_key, "sessions", query=revoke_query(before))
+    done = node.request("DELETE", "admin", "keys", access_key, "sessions", query=revoke_query(before))
     answer(done, as_json, lambda: print_hint(revoke_message(access_key, before)))
 
 
 def _switch(node: AdminClient, access_key: str, as_json: bool, *, enabled: bool) -> None:
-    changed = node.call("PATCH", "admin", "keys", access_key, body={"enabled": enabled})
+    changed = node.request("PATCH", "admin", "keys", access_key, body={"enabled": enabled})
     answer(changed, as_json, lambda: show_one(changed))
 
 

@@ -66,9 +66,9 @@ def log_level(
 
 def _ask(node: AdminClient, level: str | None, reset: bool, body: dict[str, int]) -> dict[str, Any]:
     if level:
-        found = node.call("PUT", "admin", "log-level", level, body=body)
+        found = node.request("PUT", "admin", "log-level", level, body=body)
     else:
-        found = node.call("DELETE" if reset else "GET", "admin", "log-level")
+        found = node.request("DELETE" if reset else "GET", "admin", "log-level")
     return dict(found)
 
 
@@ -76,7 +76,7 @@ def _nodes(node: AdminClient, ids: tuple[str, ...], everywhere: bool) -> list[Ad
     """Those that are meant. Raises UsageError for one that is not in the mesh's map."""
     if not ids and not everywhere:
         return [node]
-    known = {each["id"]: each["endpoint"] for each in node.call("GET", "map")["map"]["nodes"]}
+    known = {each["id"]: each["endpoint"] for each in node.request("GET", "map")["map"]["nodes"]}
     for each in ids:
         if each not in known:
             raise click.UsageError(f"there is no node {each!r}; the map has {', '.join(sorted(known))}")

@@ -49,7 +49,7 @@ def put(node: AdminClient, name: str, file: IO[bytes], as_json: bool) -> None:
     \b
     meshd admin policy put read-train read-train.json
     """
-    made = node.call("PUT", "admin", "policies", name, body=file.read())
+    made = node.request("PUT", "admin", "policies", name, body=file.read())
     answer(made, as_json, lambda: _show(made))
 
 
@@ -62,7 +62,7 @@ def ls(node: AdminClient, as_json: bool) -> None:
     \b
     meshd admin policy ls
     """
-    found = node.pages("admin", "policies")
+    found = node.list_all("admin", "policies")
     columns = ("name", "users", "keys", "created")
     empty = "no policies; put one: meshd admin policy put NAME FILE"
     answer(found, as_json, lambda: show_rows(found, columns, empty))
@@ -78,7 +78,7 @@ def show(node: AdminClient, name: str, as_json: bool) -> None:
     \b
     meshd admin policy show read-train --json
     """
-    found = node.call("GET", "admin", "policies", name)
+    found = node.request("GET", "admin", "policies", name)
     answer(found, as_json, lambda: _show(found))
 
 
@@ -98,7 +98,7 @@ def rm(node: AdminClient, name: str, force: bool, yes: bool, as_json: bool) -> N
     """
     confirm(f"Remove the policy {name}?", yes)
     query = {"force": "true"} if force else None
-    removed = node.call("DELETE", "admin", "policies", name, query=query)
+    removed = node.request("DELETE", "admin", "policies", name, query=query)
     answer(removed, as_json, lambda: print_hint(f"removed {name}"))
 
 
@@ -114,7 +114,7 @@ def attach(node: AdminClient, name: str, user_id: str | None, access_key: str | 
     \b
     meshd admin policy attach read-train --user ann
     """
-    changed = node.call("PUT", "admin", *_holder(user_id, access_key), "policies", name)
+    changed = node.request("PUT", "admin", *_holder(user_id, access_key), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
 
@@ -130,7 +130,7 @@ def detach(node: AdminClient, name: str, user_id: str | None, access_key: str | 
     \b
     meshd admin policy detach read-train --user ann
     """
-    changed = node.call("DELETE", "admin", *_holder(user_id, access_key), "policies", name)
+    changed = node.request("DELETE", "admin", *_holder(user_id, access_key), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
 

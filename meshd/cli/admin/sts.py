@@ -46,7 +46,7 @@ def sts(node: AdminClient, duration: str, policy: IO[bytes] | None, name: str, e
     body: dict[str, Any] = {"duration_seconds": parse_duration(duration), "name": name}
     if policy is not None:
         body["policy"] = policy.read().decode("utf-8", "replace")
-    made = node.call("POST", "sts", body=body)
+    made = node.request("POST", "sts", body=body)
     click.echo(_exports(made) if env else json.dumps(made, indent=2))
 
 
@@ -59,7 +59,7 @@ def whoami(node: AdminClient, as_json: bool) -> None:
     \b
     meshd admin whoami
     """
-    found = node.call("GET", "whoami")
+    found = node.request("GET", "whoami")
     answer(found, as_json, lambda: show_one(found))
 
 

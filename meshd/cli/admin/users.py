@@ -59,7 +59,7 @@ def add(
     meshd admin user add ann --name 'Ann Example'
     """
     body = {"user_id": user_id, "display_name": name, "email": email, "policies": policies}
-    made = node.call("POST", "admin", "users", body=body)
+    made = node.request("POST", "admin", "users", body=body)
     answer(made, as_json, lambda: show_one(made))
     if not as_json:
         print_hint(f"now give them a key: meshd admin key add {user_id}")
@@ -74,7 +74,7 @@ def ls(node: AdminClient, as_json: bool) -> None:
     \b
     meshd admin user ls
     """
-    found = node.pages("admin", "users")
+    found = node.list_all("admin", "users")
     answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no users; add one: meshd admin user add NAME"))
 
 
@@ -88,7 +88,7 @@ def show(node: AdminClient, user_id: str, as_json: bool) -> None:
     \b
     meshd admin user show ann
     """
-    found = node.call("GET", "admin", "users", user_id)
+    found = node.request("GET", "admin", "users", user_id)
     answer(found, as_json, lambda: show_one(found))
 
 
@@ -105,7 +105,7 @@ def change(node: AdminClient, user_id: str, name: str | None, email: str | None,
     meshd admin user set ann --email ann@example.org
     """
     body: dict[str, Any] = {"display_name": name, "email": email}
-    changed = node.call("PATCH", "admin", "users", user_id, body=body)
+    changed = node.request("PATCH", "admin", "users", user_id, body=body)
     answer(changed, as_json, lambda: show_one(changed))
 
 
@@ -123,7 +123,7 @@ def rm(node: AdminClient, user_id: str, force: bool, yes: bool, as_json: bool) -
     """
     confirm(f"Remove the user {user_id} and all their keys?", yes)
     query = {"force": "true"} if force else None
-    removed = node.call("DELETE", "admin", "users", user_id, query=query)
+    removed = node.request("DELETE", "admin", "users", user_id, query=query)
     answer(removed, as_json, lambda: print_hint(f"removed {user_id} and their keys"))
 
 
@@ -143,5 +143,5 @@ def revoke(node: AdminClient, user_id: str, before: str, yes: bool, as_json: boo
     meshd admin user revoke ann --before 2026-11-22T03:00:00Z
     """
     confirm(f"End the temporary credentials of {user_id}?", yes)
-    done = node.call("DELETE", "admin", "users", user_id, "sessions", query=revoke_query(before))
+    done = node.request("DELETE", "admin", "users", user_id, "sessions", query=revoke_query(before))
     answer(done, as_json, lambda: print_hint(revoke_message(user_id, before)))

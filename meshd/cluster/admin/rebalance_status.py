@@ -73,7 +73,7 @@ def rebalance_status(
 ) -> RebalanceStatus:
     """Of all that is carried under maps not older than `since` (default: the present goal)."""
     since = cluster.goal if since is None else since
-    takers = tuple(node.node_id for node in cluster.nodes if cluster.owes(node.node_id))
+    takers = tuple(node.node_id for node in cluster.nodes if cluster.must_sync(node.node_id))
     current = {each: work for each, work in works.items() if work.version >= since}
     etas = [current[each].eta for each in takers if each in current]
     trouble = _blocked_by(takers, current)
@@ -131,7 +131,7 @@ def drain_status(cluster: ClusterMap, works: Mapping[str, Progress]) -> dict[str
         if not node.leaving:
             continue
         moved, own = rebalance_status(cluster, works, node.turned), works.get(node.node_id)
-        owns = any(share.node_id == node.node_id for share in cluster.present)
+        owns = any(share.node_id == node.node_id for share in cluster.current_shares)
         clear = own is not None and not owns and own.clear >= node.turned
         names = 0 if clear else (own.kept or None) if own is not None else None
         found[node.node_id] = msgspec.to_builtins(

@@ -68,13 +68,13 @@ class SyncPeerLostError(Exception):
 class SyncPeer(Protocol):
     """See `Offers`. Raises HolderLostError."""
 
-    async def digests(self, wanted: DigestsRequest) -> DigestsResponse: ...
+    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse: ...
 
-    async def inventory(self, wanted: InventoryRequest) -> InventoryPage: ...
+    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage: ...
 
-    async def documents(self, wanted: DocumentsRequest) -> list[str]: ...
+    async def list_documents(self, wanted: DocumentsRequest) -> list[str]: ...
 
-    def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]: ...
+    def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]: ...
 
 
 class RemoteSyncPeer:
@@ -86,21 +86,21 @@ class RemoteSyncPeer:
     def __repr__(self) -> str:
         return f"<RemoteHolder {self._node.node_id}>"
 
-    async def digests(self, wanted: DigestsRequest) -> DigestsResponse:
+    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
         raw = await self._ask("digests", encode(wanted))
         return msgspec.msgpack.decode(raw, type=DigestsResponse)
 
-    async def inventory(self, wanted: InventoryRequest) -> InventoryPage:
+    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage:
         raw = await self._ask("inventory", encode(wanted))
         return msgspec.msgpack.decode(raw, type=InventoryPage)
 
-    async def documents(self, wanted: DocumentsRequest) -> list[str]:
+    async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
         return msgspec.msgpack.decode(await self._ask("documents", encode(wanted)), type=list[str])
 
     async def _ask(self, what: str, body: bytes) -> bytes:
         return b"".join([piece async for piece in self._answer(what, body)])
 
-    def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+    def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
         return self._answer("fetch", encode(wanted))
 
     async def _answer(self, what: str, body: bytes) -> AsyncIterator[bytes]:
@@ -108,7 +108,7 @@ class RemoteSyncPeer:
             async with self._peers.call(
                 self._node, "POST", f"/-/peer/moves/{what}", body=body, timeout=_ANSWER_TIMEOUT, lane="moves"
             ) as answer:
-                async for piece in answer.pieces():
+                async for piece in answer.iter_body():
                     yield piece
         except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
             raise SyncPeerLostError(str(error)) from error
@@ -153,23 +153,23 @@ class LocalInventory:
         self._ahead: list[HeldName] = []
         self._after, self._end = b"", False
 
-    async def any(self) -> bool:
+    async def has_any(self) -> bool:
         """Whether there is at least one left."""
         while not self._ahead and not self._end:
-            page = await self._offers.inventory(InventoryRequest(self._scope, self._after, _PAGE))
+            page = await self._offers.read_inventory(InventoryRequest(self._scope, self._after, _PAGE))
             self._ahead += page.names
             self._after, self._end = page.after, not page.after
         return bool(self._ahead)
 
-    def ahead(self) -> list[HeldName]:
+    def take_buffered(self) -> list[HeldName]:
         """Those that `any` has looked up; they are gone past."""
         taken, self._ahead = self._ahead, []
         return taken
 
-    async def up_to(self, last: bytes) -> dict[bytes, HeldName]:
+    async def read_up_to(self, last: bytes) -> dict[bytes, HeldName]:
         """The next ones, `last` included; b"" means all that are left."""
         while not self._end and (not last or self._after < last):
-            page = await self._offers.inventory(InventoryRequest(self._scope, self._after, _PAGE))
+            page = await self._offers.read_inventory(InventoryRequest(self._scope, self._after, _PAGE))
             self._ahead += page.names
             self._after, self._end = page.after, not page.after
         taken = [held for held in self._ahead if not last or held.name <= last]
@@ -197,11 +197,11 @@ class AntiEntropySync:
     ) -> None:
         self._store, self._mine, self._holder, self._scope = store, mine, holder, scope
         self._rest, self._standing, self._drop = rest, standing, drop
-        self.tally = tally
+        self.stats = tally
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue(2 * _STREAMS)
         self._entering = ByteSemaphore(_IN_FLIGHT_BYTES)
 
-    async def run(self) -> SyncStats:
+    async def run_sync(self) -> SyncStats:
         """Raises HolderLostError, DiskFullError, DiskFailedError; what was entered by then stays."""
         scope = await self._differing()
         if scope:
@@ -209,30 +209,30 @@ class AntiEntropySync:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(_STREAMS):
                         group.create_task(self._fetching())
-                    await self._walk(scope)
+                    await self._compare_names(scope)
                     for _ in range(_STREAMS):
                         await self._batches.put(None)
             except BaseExceptionGroup as errors:
                 raise _first(errors) from errors
-        return self.tally
+        return self.stats
 
-    async def fetch(self, items: Sequence[Item]) -> SyncStats:
+    async def fetch_items(self, items: Sequence[Item]) -> SyncStats:
         """Exactly these, without comparing. Raises as `run`."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(_STREAMS):
                     group.create_task(self._fetching())
-                await self._hand_out(list(items), every=True)
+                await self._enqueue_batches(list(items), every=True)
                 for _ in range(_STREAMS):
                     await self._batches.put(None)
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
-        return self.tally
+        return self.stats
 
     # which slots ------------------------------------------------------------------------------------------
 
     async def _differing(self) -> Scope:
-        forgotten = self._store.graves_since()
+        forgotten = self._store.tombstones_complete_since()
         theirs = await self._summed(self._holder, forgotten)
         if theirs.since <= self._standing:
             self._drop = None
@@ -242,16 +242,16 @@ class AntiEntropySync:
         mine = await self._summed(self._mine, forgotten)
         differing = theirs.sums != mine.sums
         more = theirs.sizes.astype(np.int64) - mine.sizes.astype(np.int64)
-        self.tally.differing += int(differing.sum())
-        self.tally.total += int(more[differing & (more > 0)].sum())
-        return self._scope.within(differing)
+        self.stats.differing += int(differing.sum())
+        self.stats.total += int(more[differing & (more > 0)].sum())
+        return self._scope.restrict_to(differing)
 
     async def _summed(self, holder: SyncPeer, forgotten: int) -> _DigestSums:
         slots, after = self._scope.slots, b""
         sums, sizes = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         while True:
-            given = await holder.digests(DigestsRequest(self._scope, forgotten, after))
-            sums, sizes = sums + given.array(), sizes + given.weights()
+            given = await holder.read_digests(DigestsRequest(self._scope, forgotten, after))
+            sums, sizes = sums + given.sum_array(), sizes + given.size_array()
             after = given.after
             if not after:
                 return _DigestSums(sums, sizes, given.since)
@@ -259,37 +259,37 @@ class AntiEntropySync:
 
     # which names ------------------------------------------------------------------------------------------
 
-    async def _walk(self, scope: Scope) -> None:
+    async def _compare_names(self, scope: Scope) -> None:
         own, after, items = LocalInventory(self._mine, scope), b"", list[Item]()
         while True:
-            page = await self._holder.inventory(InventoryRequest(scope, after, _PAGE))
-            mine = await own.up_to(page.after)
+            page = await self._holder.read_inventory(InventoryRequest(scope, after, _PAGE))
+            mine = await own.read_up_to(page.after)
             ended: list[RemovalItem] = []
             for number, theirs in enumerate(page.names):
                 if number % _SLICE == 0:
                     await self._rest(PIECE_BYTES)
-                self.tally.names += 1
+                self.stats.names += 1
                 lacks = missing_items(mine.get(theirs.name), theirs)
                 ended += lacks.ended
                 items += lacks.items
-            await self._end(ended)
-            items = await self._hand_out(items, every=not page.after)
+            await self._apply_removals(ended)
+            items = await self._enqueue_batches(items, every=not page.after)
             await self._drop_surplus(mine, page)
             after = page.after
             if not after:
                 return
             await self._rest(0)
 
-    async def _end(self, ended: list[RemovalItem]) -> None:
-        self.tally.lacked += len(ended)
+    async def _apply_removals(self, ended: list[RemovalItem]) -> None:
+        self.stats.lacked += len(ended)
         for start in range(0, len(ended), _REMOVAL_BATCH):
             run = ended[start : start + _REMOVAL_BATCH]
-            await asyncio.gather(*[self._store.apply(_removal_change(each)) for each in run])
-            self.tally.entered += len(run)
+            await asyncio.gather(*[self._store.apply_change(_removal_change(each)) for each in run])
+            self.stats.entered += len(run)
 
-    async def _hand_out(self, items: list[Item], *, every: bool) -> list[Item]:
+    async def _enqueue_batches(self, items: list[Item], *, every: bool) -> list[Item]:
         """Fills batches; what is left for the next."""
-        self.tally.lacked += len(items)
+        self.stats.lacked += len(items)
         batches, batch, weight = list[tuple[Item, ...]](), list[Item](), 0
         for item in items:
             batch.append(item)
@@ -302,7 +302,7 @@ class AntiEntropySync:
             batch = []
         for each in batches:
             await self._batches.put(each)
-        self.tally.lacked -= len(batch)
+        self.stats.lacked -= len(batch)
         return batch
 
     async def _drop_surplus(self, mine: dict[bytes, HeldName], page: InventoryPage) -> None:
@@ -312,7 +312,7 @@ class AntiEntropySync:
         found = [surplus_items(held, [theirs[name]] if name in theirs else []) for name, held in mine.items()]
         gone = [held for held in found if held.versions or held.uploads]
         if gone:
-            self.tally.dropped += len(gone)
+            self.stats.dropped += len(gone)
             await self._drop(gone)
 
     # facts and bytes --------------------------------------------------------------------------------------
@@ -328,48 +328,48 @@ class AntiEntropySync:
         try:
             async with (
                 asyncio.TaskGroup() as group,
-                aclosing(self._holder.frames(FetchRequest(batch))) as pieces,  # type: ignore[type-var]  # a generator
+                aclosing(self._holder.fetch_frames(FetchRequest(batch))) as pieces,  # type: ignore[type-var]  # a generator
             ):
                 stream = _FrameStream(pieces)
                 for item in batch:
-                    frame = await stream.frame()
+                    frame = await stream.read_frame()
                     answered += 1
                     if frame.lost:
-                        self.tally.lost += 1
+                        self.stats.lost += 1
                     elif frame.size > _LARGE:
                         await self._stream_in(item, frame, stream)
                     else:
-                        await self._entering.take(frame.size + _ITEM_OVERHEAD)
+                        await self._entering.acquire(frame.size + _ITEM_OVERHEAD)
                         room = _Reservation(self._entering, frame.size + _ITEM_OVERHEAD)
                         try:
-                            body = await stream.take(frame.size)
+                            body = await stream.read_exactly(frame.size)
                         except BaseException:
-                            room.give()
+                            room.release()
                             raise
-                        entering = group.create_task(self._enter(item, frame, body, room))
-                        entering.add_done_callback(room.give)  # it may be cancelled before it begins
+                        entering = group.create_task(self._apply_item(item, frame, body, room))
+                        entering.add_done_callback(room.release)  # it may be cancelled before it begins
         except BaseExceptionGroup as errors:
             if errors.split(SyncPeerLostError)[1] is not None:
                 raise
-            self.tally.failed += len(batch) - answered + 1
+            self.stats.failed += len(batch) - answered + 1
 
-    async def _enter(self, item: Item, frame: FetchFrame, body: bytes, room: _Reservation) -> None:
+    async def _apply_item(self, item: Item, frame: FetchFrame, body: bytes, room: _Reservation) -> None:
         try:
             bucket, key = _split_name(item.name)
             change = _metadata_change(bucket, key, item, frame)
             if change is not None:
-                await self._store.apply(change)
+                await self._store.apply_change(change)
             else:
                 writer = self._store.replica_writer(bucket, key, size=len(body))
                 await writer.write(body)
-                await writer.commit_as(*_commit_arguments(frame))
+                await writer.commit_at_stamp(*_commit_arguments(frame))
             self._count(len(body))
         except (DiskFullError, DiskFailedError):
             raise
         except StoreError:  # it ended, or something it stands on came apart from it: compared again
-            self.tally.lost += 1
+            self.stats.lost += 1
         finally:
-            room.give()
+            room.release()
         await self._rest(len(body))
 
     async def _stream_in(self, item: Item, frame: FetchFrame, stream: _FrameStream) -> None:
@@ -377,23 +377,23 @@ class AntiEntropySync:
         try:
             left = frame.size
             while left:
-                piece = await stream.some(left)
+                piece = await stream.read_some(left)
                 left -= len(piece)
                 await writer.write(piece)
                 await self._rest(len(piece))
-            await writer.commit_as(*_commit_arguments(frame))
+            await writer.commit_at_stamp(*_commit_arguments(frame))
             self._count(frame.size)
         except (DiskFullError, DiskFailedError):
             raise
         except StoreError:
-            self.tally.lost += 1
-            await stream.skip(left)
+            self.stats.lost += 1
+            await stream.skip_bytes(left)
         finally:
             await writer.abort()
 
     def _count(self, size: int) -> None:
-        self.tally.entered += 1
-        self.tally.bytes += size
+        self.stats.entered += 1
+        self.stats.bytes += size
         metrics.moves_entered.inc()
         failpoints.hit("moves.entered")
         metrics.moves_bytes.inc(size)
@@ -407,11 +407,11 @@ class _Reservation:
     def __init__(self, budget: ByteSemaphore, units: int) -> None:
         self._budget, self._units = budget, units
 
-    def give(self, _: object = None) -> None:
+    def release(self, _: object = None) -> None:
         """Idempotent."""
         units, self._units = self._units, 0
         if units:
-            self._budget.give(units)
+            self._budget.release(units)
 
 
 class _FrameStream:
@@ -422,16 +422,16 @@ class _FrameStream:
         self._held = b""
         self._at = 0
 
-    async def take(self, size: int) -> bytes:
+    async def read_exactly(self, size: int) -> bytes:
         """Exactly so many bytes."""
         taken, left = [], size
         while left:
-            piece = await self.some(left)
+            piece = await self.read_some(left)
             left -= len(piece)
             taken.append(piece)
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
-    async def some(self, most: int) -> bytes:
+    async def read_some(self, most: int) -> bytes:
         """At least one byte, at most `most`; of what has arrived."""
         if self._at == len(self._held):
             self._held, self._at = await anext(self._pieces, b""), 0
@@ -440,13 +440,13 @@ class _FrameStream:
         start, self._at = self._at, min(self._at + most, len(self._held))
         return self._held if self._at - start == len(self._held) else self._held[start : self._at]
 
-    async def skip(self, size: int) -> None:
+    async def skip_bytes(self, size: int) -> None:
         while size:
-            size -= len(await self.some(size))
+            size -= len(await self.read_some(size))
 
-    async def frame(self) -> FetchFrame:
-        length = int.from_bytes(await self.take(4), "big")
-        return msgspec.msgpack.decode(await self.take(length), type=FetchFrame)
+    async def read_frame(self) -> FetchFrame:
+        length = int.from_bytes(await self.read_exactly(4), "big")
+        return msgspec.msgpack.decode(await self.read_exactly(length), type=FetchFrame)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -464,7 +464,7 @@ def _split_name(name: bytes) -> tuple[str, str]:
 
 def _removal_change(ended: RemovalItem) -> Change:
     bucket, key = _split_name(ended.name)
-    if ended.upload:
+    if ended.is_upload:
         return UploadEnded(bucket, key, ended.what, ended.stamp)
     return VersionGone(bucket, key, ended.what, ended.stamp)
 

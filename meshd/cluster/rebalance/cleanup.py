@@ -39,18 +39,18 @@ class Cleanup:
     def __repr__(self) -> str:
         return f"<Releasing of {self._store!r}>"
 
-    async def anything(self, scope: Scope) -> bool:
+    async def has_any(self, scope: Scope) -> bool:
         """Whether something of it is here."""
-        return await LocalInventory(self._offers, scope).any()
+        return await LocalInventory(self._offers, scope).has_any()
 
-    async def to(self, holder: SyncPeer, scope: Scope) -> tuple[int, int]:
+    async def drop_held_by_peer(self, holder: SyncPeer, scope: Scope) -> tuple[int, int]:
         """How many names stay, and how many went. Raises HolderLostError."""
         own, kept, dropped, after = LocalInventory(self._offers, scope), 0, 0, b""
         while True:
-            page = await holder.inventory(InventoryRequest(scope, after, _PAGE))
+            page = await holder.read_inventory(InventoryRequest(scope, after, _PAGE))
             theirs = {held.name: held for held in page.names}
             gone = []
-            for name, held in (await own.up_to(page.after)).items():
+            for name, held in (await own.read_up_to(page.after)).items():
                 if missing_items(theirs.get(name), held).items:
                     kept += 1
                 elif held.versions or held.uploads:
@@ -61,19 +61,19 @@ class Cleanup:
             if not after:
                 return kept, dropped
 
-    async def forget(self, scope: Scope, now: int) -> int:
+    async def drop_stale(self, scope: Scope, now: int) -> int:
         """Drops all of it but what is new at `now` (ns): what this store says may long be untrue. How many
         names."""
         own, dropped = LocalInventory(self._offers, scope), 0
-        while await own.any():
-            page = [without_recent(held, now - SKEW) for held in own.ahead()]
+        while await own.has_any():
+            page = [without_recent(held, now - SKEW) for held in own.take_buffered()]
             await self._drop(page)
             dropped += len(page)
         return dropped
 
     async def _drop(self, gone: list[HeldName]) -> None:
         for start in range(0, len(gone), _PAGE):
-            await self._store.drop(gone[start : start + _PAGE])
+            await self._store.drop_unowned(gone[start : start + _PAGE])
             metrics.moves_dropped.inc(len(gone[start : start + _PAGE]))
             await self._rest(0)
 

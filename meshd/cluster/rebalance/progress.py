@@ -73,66 +73,68 @@ class ProgressReporter:
         self._key, self._control, self._clock = f"{PROGRESS_TOPIC}/{node_id}", control, clock
         self._told = -_PUBLISH_INTERVAL
         self._seen: deque[tuple[float, int]] = deque()
-        self.tally = SyncStats()
-        self.now = Progress()
+        self.stats = SyncStats()
+        self.progress = Progress()
 
     def __repr__(self) -> str:
-        return f"<Reporter of {self._key}: {self.now.doing}>"
+        return f"<Reporter of {self._key}: {self.progress.doing}>"
 
-    async def begin(self, doing: Phase, version: int, slots: int = 0, since: int | None = None) -> None:
+    async def begin_phase(self, doing: Phase, version: int, slots: int = 0, since: int | None = None) -> None:
         """Another errand, or the same one again: of comparing, if the map has asked for it `since` a version
         that is not newer than the last. What was carried stays told until the map asks for more."""
         if doing == "comparing":
-            if self.now.version < (version if since is None else since):
-                earlier = (*self.now.earlier, (self.now.version, self.tally.bytes))[-_EARLIER:]
-                self.tally = SyncStats()
-                self.now = Progress(began=self._clock.now_ms(), clear=self.now.clear, earlier=earlier)
-            self.now = msgspec.structs.replace(self.now, version=version)
-        slots = slots if doing == "comparing" else self.now.slots
-        self.now = msgspec.structs.replace(self.now, doing=doing, slots=slots, why="", blocked=0)
-        await self.tell()
+            if self.progress.version < (version if since is None else since):
+                earlier = (*self.progress.earlier, (self.progress.version, self.stats.bytes))[-_EARLIER:]
+                self.stats = SyncStats()
+                self.progress = Progress(
+                    began=self._clock.now_ms(), clear=self.progress.clear, earlier=earlier
+                )
+            self.progress = msgspec.structs.replace(self.progress, version=version)
+        slots = slots if doing == "comparing" else self.progress.slots
+        self.progress = msgspec.structs.replace(self.progress, doing=doing, slots=slots, why="", blocked=0)
+        await self.publish()
 
-    async def show(self, *, kept: int = 0, dropped: int = 0) -> None:
+    async def update_counts(self, *, kept: int = 0, dropped: int = 0) -> None:
         """Numbers, at once."""
-        self.now = msgspec.structs.replace(self.now, kept=kept, dropped=dropped)
-        await self.tell()
+        self.progress = msgspec.structs.replace(self.progress, kept=kept, dropped=dropped)
+        await self.publish()
 
-    async def clear(self, version: int) -> None:
+    async def mark_clear(self, version: int) -> None:
         """Nothing that others own is left here."""
-        self.now = msgspec.structs.replace(self.now, clear=version, kept=0)
-        await self.tell()
+        self.progress = msgspec.structs.replace(self.progress, clear=version, kept=0)
+        await self.publish()
 
-    async def refresh(self) -> None:
+    async def publish_if_due(self) -> None:
         """Numbers, now and then."""
         if self._clock.monotonic() - self._told > _PUBLISH_INTERVAL:
-            await self.tell()
+            await self.publish()
 
-    async def arrived(self) -> None:
+    async def mark_complete(self) -> None:
         """Nothing more is to come: what was lacking, and is not here, was written anew meanwhile, or is gone.
         Told before the map says so: who reads the map finds the numbers right."""
-        self.tally.total = self.tally.bytes
-        await self.tell()
+        self.stats.total = self.stats.bytes
+        await self.publish()
 
-    async def end(self) -> None:
+    async def end_phase(self) -> None:
         """Nothing more is to be done, or to come."""
-        if self.now.doing in ("comparing", "waiting"):
-            self.tally.total = self.tally.bytes
-        self.now = msgspec.structs.replace(self.now, doing="idle", why="", blocked=0)
-        await self.tell()
+        if self.progress.doing in ("comparing", "waiting"):
+            self.stats.total = self.stats.bytes
+        self.progress = msgspec.structs.replace(self.progress, doing="idle", why="", blocked=0)
+        await self.publish()
 
-    async def wait(self, why: str, blocked: int = 0) -> None:
+    async def report_blocked(self, why: str, blocked: int = 0) -> None:
         """It cannot go on; it is tried again."""
-        if (self.now.doing, self.now.why) != ("waiting", why):
+        if (self.progress.doing, self.progress.why) != ("waiting", why):
             _log.warning("movement waits", extra={"why": why})
-        self.now = msgspec.structs.replace(self.now, doing="waiting", why=why, blocked=blocked)
-        await self.tell()
+        self.progress = msgspec.structs.replace(self.progress, doing="waiting", why=why, blocked=blocked)
+        await self.publish()
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         """The document, as things are."""
-        self._told, tally, now = self._clock.monotonic(), self.tally, self._clock.now_ms()
+        self._told, tally, now = self._clock.monotonic(), self.stats, self._clock.now_ms()
         total = max(tally.total, tally.bytes)
-        self.now = msgspec.structs.replace(
-            self.now,
+        self.progress = msgspec.structs.replace(
+            self.progress,
             differing=tally.differing,
             names=tally.names,
             lacked=tally.lacked,
@@ -140,15 +142,15 @@ class ProgressReporter:
             bytes=tally.bytes,
             total=total,
             rate=self._rate(tally.bytes),
-            eta=_seconds_left(total - tally.bytes, tally.bytes, (now - self.now.began) / 1000),
+            eta=_seconds_left(total - tally.bytes, tally.bytes, (now - self.progress.began) / 1000),
             failed=tally.failed,
-            dropped=self.now.dropped or tally.dropped,
+            dropped=self.progress.dropped or tally.dropped,
             updated=now,
         )
         metrics.moves_lacking.set(max(0, tally.lacked - tally.entered))
         metrics.moves_lacking_bytes.set(total - tally.bytes)
         try:
-            await self._control.put(self._key, msgspec.json.encode(self.now))
+            await self._control.put(self._key, msgspec.json.encode(self.progress))
         except ControlError as error:
             _log.debug("progress is not told: %s", error)
 
@@ -161,7 +163,7 @@ class ProgressReporter:
         while now - self._seen[0][0] > _WINDOW:
             self._seen.popleft()
         began, before = self._seen[0]
-        return round((size - before) / (now - began)) if now > began and self.now.doing != "idle" else 0
+        return round((size - before) / (now - began)) if now > began and self.progress.doing != "idle" else 0
 
 
 def _seconds_left(size: int, done: int, seconds: float) -> int | None:

@@ -90,11 +90,11 @@ class Rebalancer:
     ) -> None:
         self._store, self._offers, self._mesh, self._maps = store, offers, mesh, maps
         self._control, self._sources, self._clock = control, sources, clock
-        self._releasing = Cleanup(store, offers, self._rest)
-        self._carrying: RebalanceWorker = (
+        self._cleanup = Cleanup(store, offers, self._rest)
+        self._worker: RebalanceWorker = (
             LocalWorker(store, offers, mesh, sources.holder, self._rest, clock)
             if door is None
-            else WorkerProcessClient(door, lambda: self.reporter.refresh())
+            else WorkerProcessClient(door, lambda: self.reporter.publish_if_due())
         )
         self._repair_every, self._repaired = repair_every, clock.monotonic()
         self._stood = -_STANDING_INTERVAL
@@ -103,124 +103,126 @@ class Rebalancer:
         self._soon = False
         self._noted: dict[str, int] = {}
         self.reporter = ProgressReporter(mesh.node_id, control, clock)
-        self._asked: list[asyncio.Future[None]] = []
+        self._waiting_for_round: list[asyncio.Future[None]] = []
         self._planner = ThreadPoolExecutor(1, "planning", lower_thread_priority)
 
     def __repr__(self) -> str:
-        return f"<Mover of {self._mesh.node_id}: {self.reporter.now.doing}>"
+        return f"<Mover of {self._mesh.node_id}: {self.reporter.progress.doing}>"
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            version = self._mesh.map().version
+            version = self._mesh.current_map().version
             try:
-                await self.turn()
+                await self.run_once()
             except SyncPeerLostError as error:
-                await self.reporter.wait(f"a holder does not answer: {error}")
+                await self.reporter.report_blocked(f"a holder does not answer: {error}")
             except (ControlError, transitions.TransitionError) as error:
-                await self.reporter.wait(str(error))
+                await self.reporter.report_blocked(str(error))
             except StoreError as error:
                 _log.exception("what is missing here cannot be stored")
-                await self.reporter.wait(_STORE_ERROR + str(error))
+                await self.reporter.report_blocked(_STORE_ERROR + str(error))
             except MeshdError as error:
-                await self.reporter.wait(str(error))
+                await self.reporter.report_blocked(str(error))
             except Exception as error:
                 _log.exception("movement failed; it is tried again")
-                await self.reporter.wait(f"movement failed: {type(error).__name__}")
-            soon = self._soon or self.reporter.now.doing == "waiting"
-            await self._mesh.newer_than(version, _RETRY_INTERVAL if soon else _IDLE_INTERVAL)
+                await self.reporter.report_blocked(f"movement failed: {type(error).__name__}")
+            soon = self._soon or self.reporter.progress.doing == "waiting"
+            await self._mesh.wait_for_newer_map(version, _RETRY_INTERVAL if soon else _IDLE_INTERVAL)
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """One look at the map, and what it asks for. Raises HolderLostError, ControlError, StoreError."""
         self._soon = False
-        cluster = self._mesh.map()
+        cluster = self._mesh.current_map()
         if cluster.version < self._said:  # by it this node owes what it said it has
             self._soon = True
             return
         me = cluster.node(self._mesh.node_id)
-        if self._mesh.alone or me is None or me.state in ("away", "down"):
+        if self._mesh.single_node or me is None or me.state in ("away", "down"):
             return
-        if cluster.owes(me.node_id):
-            await self._settle(cluster, me)
+        if cluster.must_sync(me.node_id):
+            await self._sync_and_settle(cluster, me)
             return
-        if self.reporter.now.doing == "waiting":
-            await self.reporter.end()
-        await self._stand(me)
+        if self.reporter.progress.doing == "waiting":
+            await self.reporter.end_phase()
+        await self._record_standing(me)
         late = self._clock.monotonic() >= self._kept_until
-        if not cluster.moving and self._let_go_at != cluster.version and late:
-            await self._let_go(cluster)
+        if not cluster.is_rebalancing and self._let_go_at != cluster.version and late:
+            await self._drop_unowned(cluster)
         if me.stores:
-            await self._heed(cluster)
-        if me.stores and (self._asked or self._clock.monotonic() - self._repaired > self._repair_every):
-            asked, self._asked = self._asked, []
+            await self._sync_with_changed_nodes(cluster)
+        if me.stores and (
+            self._waiting_for_round or self._clock.monotonic() - self._repaired > self._repair_every
+        ):
+            asked, self._waiting_for_round = self._waiting_for_round, []
             try:
-                await self.repair()
+                await self.run_repair_round()
             finally:
                 for waiting in asked:
                     if not waiting.done():
                         waiting.set_result(None)
 
-    async def compared(self) -> None:
+    async def wait_until_compared(self) -> None:
         """When this node was compared with all other owners once more, in a round that begins after this
         call; at once where there are none."""
-        if self._mesh.alone or self._mesh.me is None or not self._mesh.me.stores:
+        if self._mesh.single_node or self._mesh.own_node is None or not self._mesh.own_node.stores:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked.append(waiting)
+        self._waiting_for_round.append(waiting)
         await waiting
 
     # comparing --------------------------------------------------------------------------------------------
 
-    async def _settle(self, cluster: ClusterMap, me: Node) -> None:
+    async def _sync_and_settle(self, cluster: ClusterMap, me: Node) -> None:
         """Compare until nothing is lacking, and say so."""
         since = max(cluster.goal, me.turned)
-        await self.reporter.begin("comparing", cluster.version, since=since)
+        await self.reporter.begin_phase("comparing", cluster.version, since=since)
         if not await self._complete(cluster, me):
             return
-        await self._take_documents(cluster)
-        await self.reporter.arrived()
+        await self._fetch_documents(cluster)
+        await self.reporter.mark_complete()
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
             return transitions.mark_complete(present, me.node_id, cluster.version)
 
-        self._said = (await self._maps.change(settle)).version
+        self._said = (await self._maps.update_map(settle)).version
         _log.info(
-            "has all it should have", extra={"map": cluster.version, "bytes": self.reporter.tally.bytes}
+            "has all it should have", extra={"map": cluster.version, "bytes": self.reporter.stats.bytes}
         )
-        await self.reporter.end()
+        await self.reporter.end_phase()
 
     async def _complete(self, cluster: ClusterMap, me: Node) -> bool:
         """Whether nothing is lacking any more; the reporter says why not."""
-        tally, distrusted = self.reporter.tally, me.state == "joining"
+        tally, distrusted = self.reporter.stats, me.state == "joining"
         for number in range(_ROUNDS):
             task = await self._plan(plan_sync, cluster, me.node_id, self._copies(cluster))
-            metrics.moves_blocked.set(task.blocked)
-            if task.blocked:
-                why = f"of {task.blocked} slots no node that has everything answers"
-                await self.reporter.wait(why, task.blocked)
+            metrics.moves_blocked.set(task.blocked_slots)
+            if task.blocked_slots:
+                why = f"of {task.blocked_slots} slots no node that has everything answers"
+                await self.reporter.report_blocked(why, task.blocked_slots)
                 return False
-            slots = sum(scope.count() for scope in task.first.values())
-            await self.reporter.begin("comparing", cluster.version, slots, max(cluster.goal, me.turned))
+            slots = sum(scope.slot_count() for scope in task.first_peers.values())
+            await self.reporter.begin_phase("comparing", cluster.version, slots, max(cluster.goal, me.turned))
             if distrusted:
-                await self._distrust(cluster, task.holders)
+                await self._drop_stale_if_forgotten(cluster, task.peers)
                 distrusted = False
             failed, lost = tally.failed, tally.lost
             tally.total = tally.bytes
             if number == 0:
-                await self._compare_at_once(cluster, task.first)
-                if task.first != task.holders:
+                await self._compare_at_once(cluster, task.first_peers)
+                if task.first_peers != task.peers:
                     continue
             else:
-                for holder, scope in task.holders.items():
+                for holder, scope in task.peers.items():
                     await self._compare(cluster, holder, scope)
             metrics.moves_rounds.inc()
             if tally.failed == failed and (tally.lost == lost or number >= _STUBBORN_ROUNDS):
                 return True
-        await self.reporter.wait("something is still lacking after many rounds")
+        await self.reporter.report_blocked("something is still lacking after many rounds")
         return False
 
-    async def _take_documents(self, cluster: ClusterMap) -> None:
+    async def _fetch_documents(self, cluster: ClusterMap) -> None:
         """Those that all storing nodes keep, from each of them. Named by their content: one is like the
         other."""
         if self._sources.documents is None:
@@ -228,10 +230,10 @@ class Rebalancer:
         prefixes, keep = self._sources.documents
         others = [node for node in cluster.nodes if node.stores and node.state in COMPLETE_STATES]
         for node in others:
-            holder = self._holder(cluster, node.node_id)
+            holder = self._open_peer(cluster, node.node_id)
             for prefix in prefixes if node.node_id != self._mesh.node_id else ():
                 after = ""
-                while names := await holder.documents(DocumentsRequest(prefix, after)):
+                while names := await holder.list_documents(DocumentsRequest(prefix, after)):
                     await keep(names)
                     await self._rest(PIECE_BYTES)
                     after = names[-1]
@@ -248,23 +250,23 @@ class Rebalancer:
     async def _compare(
         self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats | None = None
     ) -> None:
-        counted = self.reporter.tally if tally is None else tally
-        await self._carrying.compare(cluster, holder, scope, counted)
+        counted = self.reporter.stats if tally is None else tally
+        await self._worker.sync_with(cluster, holder, scope, counted)
 
-    async def _distrust(self, cluster: ClusterMap, holders: Mapping[str, Scope]) -> None:
+    async def _drop_stale_if_forgotten(self, cluster: ClusterMap, holders: Mapping[str, Scope]) -> None:
         """A node that was given up for longer than removals are remembered comes back as an empty one: what
         it holds, of whatever slot, may have been removed meanwhile."""
-        scope, standing = full_scope(cluster, self._copies(cluster)), self._store.standing()
-        if not await self._releasing.anything(scope):
+        scope, standing = full_scope(cluster, self._copies(cluster)), self._store.synced_stamp()
+        if not await self._cleanup.has_any(scope):
             return
         for holder, asked in holders.items():
-            page = await self._holder(cluster, holder).inventory(InventoryRequest(asked, limit=1))
+            page = await self._open_peer(cluster, holder).read_inventory(InventoryRequest(asked, limit=1))
             if page.since > standing:
-                names = await self._releasing.forget(scope, self._clock.now_ms() * 10**6)
+                names = await self._cleanup.drop_stale(scope, self._clock.now_ms() * 10**6)
                 _log.warning("was away for too long: begins anew", extra={"names": names})
                 return
 
-    async def _heed(self, cluster: ClusterMap) -> None:
+    async def _sync_with_changed_nodes(self, cluster: ClusterMap) -> None:
         """Compare with those of whom the map says something new. One that is back may have begun writes that
         it told nobody of; one that is gone may have told only some."""
         turned = {node.node_id: node.turned for node in cluster.nodes}
@@ -274,18 +276,18 @@ class Rebalancer:
             found |= set(turned)
         found.discard(self._mesh.node_id)
         if self._noted and found:
-            await self.repair(found)
+            await self.run_repair_round(found)
         self._noted = turned
 
-    async def repair(self, only: set[str] | None = None) -> SyncStats:
+    async def run_repair_round(self, only: set[str] | None = None) -> SyncStats:
         """One round with all other owners (or `only` with some), though the map asks for none; what was
         lacking is here after."""
-        cluster = self._mesh.map()
+        cluster = self._mesh.current_map()
         task = await self._plan(plan_sync, cluster, self._mesh.node_id, self._copies(cluster))
-        slots = sum(scope.count() for scope in task.first.values())
-        await self.reporter.begin("repairing", cluster.version, slots)
+        slots = sum(scope.slot_count() for scope in task.first_peers.values())
+        await self.reporter.begin_phase("repairing", cluster.version, slots)
         tally = SyncStats()
-        for holder, scope in task.holders.items():
+        for holder, scope in task.peers.items():
             if only is None or holder in only:
                 await self._compare(cluster, holder, scope, tally)
         if only is None:
@@ -293,7 +295,7 @@ class Rebalancer:
             metrics.moves_repaired.inc(tally.entered)
         if tally.entered:
             _log.warning("repaired", extra={"entered": tally.entered, "bytes": tally.bytes})
-        await self.reporter.end()
+        await self.reporter.end_phase()
         return tally
 
     async def _plan(self, how: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
@@ -303,14 +305,14 @@ class Rebalancer:
     def _copies(self, cluster: ClusterMap) -> set[int]:
         return {cluster.copies, *(number or cluster.copies for number in self._sources.copies())}
 
-    def _holder(self, cluster: ClusterMap, node_id: str) -> SyncPeer:
+    def _open_peer(self, cluster: ClusterMap, node_id: str) -> SyncPeer:
         node = cluster.node(node_id)
         assert node is not None
         return self._sources.holder(node)
 
     # letting go -------------------------------------------------------------------------------------------
 
-    async def _let_go(self, cluster: ClusterMap) -> None:
+    async def _drop_unowned(self, cluster: ClusterMap) -> None:
         """Drop what others own, and have. What they lack of it stays. Not while a process of this node may
         still answer by an earlier map."""
         if self._sources.known() < cluster.version:
@@ -319,27 +321,27 @@ class Rebalancer:
         shares = await self._plan(unowned_scopes, cluster, self._mesh.node_id, self._copies(cluster))
         kept = dropped = 0
         for holder, scope in shares.items():
-            if not await self._releasing.anything(scope):
+            if not await self._cleanup.has_any(scope):
                 continue
-            if self.reporter.now.doing != "dropping":
-                slots = sum(each.count() for each in shares.values())
-                await self.reporter.begin("dropping", cluster.version, slots)
-            more = await self._releasing.to(self._holder(cluster, holder), scope)
+            if self.reporter.progress.doing != "dropping":
+                slots = sum(each.slot_count() for each in shares.values())
+                await self.reporter.begin_phase("dropping", cluster.version, slots)
+            more = await self._cleanup.drop_held_by_peer(self._open_peer(cluster, holder), scope)
             kept, dropped = kept + more[0], dropped + more[1]
-            await self.reporter.show(kept=kept, dropped=dropped)
+            await self.reporter.update_counts(kept=kept, dropped=dropped)
         metrics.moves_kept.set(kept)
         if kept:
             _log.warning("not all that others own is theirs yet", extra={"kept": kept})
             self._kept_until = self._clock.monotonic() + _STANDING_INTERVAL
         else:
             self._let_go_at = cluster.version
-            await self.reporter.clear(cluster.version)
-        if self.reporter.now.doing == "dropping":
-            await self.reporter.end()
+            await self.reporter.mark_clear(cluster.version)
+        if self.reporter.progress.doing == "dropping":
+            await self.reporter.end_phase()
 
     # standing ---------------------------------------------------------------------------------------------
 
-    async def _stand(self, me: Node) -> None:
+    async def _record_standing(self, me: Node) -> None:
         """While the map says, without doubt, that this node has everything, remember until when it did."""
         now = self._clock.monotonic()
         if me.state not in ("up", "draining") or now - self._stood < _STANDING_INTERVAL:
@@ -348,9 +350,9 @@ class Rebalancer:
         entry = await self._control.get("cluster/map")
         known = None if entry is None else parse_map(entry.value).node(me.node_id)
         if known is not None and (known.state, known.turned) == (me.state, me.turned):
-            await self._store.stand(stamp)
+            await self._store.record_synced_stamp(stamp)
             self._stood = now
 
     async def _rest(self, size: int) -> None:
         await self._sources.rest(size)
-        await self.reporter.refresh()
+        await self.reporter.publish_if_due()

@@ -56,7 +56,7 @@ class RemovalItem(msgspec.Struct, frozen=True, array_like=True):
     stamp: int
 
     @property
-    def upload(self) -> bool:
+    def is_upload(self) -> bool:
         """Whether it is an upload that ended."""
         return len(self.what) == _UPLOAD_ID
 
@@ -75,15 +75,15 @@ class _BothSides:
     """What both sides know of one name's removals, and of its newest null version."""
 
     def __init__(self, mine: HeldName, theirs: HeldName) -> None:
-        self.graves = dict(mine.graves)
+        self.tombstones = dict(mine.graves)
         for what, stamp in theirs.graves:
-            self.graves[what] = max(stamp, self.graves.get(what, 0))
+            self.tombstones[what] = max(stamp, self.tombstones.get(what, 0))
         nulls = [held.stamp for side in (mine, theirs) for held in side.versions if not held.version]
         self.null = max(nulls, default=0)
 
-    def over(self, version: HeldVersion) -> bool:
+    def is_superseded(self, version: HeldVersion) -> bool:
         """Whether a version was removed, or overwritten."""
-        grave = self.graves.get(version.version, 0)
+        grave = self.tombstones.get(version.version, 0)
         if version.version:
             return grave > 0
         return grave > version.stamp or version.stamp < self.null
@@ -105,7 +105,7 @@ def _versions(mine: HeldName, theirs: HeldName, sides: _BothSides) -> Iterator[I
     have = {(held.version, held.stamp): held for held in mine.versions}
     for held in theirs.versions:
         own = have.get((held.version, held.stamp))
-        if held.broken or sides.over(held):
+        if held.broken or sides.is_superseded(held):
             continue
         if own is None or own.broken:
             yield Item(theirs.name, "version", held.version, held.stamp, held.size)
@@ -116,7 +116,7 @@ def _versions(mine: HeldName, theirs: HeldName, sides: _BothSides) -> Iterator[I
 def _uploads(mine: HeldName, theirs: HeldName, sides: _BothSides) -> Iterator[Item]:
     have: dict[str, HeldUpload] = {held.upload_id: held for held in mine.uploads}
     for held in theirs.uploads:
-        if held.upload_id in sides.graves:
+        if held.upload_id in sides.tombstones:
             continue
         own = have.get(held.upload_id)
         if own is None:
@@ -158,11 +158,11 @@ class Scope(msgspec.Struct, frozen=True, array_like=True):
             for copies, bits in self.bits.items()
         }
 
-    def within(self, slots: npt.NDArray[np.bool_]) -> Scope:
+    def restrict_to(self, slots: npt.NDArray[np.bool_]) -> Scope:
         """Only those of these slots."""
         return scope_of({copies: mask & slots for copies, mask in self.masks().items()}, self.slots)
 
-    def count(self) -> int:
+    def slot_count(self) -> int:
         """How many slots, each once for every number of copies."""
         return sum(int(mask.sum()) for mask in self.masks().values())
 
@@ -205,7 +205,7 @@ class SlotDigests:
         self._encode = msgspec.msgpack.Encoder().encode
         self.names = 0
 
-    def add(self, names: Iterable[HeldName]) -> None:
+    def add_names(self, names: Iterable[HeldName]) -> None:
         """In any order, each once."""
         for held in names:
             graves = tuple(
@@ -235,9 +235,9 @@ class SyncPlan:
     """`holders`: by node id, the slots to compare with it. `first`: the same slots, each with one holder
     only, for the bulk. `blocked`: slots that nobody can be asked about now."""
 
-    holders: Mapping[str, Scope]
-    first: Mapping[str, Scope]
-    blocked: int = 0
+    peers: Mapping[str, Scope]
+    first_peers: Mapping[str, Scope]
+    blocked_slots: int = 0
 
 
 def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncPlan:
@@ -255,11 +255,11 @@ def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncP
     for number in set(copies):
         table = routes(cluster, number)
         for slot in range(cluster.slots):
-            route = table.of_slot(slot)
-            if all(node.node_id != node_id for node in route.writers):
+            route = table.route_of_slot(slot)
+            if all(node.node_id != node_id for node in route.write_set):
                 continue
-            others = [node.node_id for node in route.readers if node.node_id != node_id]
-            blocked += not route.readers
+            others = [node.node_id for node in route.read_set if node.node_id != node_id]
+            blocked += not route.read_set
             for other in others:
                 mark(every, other, number, slot)
             if others:
@@ -275,7 +275,7 @@ def full_scope(cluster: ClusterMap, copies: Iterable[int]) -> Scope:
 def unowned_scopes(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> Mapping[str, Scope]:
     """Slots that `node_id` has no share of, now or soon, and whose owners are all there: by the id of the one
     that decides. Nothing while data is on the move."""
-    if cluster.moving:
+    if cluster.is_rebalancing:
         return {}
     found: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
     for number in set(copies):
@@ -283,7 +283,7 @@ def unowned_scopes(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> 
             continue
         present = compute_placement(cluster, number, "present")
         for slot in range(cluster.slots):
-            owners = present.of_slot(slot)
+            owners = present.owners_of_slot(slot)
             if not owners or any(node.node_id == node_id or node.state != "up" for node in owners):
                 continue
             masks = found.setdefault(owners[0].node_id, {})

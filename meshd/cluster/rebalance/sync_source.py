@@ -57,10 +57,10 @@ class DigestsResponse(msgspec.Struct, frozen=True, array_like=True):
     after: bytes = b""
     sizes: bytes = b""
 
-    def array(self) -> Any:
+    def sum_array(self) -> Any:
         return np.frombuffer(self.sums, _U64)
 
-    def weights(self) -> Any:
+    def size_array(self) -> Any:
         return np.frombuffer(self.sizes, _U64)
 
 
@@ -120,31 +120,31 @@ class SyncSource:
     def __repr__(self) -> str:
         return f"<Offers of {self._store!r}>"
 
-    async def digests(self, wanted: DigestsRequest) -> DigestsResponse:
+    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
         """See DigestsGiven."""
         wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
         found = SlotDigests(wanted.scope.slots, wanted.forgotten)
         for _ in range(_MAX_LOOKUPS // _SLICE):
             page = self._store.inventory(wants, after, limit=_SLICE, looks=_SLICE)
-            found.add(page.names)
+            found.add_names(page.names)
             after = page.after
             if not after:
                 break
             await self._rest(PIECE_BYTES)
         sums, sizes = (each.astype(_U64).tobytes() for each in (found.sums(), found.sizes()))
-        return DigestsResponse(sums, found.names, self._store.graves_since(), after, sizes)
+        return DigestsResponse(sums, found.names, self._store.tombstones_complete_since(), after, sizes)
 
-    async def documents(self, wanted: DocumentsRequest) -> list[str]:
+    async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
         """The next names; fewer than the limit are the last ones."""
         bucket, limit = INTERNAL_BUCKET.decode(), min(wanted.limit, _SLICE)
         page = self._store.list(bucket, prefix=wanted.prefix, after=wanted.after, limit=limit)
         return [key for key, _ in page.entries]
 
-    async def fence(self, version: int) -> None:
+    async def fence_writes(self, version: int) -> None:
         """What maps before `version` decided here is in the answers from now on, or never happens."""
-        await self._store.fence(version)
+        await self._store.raise_fence(version)
 
-    async def inventory(self, wanted: InventoryRequest) -> InventoryPage:
+    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage:
         """The next names; perhaps none yet, but where to go on."""
         wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
         names: list[Any] = []
@@ -156,32 +156,32 @@ class SyncSource:
             if not after or len(names) >= wanted.limit:
                 break
             await self._rest(PIECE_BYTES)
-        return InventoryPage(tuple(names), after, self._store.graves_since())
+        return InventoryPage(tuple(names), after, self._store.tombstones_complete_since())
 
-    async def frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
         """For each item four bytes of length, the Frame, and the bytes. What fails in the middle of a large
         one ends it. Raises CorruptExtentError, DiskFailedError."""
         small: list[tuple[Item, FetchFrame, Record]] = []
         for number, item in enumerate(wanted.items):
-            frame, source = self._facts(number, item)
+            frame, source = self._metadata(number, item)
             if source is not None and source.size > _SMALL:
                 if small:
-                    yield await self._all_of(small)
+                    yield await self._small_frames(small)
                     small = []
-                async for piece in self._large(frame, source, item):
+                async for piece in self._large_frame(frame, source, item):
                     yield piece
                     await self._rest(len(piece))
                 continue
             small.append((item, frame, source or _EMPTY))
             if len(small) == _BATCH or sum(each.size for *_, each in small) > _SMALL:
-                answer = await self._all_of(small)
+                answer = await self._small_frames(small)
                 yield answer
                 small = []
                 await self._rest(len(answer))
         if small:
-            yield await self._all_of(small)
+            yield await self._small_frames(small)
 
-    def _facts(self, number: int, item: Item) -> tuple[FetchFrame, Record | None]:
+    def _metadata(self, number: int, item: Item) -> tuple[FetchFrame, Record | None]:
         """The frame, and what to read its bytes from."""
         bucket, key = _split_name(item.name)
         if item.kind in ("version", "amendment"):
@@ -208,8 +208,8 @@ class SyncSource:
             part=part_without_local_fields(part),
         ), source
 
-    async def _all_of(self, small: list[tuple[Item, FetchFrame, Record]]) -> bytes:
-        with self._store.reading_many([(source, 0, source.size) for *_, source in small]) as found:
+    async def _small_frames(self, small: list[tuple[Item, FetchFrame, Record]]) -> bytes:
+        with self._store.open_spans_many([(source, 0, source.size) for *_, source in small]) as found:
             bodies = await asyncio.shield(asyncio.to_thread(_read_small, found))
         answer = []
         for (item, frame, _), body in zip(small, bodies, strict=True):
@@ -220,15 +220,15 @@ class SyncSource:
             answer += [len(head).to_bytes(4, "big"), head, body or b""]
         return b"".join(answer)
 
-    async def _large(self, frame: FetchFrame, source: Record, item: Item) -> AsyncIterator[bytes]:
+    async def _large_frame(self, frame: FetchFrame, source: Record, item: Item) -> AsyncIterator[bytes]:
         passing = StreamVerifier()
         try:
-            with self._store.reading(source, 0, source.size) as spans:
+            with self._store.open_spans(source, 0, source.size) as spans:
                 head = encode(frame)
                 yield len(head).to_bytes(4, "big") + head
                 for span in spans:
                     for start in range(0, span.length, _PIECE):
-                        part = span.part(start, min(_PIECE, span.length - start))
+                        part = span.sub_span(start, min(_PIECE, span.length - start))
                         yield await asyncio.shield(asyncio.to_thread(_read, part, passing))
         except CorruptExtentError:
             self._damaged(item.name, item.stamp)
@@ -245,7 +245,7 @@ def _split_name(name: bytes) -> tuple[str, str]:
 
 def _read(span: Span, passing: StreamVerifier) -> bytes:
     data = os.pread(span.fd, span.length, span.offset)
-    passing.take(span, data)
+    passing.verify_chunk(span, data)
     return data
 
 

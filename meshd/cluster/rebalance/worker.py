@@ -47,7 +47,7 @@ class RebalanceWorkerError(MeshdError):
 class RebalanceWorker(Protocol):
     """What compares: in this process (`Carrier`), or in another (`FarCarrier`)."""
 
-    async def compare(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
+    async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         """Under this map, with this node; what was done is counted in `tally`. Raises HolderLostError,
         StoreError, MeshdError."""
 
@@ -70,13 +70,13 @@ class LocalWorker:
     def __repr__(self) -> str:
         return f"<Carrier of {self._mesh.node_id}>"
 
-    async def compare(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
+    async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         cut = self._clock.now_ms() * 10**6 - SKEW
 
         async def drop(names: list[HeldName]) -> None:
-            if self._mesh.map().counts != cluster.counts:
+            if self._mesh.current_map().counts != cluster.counts:
                 return  # the sides may not mean the same names
-            await self._store.drop([without_recent(held, cut) for held in names])
+            await self._store.drop_unowned([without_recent(held, cut) for held in names])
 
         node = cluster.node(holder)
         assert node is not None
@@ -87,15 +87,15 @@ class LocalWorker:
             scope,
             rest=self._rest,
             tally=tally,
-            standing=self._store.standing(),
+            standing=self._store.synced_stamp(),
             drop=drop,
         )
-        await pull.run()
+        await pull.run_sync()
 
-    async def serve(self, wanted: SyncRequest, stream: MessageStream) -> None:
+    async def serve_request(self, wanted: SyncRequest, stream: MessageStream) -> None:
         """Carry out what came on `stream`, and say there how far it is, until the asker goes away."""
         tally = SyncStats()
-        work = asyncio.ensure_future(self._heed(wanted, tally))
+        work = asyncio.ensure_future(self._run_request(wanted, tally))
         gone = asyncio.ensure_future(stream.receive())
         try:
             while not work.done():
@@ -112,12 +112,12 @@ class LocalWorker:
             gone.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _heed(self, wanted: SyncRequest, tally: SyncStats) -> tuple[SyncOutcome, str]:
+    async def _run_request(self, wanted: SyncRequest, tally: SyncStats) -> tuple[SyncOutcome, str]:
         cluster = parse_map(wanted.cluster)
         try:
-            if self._mesh.map().version < cluster.version:
-                await self._mesh.newer_than(cluster.version - 1, _MAP_TIMEOUT)
-            await self.compare(cluster, wanted.holder, wanted.scope, tally)
+            if self._mesh.current_map().version < cluster.version:
+                await self._mesh.wait_for_newer_map(cluster.version - 1, _MAP_TIMEOUT)
+            await self.sync_with(cluster, wanted.holder, wanted.scope, tally)
         except SyncPeerLostError as error:
             return "holder", str(error)
         except DiskFullError as error:
@@ -156,7 +156,7 @@ class WorkerSocket:
 
     path: Path
 
-    async def enter(self) -> MessageStream:
+    async def connect(self) -> MessageStream:
         """A connection; it is served once that process runs. Raises OSError."""
         return await connect(self.path)
 
@@ -170,10 +170,10 @@ class WorkerProcessClient:
     def __repr__(self) -> str:
         return f"<FarCarrier {self._door.path}>"
 
-    async def compare(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
+    async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         known = SyncStats()
         try:
-            stream = await self._door.enter()
+            stream = await self._door.connect()
         except OSError as error:
             raise RebalanceWorkerError(f"the process that fetches cannot be reached: {error}") from error
         try:

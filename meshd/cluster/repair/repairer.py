@@ -45,38 +45,38 @@ class UnderReplication:
     ) -> None:
         self._mesh, self._offers, self._copies, self._clock = mesh, offers, copies, clock
         self._version, self._again = 0, 0.0
-        self.names = 0
+        self.under_replicated = 0
         """Of those that this node decides about."""
 
     def __repr__(self) -> str:
-        return f"<Debts of {self._mesh.node_id}: {self.names}>"
+        return f"<Debts of {self._mesh.node_id}: {self.under_replicated}>"
 
-    async def count(self) -> int:
+    async def refresh_count(self) -> int:
         """Look again where that is due; how many there are."""
-        cluster, began = self._mesh.map(), self._clock.monotonic()
-        if self._mesh.alone or (cluster.version == self._version and began < self._again):
-            return self.names
-        scope = self._short()
-        self.names = await self._counted(scope) if scope else 0
+        cluster, began = self._mesh.current_map(), self._clock.monotonic()
+        if self._mesh.single_node or (cluster.version == self._version and began < self._again):
+            return self.under_replicated
+        scope = self._under_replicated_scope()
+        self.under_replicated = await self._count_names(scope) if scope else 0
         now = self._clock.monotonic()
         self._version, self._again = cluster.version, now + max(_COUNT_INTERVAL, _IDLE_FACTOR * (now - began))
-        return self.names
+        return self.under_replicated
 
-    def _short(self) -> Scope | None:
+    def _under_replicated_scope(self) -> Scope | None:
         """Slots with too few copies of which this node decides."""
-        cluster = self._mesh.map()
+        cluster = self._mesh.current_map()
         masks = {}
         for number in {cluster.copies, *self._copies()}:
             short = under_replicated_slots(cluster, number)
             if short.any():
-                short = short & routes(cluster, number).decided_by(self._mesh.node_id)
+                short = short & routes(cluster, number).primary_slots(self._mesh.node_id)
             masks[number] = short
         return scope_of(masks, cluster.slots) if any(mask.any() for mask in masks.values()) else None
 
-    async def _counted(self, scope: Scope) -> int:
+    async def _count_names(self, scope: Scope) -> int:
         found, after = 0, b""
         while True:
-            page = await self._offers.inventory(InventoryRequest(scope, after, _PAGE))
+            page = await self._offers.read_inventory(InventoryRequest(scope, after, _PAGE))
             found += sum(any(not each.marker for each in held.versions) for held in page.names)
             after = page.after
             if not after:
@@ -103,26 +103,26 @@ class Repairer:
     def __repr__(self) -> str:
         return f"<Mender of {self._mesh.node_id}>"
 
-    async def mend(self, count: Callable[[int], None]) -> None:
+    async def repair_quarantined(self, count: Callable[[int], None]) -> None:
         """One try for everything that is in quarantine; `count` is called with numbers of versions as they
         are restored. Raises StoreError."""
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return
         mended, after = 0, None
         while found := self._store.quarantined(_BATCH, after):
-            mended += await self._some(found, count)
+            mended += await self._repair_batch(found, count)
             after = found[-1][:2]
         if mended:
             _log.warning("damaged versions were restored from other nodes", extra={"number": mended})
 
-    async def _some(
+    async def _repair_batch(
         self, found: Sequence[tuple[bytes, int, Quarantined]], count: Callable[[int], None]
     ) -> int:
         mended, tried = 0, set[str]()
         while left := self._wanted(found, tried):
             holder = next(iter(left))
             tried.add(holder)
-            restored = await self._from(holder, left[holder])
+            restored = await self._fetch_from(holder, left[holder])
             metrics.scrub_mended.inc(restored)
             count(restored)
             mended += restored
@@ -135,27 +135,27 @@ class Repairer:
         items: dict[str, list[Item]] = defaultdict(list)
         for name, stamp, _ in found:
             bucket, _, key = name.decode().partition("\0")
-            record = self._store.at(name, stamp)
+            record = self._store.version_at(name, stamp)
             if record is None or not record.broken:
                 continue
-            for node in self._mesh.route(bucket, key).readers:
+            for node in self._mesh.route_for(bucket, key).read_set:
                 if node.node_id not in tried and node.node_id != self._mesh.node_id:
                     item = Item(name, "version", record.version, stamp, record.size)
                     items[node.node_id].append(item)
                     break
         return items
 
-    async def _from(self, holder: str, items: list[Item]) -> int:
-        node = self._mesh.map().node(holder)
+    async def _fetch_from(self, holder: str, items: list[Item]) -> int:
+        node = self._mesh.current_map().node(holder)
         if node is None:
             return 0
-        scope = scope_of({}, self._mesh.map().slots)
+        scope = scope_of({}, self._mesh.current_map().slots)
         pull = AntiEntropySync(
             self._store, self._mine, self._holder(node), scope, rest=self._rest, tally=SyncStats()
         )
         try:
-            tally = await pull.fetch(items)
+            tally = await pull.fetch_items(items)
         except SyncPeerLostError as error:
             _log.info("damaged versions cannot be had from %s now: %s", holder, error)
-            return pull.tally.entered
+            return pull.stats.entered
         return tally.entered

@@ -85,7 +85,7 @@ class RateLimiter:
         self._clock, self._rest, self._rate = clock, rest, rate
         self._free = clock.monotonic()
 
-    async def rest(self, size: int) -> None:
+    async def throttle(self, size: int) -> None:
         """Between two pieces of work of `size` bytes."""
         await self._rest(size)
         now = self._clock.monotonic()
@@ -102,13 +102,13 @@ class EtaEstimator:
         self._most = self._left = 0
         self._began = 0.0
 
-    def see(self, left: int) -> None:
+    def observe_remaining(self, left: int) -> None:
         """So many are to come now."""
         if left > self._left:
             self._most, self._began = left, self._clock.monotonic()
         self._left = left
 
-    def eta(self) -> int | None:
+    def eta_seconds(self) -> int | None:
         """Seconds until none are, None when nobody knows."""
         done = self._most - self._left
         if not self._left:
@@ -140,7 +140,7 @@ class ScrubScheduler:
     ) -> None:
         self._node_id, self._store, self._control, self._clock = node_id, store, control, clock
         self._mend, self._compare, self._rest, self._every = mend, compare, rest, every
-        self._told: ScrubStatus | None = None
+        self._published: ScrubStatus | None = None
         self._version: int | None = None  # of what was told last, None when it is not known
         self._told_at = self._mended_at = -_RETRY_INTERVAL
         self._counted, self._counted_at = 0, inf
@@ -164,7 +164,7 @@ class ScrubScheduler:
         try:
             while True:
                 try:
-                    await self.turn()
+                    await self.run_once()
                     said = False
                 except (StoreError, ControlError) as error:
                     level = logging.DEBUG if said else logging.WARNING
@@ -176,24 +176,24 @@ class ScrubScheduler:
                 if task is not None:
                     task.cancel()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Begin what is due, scrub for a moment, mend. Raises StoreError, ControlError."""
-        scrub, asked = self._store.scrub, self._asked()
+        scrub, asked = self._store.scrub, self._requested_pass()
         if asked > scrub.state.asked or self._is_due():
             self._mended, self._counted_at = 0, inf
-            await scrub.begin(max(asked, scrub.state.asked))
+            await scrub.start_pass(max(asked, scrub.state.asked))
         if scrub.state.running:
             until = self._clock.monotonic() + _SLICE
             while self._clock.monotonic() < until:
-                if not await scrub.step(self._rest):
-                    self._ended()
+                if not await scrub.scrub_next_file(self._rest):
+                    self._finish_pass()
                     break
-        await self._look_after()
-        self._count_debt()
-        await self._tell()
+        await self._repair_if_due()
+        self._refresh_under_replication()
+        await self._publish()
 
-    def _asked(self) -> int:
-        entry = self._control.peek(REQUEST_TOPIC).get(f"{REQUEST_TOPIC}/{self._node_id}")
+    def _requested_pass(self) -> int:
+        entry = self._control.cached_entries(REQUEST_TOPIC).get(f"{REQUEST_TOPIC}/{self._node_id}")
         return 0 if entry is None else msgspec.json.decode(entry.value, type=ScrubRequest).number
 
     def _is_due(self) -> bool:
@@ -202,7 +202,7 @@ class ScrubScheduler:
         began = max(state.began, self._store.scrub.born)
         return not state.running and self._clock.now_ms() - began > self._every * 1e3
 
-    def _ended(self) -> None:
+    def _finish_pass(self) -> None:
         state = self._store.scrub.state
         _log.info(
             "scrubbed", extra={"bytes": state.bytes, "extents": state.extents, "damaged": state.damaged}
@@ -217,29 +217,29 @@ class ScrubScheduler:
         except Exception:
             _log.exception("the comparison after a scrub failed; the next one is made in its time")
 
-    async def _look_after(self) -> None:
+    async def _repair_if_due(self) -> None:
         """Mend what is new in quarantine at once, and what could not be mended now and then. What was lost
         with a disk is more than that: the comparison with the other owners brings it."""
         began = self._clock.monotonic()
         if began >= self._sweep_at:
-            await self._store.sweep_quarantine()
-            self._lacking = await self._store.lacking()
+            await self._store.prune_quarantine()
+            self._lacking = await self._store.quarantined_bytes()
             now = self._clock.monotonic()
             self._sweep_at = now + _IDLE_FACTOR * (now - began)
-        self._restoring.see(self._lacking)
-        if self._store.disks.take_news() and _is_over(self._restored):
+        self._restoring.observe_remaining(self._lacking)
+        if self._store.disk_health.take_data_lost_flag() and _is_over(self._restored):
             self._restored = asyncio.ensure_future(self._compared())
         if not _is_over(self._mending) or not _is_over(self._restored):
             return
         ended, self._mending = self._mending, None
         if ended is not None:
             ended.result()
-        left = self._store.in_quarantine()
+        left = self._store.quarantined_count()
         if left and (left > self._expected or began - self._mended_at > _RETRY_INTERVAL):
             self._mended_at, self._expected = began, left
-            self._mending = asyncio.ensure_future(self._mend(self._restored_some))
+            self._mending = asyncio.ensure_future(self._mend(self._count_repaired))
 
-    def _restored_some(self, number: int) -> None:
+    def _count_repaired(self, number: int) -> None:
         """As it happens: a try may have begun before the pass that counts it."""
         self._mended, self._expected = self._mended + number, self._expected - number
 
@@ -251,7 +251,7 @@ class ScrubScheduler:
             self._counted_at = now
         return self._counted
 
-    def _count_debt(self) -> None:
+    def _refresh_under_replication(self) -> None:
         if self._debts is None or not _is_over(self._counting):
             return
         if self._counting is not None and self._counting.exception() is None:
@@ -259,9 +259,9 @@ class ScrubScheduler:
         metrics.cluster_names_short.set(self._debt)
         self._counting = asyncio.ensure_future(self._debts())
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         state = self._store.scrub.state
-        self._disks = tuple(await asyncio.to_thread(self._store.disks.states))
+        self._disks = tuple(await asyncio.to_thread(self._store.disk_health.disk_states))
         metrics.scrub_ended.set(state.ended / 1e3)
         busy = not all(map(_is_over, (self._comparing, self._mending, self._restored)))
         told = ScrubStatus(
@@ -273,18 +273,18 @@ class ScrubScheduler:
             await self._total(),
             state.damaged,
             self._mended,
-            self._store.in_quarantine(),
+            self._store.quarantined_count(),
             not state.running and not busy,
             self._lacking,
-            self._restoring.eta(),
+            self._restoring.eta_seconds(),
             self._disks,
             self._debt,
         )
         now = self._clock.monotonic()
-        if told == self._told or (state.running and now - self._told_at < _PUBLISH_INTERVAL):
+        if told == self._published or (state.running and now - self._told_at < _PUBLISH_INTERVAL):
             return
         if await self._put(f"{STATUS_TOPIC}/{self._node_id}", msgspec.json.encode(told)):
-            self._told, self._told_at = told, now
+            self._published, self._told_at = told, now
 
     async def _put(self, place: str, told: bytes) -> bool:
         """Not over what was said while this was on its way, the last word of a node that ends: then what is

@@ -57,16 +57,16 @@ class _FormerMap:
         self.cluster, self.until = cluster, until
         self._routes: dict[int, Routes] = {}
 
-    def asked(self, mesh: ClusterView, bucket: str, key: str) -> set[str]:
+    def nodes_to_ask(self, mesh: ClusterView, bucket: str, key: str) -> set[str]:
         """The nodes that may have decided about a name by it."""
-        if self.cluster is None or self.cluster.counts != mesh.map().counts:
-            route = mesh.route(bucket, key)
-            return {node.node_id for node in (*route.readers, *route.writers)}
-        copies = mesh.copies(bucket)
+        if self.cluster is None or self.cluster.counts != mesh.current_map().counts:
+            route = mesh.route_for(bucket, key)
+            return {node.node_id for node in (*route.read_set, *route.write_set)}
+        copies = mesh.replica_count(bucket)
         found = self._routes.get(copies)
         if found is None:
             found = self._routes[copies] = routes(self.cluster, copies)
-        decider = found.of(bucket, key).decider
+        decider = found.route_of_key(bucket, key).primary
         return set() if decider is None else {decider.node_id}
 
 
@@ -84,41 +84,43 @@ class PrimaryHandover:
     def __repr__(self) -> str:
         return f"<Handover to {self._mesh.node_id}, {len(self._former)} former maps>"
 
-    def note(self) -> int:
+    def observe_map(self) -> int:
         """Takes notice of the present map; its version."""
-        cluster = self._mesh.map()
+        cluster = self._mesh.current_map()
         if cluster is not self._known:
             known, self._known, self._done = self._known, cluster, set()
             seen = known is not None and known.version + 1 == cluster.version
             self._former.append(_FormerMap(known if seen else None, self._clock.monotonic() + self.window))
         return cluster.version
 
-    def is_done(self, bucket: str, key: str, version: int) -> bool:
+    def is_complete(self, bucket: str, key: str, version: int) -> bool:
         """Whether nothing is left to be handed over of a name, by that version of the map."""
-        if self.note() != version:
+        if self.observe_map() != version:
             return False
-        return not self._former or (bucket, key) in self._done or not self._nodes(bucket, key)
+        return not self._former or (bucket, key) in self._done or not self._former_primaries(bucket, key)
 
-    def _nodes(self, bucket: str, key: str) -> list[Node]:
+    def _former_primaries(self, bucket: str, key: str) -> list[Node]:
         """The nodes to be asked, by the present map."""
-        now, cluster = self._clock.monotonic(), self._mesh.map()
+        now, cluster = self._clock.monotonic(), self._mesh.current_map()
         self._former = [former for former in self._former if former.until > now]
-        found = {node_id for former in self._former for node_id in former.asked(self._mesh, bucket, key)}
+        found = {
+            node_id for former in self._former for node_id in former.nodes_to_ask(self._mesh, bucket, key)
+        }
         found.discard(self._mesh.node_id)
         nodes = [cluster.node(node_id) for node_id in sorted(found)]
         return [node for node in nodes if node is not None and node.state in REACHABLE_STATES]
 
-    async def receive(self, bucket: str, key: str, patience: float) -> None:
+    async def wait_until_received(self, bucket: str, key: str, patience: float) -> None:
         """Returns when everything of a name was handed over by the map that is the present one then. Raises
         NotReplicatedError after `patience` seconds."""
         deadline = self._clock.monotonic() + patience
         while True:
-            version = self.note()
-            if self.is_done(bucket, key, version):
+            version = self.observe_map()
+            if self.is_complete(bucket, key, version):
                 return
-            nodes = self._nodes(bucket, key)
+            nodes = self._former_primaries(bucket, key)
             answers = await asyncio.gather(*[self._ask(node, bucket, key, version) for node in nodes])
-            if self.note() != version:
+            if self.observe_map() != version:
                 continue
             if all(answers):
                 if len(self._done) >= _MAX_NAMES:
@@ -131,7 +133,7 @@ class PrimaryHandover:
                     f"{missing} decided about this name until a moment ago, does not hand it over, and is "
                     "not known to be away; nothing was changed; try again in a moment"
                 )
-            await self._mesh.newer_than(version, _PAUSE)
+            await self._mesh.wait_for_newer_map(version, _PAUSE)
 
     async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool:
         """Whether a node has handed a name over."""
@@ -139,14 +141,14 @@ class PrimaryHandover:
         result = "done"
         try:
             async with self._peers.call(node, "POST", target, body=b"", timeout=_ANSWER_TIMEOUT) as answer:
-                await answer.read()
+                await answer.read_body()
         except StaleMapError as error:
             result = "map"
             if error.version > version:
-                await self._mesh.newer_than(version, 1.0)
+                await self._mesh.wait_for_newer_map(version, 1.0)
         except (PeerUnreachableError, BodyFramingError):
             result = "silent"
-            await self._mesh.suspect(node.node_id, version)
+            await self._mesh.report_suspect(node.node_id, version)
         except PeerRefusedError as error:
             result = "unknown" if error.status == _NOT_FOUND else "refused"
         metrics.replication_handovers.labels(result).inc()
@@ -164,23 +166,23 @@ async def restamp_if_behind(
     of its name. One that was replaced here is left to the write that did it: written again it would undo that
     one. Raises NotReplicatedError."""
     for _ in range(_RESTAMP_ATTEMPTS):
-        if newest <= record.stamp or record.version or store.knows(bucket, key, newest):
+        if newest <= record.stamp or record.version or store.knows_stamp(bucket, key, newest):
             return record
         found = store.get_version(bucket, key, NULL)
         if found is None or found.stamp != record.stamp:
             return record
-        epoch = store.still(bucket, key)
+        epoch = store.require_still_primary(bucket, key)
         _log.warning("a replica has a newer version of a name than its decider: written again above it")
         again = msgspec.structs.replace(without_local_fields(record), stamp=newest + 1)
         if record.marker:
             with under_fence(epoch):
-                await store.apply(Marked(bucket, key, again))
-            newest = await store.tell(Marked(bucket, key, again), bucket, key)
+                await store.apply_change(Marked(bucket, key, again))
+            newest = await store.replicate_change(Marked(bucket, key, again), bucket, key)
         else:
             with under_fence(epoch):
                 await _rewrite_data(store, bucket, key, record, again)
-            newest = await store.tell_version(bucket, key, again)
-        record = store.newest(bucket, key) or again
+            newest = await store.replicate_version(bucket, key, again)
+        record = store.newest_version(bucket, key) or again
         if record.stamp != again.stamp:
             return again  # overwritten meanwhile
     raise NotReplicatedError("others decide about this name at the same time; try again in a moment")
@@ -193,11 +195,11 @@ async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int
     found = store.get_version(bucket, key, NULL)
     if gone.version or newest <= gone.stamp or (found is not None and found.stamp > gone.stamp):
         return
-    if not store.knows(bucket, key, newest):
+    if not store.knows_stamp(bucket, key, newest):
         again = VersionGone(bucket, key, "", newest + 1)
-        with under_fence(store.still(bucket, key)):
-            await store.apply(again)
-        await store.tell(again, bucket, key)
+        with under_fence(store.require_still_primary(bucket, key)):
+            await store.apply_change(again)
+        await store.replicate_change(again, bucket, key)
 
 
 @contextmanager
@@ -213,8 +215,8 @@ def under_fence(epoch: int) -> Iterator[None]:
 async def _rewrite_data(store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record) -> None:
     writer = store.replica_writer(bucket, key, size=record.size)
     try:
-        async for piece in store.delivery.pieces(record):
+        async for piece in store.replicator.read_chunks(record):
             await writer.write(piece)
-        await writer.commit_as(again)
+        await writer.commit_at_stamp(again)
     finally:
         await writer.abort()

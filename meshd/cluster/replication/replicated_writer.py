@@ -44,7 +44,7 @@ class ReplicaStream:
         self.node = node
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_LENGTH)
         self._facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(delivery.streamed(node, target, self._body(), size))
+        self._task = asyncio.create_task(delivery.send_stream(node, target, self._body(), size))
         self._task.add_done_callback(_retrieve_exception)
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class ReplicaStream:
             yield piece
         yield encode(await self._facts)
 
-    async def put(self, piece: bytes | None) -> None:
+    async def put_chunk(self, piece: bytes | None) -> None:
         """More bytes; None: that was all."""
         if self._task.done():
             return
@@ -71,7 +71,7 @@ class ReplicaStream:
             room.cancel()
             self._task.cancel()
 
-    async def finish(self, facts: ReplicaFacts) -> ReplicaAck | None:
+    async def send_metadata(self, facts: ReplicaFacts) -> ReplicaAck | None:
         """What the node says; None when it did not take it."""
         if not self._facts.done():
             self._facts.set_result(facts)
@@ -113,7 +113,7 @@ class ReplicatedWriter:
         if size is not None and size > INLINE_BYTES:
             target = bytes_target(bucket, key, size)
             self._streams = [
-                ReplicaStream(store.delivery, n, target, size) for n in store.others(bucket, key)
+                ReplicaStream(store.replicator, n, target, size) for n in store.other_replicas(bucket, key)
             ]
 
     def __repr__(self) -> str:
@@ -127,22 +127,22 @@ class ReplicatedWriter:
         piece = data if type(data) is bytes else bytes(data)
         await self._own.write(piece)
         for stream in self._streams:
-            await stream.put(piece)
+            await stream.put_chunk(piece)
 
-    async def lend(self, data: memoryview) -> None:
+    async def write_borrowed(self, data: memoryview) -> None:
         if self._streams:
             await self.write(data)
             return
         self._total += len(data)
-        await self._own.lend(data)
+        await self._own.write_borrowed(data)
 
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
     ) -> Record:
-        return await self._store.finish(self._commit(meta, conditions, versioning))
+        return await self._store.run_to_completion(self._commit(meta, conditions, versioning))
 
-    def pieces(self) -> AsyncGenerator[bytes, None]:
-        return self._own.pieces()
+    def read_back(self) -> AsyncGenerator[bytes, None]:
+        return self._own.read_back()
 
     async def abort(self) -> None:
         await self._drop()
@@ -156,12 +156,12 @@ class ReplicatedWriter:
     async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
         written = WriteSpec(meta, conditions, versioning)
         try:
-            await asyncio.gather(*[stream.put(None) for stream in self._streams])
-            record, epoch = await self._store.ceding.anywhere(
+            await asyncio.gather(*[stream.put_chunk(None) for stream in self._streams])
+            record, epoch = await self._store.forwarder.run_on_primary(
                 self._bucket,
                 self._key,
-                partial(self._here, written),
-                partial(self._there, written),
+                partial(self._commit_locally, written),
+                partial(self._commit_on_primary, written),
                 _forwarded_result,
             )
         except BaseException:
@@ -170,9 +170,9 @@ class ReplicatedWriter:
         if not epoch:
             await self.abort()  # the bytes are where they were decided about
             return record
-        return await self._settle(record, epoch)
+        return await self._replicate(record, epoch)
 
-    async def _here(self, written: WriteSpec) -> tuple[Record, int]:
+    async def _commit_locally(self, written: WriteSpec) -> tuple[Record, int]:
         """The record, and the version of the map by which it was committed. Raises StoreError."""
 
         async def commit() -> tuple[Record, int]:
@@ -182,29 +182,31 @@ class ReplicatedWriter:
             return record, current_epoch()
 
         try:
-            return await self._store.decide(self._bucket, self._key, commit)
+            return await self._store.run_as_primary(self._bucket, self._key, commit)
         except (ConditionFailedError, ConditionMissingError):
             await self._drop()
-            await self._store.confirm(self._bucket, self._key)
+            await self._store.confirm_newest(self._bucket, self._key)
             raise
 
-    async def _there(self, written: WriteSpec, node: Node) -> WriteResult | None:
+    async def _commit_on_primary(self, written: WriteSpec, node: Node) -> WriteResult | None:
         """What the node made of it that decides by now. Raises StoreError."""
         await self._drop()
         part = None if self._part is None else (self._part[0].upload_id, self._part[1])
         name = (self._bucket, self._key)
-        return await self._store.ceding.write(node, name, self._total, self._own.pieces(), written, part)
+        return await self._store.forwarder.forward_write(
+            node, name, self._total, self._own.read_back(), written, part
+        )
 
-    async def _settle(self, record: Record, epoch: int) -> Record:
+    async def _replicate(self, record: Record, epoch: int) -> Record:
         store, part = self._store, None
         if self._part is not None:
-            part = store.part_of(*self._part, record)
+            part = store.committed_part(*self._part, record)
             if part is None:  # replaced, or its upload over: the other nodes must have that instead
                 await self._drop()
-                await store.settle_part(*self._part)
+                await store.replicate_part(*self._part)
                 return record
         facts = ReplicaFacts(epoch, without_local_fields(record), part)
-        answers = await asyncio.gather(*[stream.finish(facts) for stream in self._streams])
+        answers = await asyncio.gather(*[stream.send_metadata(facts) for stream in self._streams])
         took = [
             (stream.node.node_id, taken)
             for stream, taken in zip(self._streams, answers, strict=True)
@@ -213,10 +215,10 @@ class ReplicatedWriter:
         self._streams = []
         had, newest = [node_id for node_id, _ in took], max([taken.newest for _, taken in took], default=0)
         if self._part is not None:
-            await store.settle_part(*self._part, had)
+            await store.replicate_part(*self._part, had)
             return record
-        return await store.settle_version(self._bucket, self._key, record, had, newest)
+        return await store.replicate_and_restamp(self._bucket, self._key, record, had, newest)
 
 
 def _forwarded_result(decided: WriteResult) -> tuple[Record, int]:
-    return decided.the_record(), 0
+    return decided.require_record(), 0

@@ -103,7 +103,7 @@ class Replicator:
         patience: float = WRITE_TIMEOUT,
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
-        self.patience = patience
+        self.timeout = patience
         self._failed: dict[tuple[str, str], float] = {}  # (node, why) → when last, by the monotonic clock
         # by node, bucket, key and stamp of the successor, so that nobody joins a transfer of an older one
         self._successors: SingleFlight[tuple[str, str, str, int], ReplicaAck] = SingleFlight()
@@ -111,18 +111,18 @@ class Replicator:
     def __repr__(self) -> str:
         return f"<Delivery of {self._mesh.node_id}>"
 
-    async def everywhere(
+    async def replicate(
         self, bucket: str, key: str, send: SendToNode, had: Iterable[str] = (), newest: int = 0
     ) -> int:
         """Tells every writer of a name but those who `had` it; the newest stamp they know of it. Raises
         NotReplicatedError."""
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return newest  # who joins after this is known compares, and finds what is committed
         began = self._clock.monotonic()
         done = {self._mesh.node_id, *had}
         metrics.replication_behind.inc()
         try:
-            newest = max(newest, await self._tell_all(bucket, key, send, done, began))
+            newest = max(newest, await self._send_to_all(bucket, key, send, done, began))
         except NotReplicatedError:
             metrics.replication_refused.inc()
             raise
@@ -131,47 +131,49 @@ class Replicator:
         metrics.replication_seconds.observe(self._clock.monotonic() - began)
         return newest
 
-    async def _tell_all(self, bucket: str, key: str, send: SendToNode, done: set[str], began: float) -> int:
+    async def _send_to_all(
+        self, bucket: str, key: str, send: SendToNode, done: set[str], began: float
+    ) -> int:
         newest = tries = 0
         while True:
-            version, route = self._mesh.map().version, self._mesh.route(bucket, key)
-            left = [node for node in route.writers if node.node_id not in done]
-            if not left and route.decider is not None and route.decider.node_id in done:
+            version, route = self._mesh.current_map().version, self._mesh.route_for(bucket, key)
+            left = [node for node in route.write_set if node.node_id not in done]
+            if not left and route.primary is not None and route.primary.node_id in done:
                 return newest  # nobody waited since the map was looked at
-            answers = await asyncio.gather(*[self._try(node, send, version) for node in left])
+            answers = await asyncio.gather(*[self._try_send(node, send, version) for node in left])
             for node, taken in zip(left, answers, strict=True):
                 if taken is not None:
                     done.add(node.node_id)
                     newest = max(newest, taken.newest)
             if left and None not in answers:
                 continue
-            if self._clock.monotonic() - began > self.patience:
+            if self._clock.monotonic() - began > self.timeout:
                 missing = ", ".join(
                     n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
                 )
                 raise NotReplicatedError(
-                    f"{missing or 'no node'} did not take the write within {self.patience:g} s, and is not "
+                    f"{missing or 'no node'} did not take the write within {self.timeout:g} s, and is not "
                     "known to be away; it may or may not have taken place; try again"
                 )
-            await self._mesh.newer_than(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
+            await self._mesh.wait_for_newer_map(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
             tries += 1
 
-    async def _try(self, node: Node, send: SendToNode, version: int) -> ReplicaAck | None:
+    async def _try_send(self, node: Node, send: SendToNode, version: int) -> ReplicaAck | None:
         """One try; None when the node has to be told again."""
         try:
             return await send(node)
         except StaleMapError as error:
-            self._note(node, "map", error)
+            self._record_failure(node, "map", error)
             if error.version > version:
-                await self._mesh.newer_than(version, 1.0)
+                await self._mesh.wait_for_newer_map(version, 1.0)
         except (PeerUnreachableError, BodyFramingError) as error:
-            self._note(node, "silent", error)
-            await self._mesh.suspect(node.node_id, version)
+            self._record_failure(node, "silent", error)
+            await self._mesh.report_suspect(node.node_id, version)
         except PeerRefusedError as error:
-            self._note(node, "refused", error)
+            self._record_failure(node, "refused", error)
         return None
 
-    def _note(self, node: Node, why: str, error: Exception) -> None:
+    def _record_failure(self, node: Node, why: str, error: Exception) -> None:
         """Every try is counted; the log has the first one of a spell, however many writes wait."""
         metrics.replication_retries.labels(why).inc()
         now, place = self._clock.monotonic(), (node.node_id, why)
@@ -182,40 +184,40 @@ class Replicator:
 
     # what can be sent ---------------------------------------------------------------------------------------
 
-    async def change(self, node: Node, change: Change) -> ReplicaAck:
+    async def send_change(self, node: Node, change: Change) -> ReplicaAck:
         """Sends a change; a node that lacks what it is about gets the version. Raises as `Peers.call`."""
         taken = await self._call(node, change)
         if taken.trouble != "lacks":
             return taken
         assert isinstance(change, Amended | UploadCompleted)
-        taken = await self.version(node, change.bucket, change.key, change.record)
+        taken = await self.send_version(node, change.bucket, change.key, change.record)
         if isinstance(change, UploadCompleted):
             ended = UploadEnded(change.bucket, change.key, change.upload_id, change.record.stamp)
-            await self.change(node, ended)
+            await self.send_change(node, ended)
         return taken
 
     async def _call(self, node: Node, change: Change) -> ReplicaAck:
-        body = encode(ReplicaChange(self._mesh.map().version, change))
+        body = encode(ReplicaChange(self._mesh.current_map().version, change))
         async with self._peers.call(node, "POST", CHANGE_PATH, body=body, timeout=_ANSWER_TIMEOUT) as answer:
-            taken = _decode_ack(await answer.read())
+            taken = _decode_ack(await answer.read_body())
         metrics.replication_facts.labels(_LABELS[type(change)]).inc()
         return taken
 
-    async def version(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
+    async def send_version(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
         """Sends a version of this node whole, or its successor if it has one. Raises as `Peers.call`."""
         for _ in range(_TRIES):
             found = self._store.get_version(bucket, key, record.version or NULL)
             if found is None or found.stamp != record.stamp:
                 return await self._send_successor(node, bucket, key, record)
             if found.marker:
-                return await self.change(node, Marked(bucket, key, without_local_fields(found)))
+                return await self.send_change(node, Marked(bucket, key, without_local_fields(found)))
             try:
-                taken = await self.data(
+                taken = await self.send_data(
                     node,
                     bucket,
                     key,
-                    self._facts(without_local_fields(found)),
-                    self.pieces(found),
+                    self._metadata(without_local_fields(found)),
+                    self.read_chunks(found),
                     found.size,
                 )
             except ExtentGoneError:
@@ -229,44 +231,44 @@ class Replicator:
         it, too: it is not sent if it is there, and a large one only when that takes too long. Raises as
         `Peers.call`."""
         for pause in _PAUSES if record.size > INLINE_BYTES else (0,):
-            taken = await self._call(node, self.confirmation(bucket, key, record))
+            taken = await self._call(node, self.confirmation_of(bucket, key, record))
             if taken.trouble != "lacks":
                 return taken
             await asyncio.sleep(pause)
-        return await self.version(node, bucket, key, record)
+        return await self.send_version(node, bucket, key, record)
 
     async def _send_successor(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
         """Sends what replaced or removed a version here, once for all who wait for it."""
-        successor = self._successor(bucket, key, record)
+        successor = self._find_successor(bucket, key, record)
         if successor is None:  # this node has forgotten, or dropped, the name: only the other one knows
             taken = await self._call(node, Amended(bucket, key, without_local_fields(record)))
             if taken.trouble == "lacks":
                 raise PeerRefusedError(503, "Lacking", f"{bucket}/{key} is neither there nor here")
             return taken
         if isinstance(successor, VersionGone):
-            send = partial(self.change, node, successor)
+            send = partial(self.send_change, node, successor)
         else:
             send = partial(self.ensure_version, node, bucket, key, successor)
         taken, _ = await self._successors.run((node.node_id, bucket, key, successor.stamp), send)
         return taken
 
-    def _successor(self, bucket: str, key: str, record: Record) -> Record | VersionGone | None:
+    def _find_successor(self, bucket: str, key: str, record: Record) -> Record | VersionGone | None:
         """The newer null version or the deletion that took the place of a version here, if it is known."""
         if not record.version:
             found = self._store.get_version(bucket, key, NULL)
             if found is not None and found.stamp > record.stamp:
                 return found
-        grave = self._store.grave(bucket, key, record.version)
+        grave = self._store.tombstone_stamp(bucket, key, record.version)
         if grave and (record.version or grave > record.stamp):
             return VersionGone(bucket, key, record.version, grave)
         return None
 
-    def confirmation(self, bucket: str, key: str, record: Record) -> Change:
+    def confirmation_of(self, bucket: str, key: str, record: Record) -> Change:
         """A change that makes sure that a version which is here is there, too."""
         made = Marked if record.marker else Amended
         return made(bucket, key, without_local_fields(record))
 
-    async def data(
+    async def send_data(
         self,
         node: Node,
         bucket: str,
@@ -283,11 +285,11 @@ class Replicator:
             whole = b"".join([piece async for piece in pieces])
             call = self._peers.call(node, "POST", target, body=whole + ending, timeout=_ANSWER_TIMEOUT)
         else:
-            return await self.streamed(node, target, _with_trailer(pieces, ending), size)
+            return await self.send_stream(node, target, _with_trailer(pieces, ending), size)
         async with call as answer:
-            return _count_bytes(_decode_ack(await answer.read()), size)
+            return _count_bytes(_decode_ack(await answer.read_body()), size)
 
-    async def streamed(
+    async def send_stream(
         self, node: Node, target: str, body: AsyncGenerator[bytes, None], size: int
     ) -> ReplicaAck:
         """Sends bytes and, last, what they are. Raises as `Peers.call`."""
@@ -295,12 +297,12 @@ class Replicator:
             aclosing(body),
             self._peers.call(node, "POST", target, body=body, timeout=_SYNC_TIMEOUT) as answer,
         ):
-            return _count_bytes(_decode_ack(await answer.read()), size)
+            return _count_bytes(_decode_ack(await answer.read_body()), size)
 
-    def _facts(self, record: Record, part: PartOf | None = None) -> ReplicaFacts:
-        return ReplicaFacts(self._mesh.map().version, record, part)
+    def _metadata(self, record: Record, part: PartOf | None = None) -> ReplicaFacts:
+        return ReplicaFacts(self._mesh.current_map().version, record, part)
 
-    async def part(self, node: Node, upload: Upload, number: int) -> ReplicaAck:
+    async def send_part(self, node: Node, upload: Upload, number: int) -> ReplicaAck:
         """Sends the present part of this number. Of an upload that has ended nothing is sent: `ended`. Raises
         as `Peers.call`."""
         for _ in range(_TRIES):
@@ -308,26 +310,28 @@ class Replicator:
             if part is None or part.number != number:
                 return ReplicaAck(trouble="ended")
             record = Record(part.size, part.etag, part.stamp, part.modified, part.extents)
-            facts = self._facts(
+            facts = self._metadata(
                 without_local_fields(record),
                 PartOf(upload_without_local_fields(upload), part_without_local_fields(part)),
             )
             try:
-                return await self.data(node, upload.bucket, upload.key, facts, self.pieces(record), part.size)
+                return await self.send_data(
+                    node, upload.bucket, upload.key, facts, self.read_chunks(record), part.size
+                )
             except ExtentGoneError:
                 continue  # moved, replaced, or removed
         raise PeerRefusedError(
             503, "Moving", f"part {number} of {upload.key} moves faster than it can be sent"
         )
 
-    async def pieces(self, record: Record) -> AsyncGenerator[bytes, None]:
+    async def read_chunks(self, record: Record) -> AsyncGenerator[bytes, None]:
         """The bytes of a record, checked. Raises ExtentGoneError, CorruptExtentError."""
         passing = StreamVerifier()
-        with self._store.reading(record, 0, record.size) as spans:
+        with self._store.open_spans(record, 0, record.size) as spans:
             for span in spans:
                 for at in range(0, span.length, _PIECE):
                     yield await asyncio.to_thread(
-                        _read, span.part(at, min(_PIECE, span.length - at)), passing
+                        _read, span.sub_span(at, min(_PIECE, span.length - at)), passing
                     )
 
 
@@ -335,7 +339,7 @@ def _read(span: Span, passing: StreamVerifier) -> bytes:
     data = os.pread(span.fd, span.length, span.offset)
     if len(data) != span.length and span.extent is not None:
         raise damage_error(span.extent)
-    passing.take(span, data)
+    passing.verify_chunk(span, data)
     return data
 
 

@@ -64,7 +64,7 @@ def reject_if_abandoned(mesh: ClusterView) -> None:
         return
     sender, version = caller
     for node_id in {mesh.node_id, sender}:
-        if mesh.left_at(node_id) > version:
+        if mesh.last_absence_version(node_id) > version:
             metrics.replication_given_up.inc()
             raise NotReplicatedError(
                 f"node {node_id} was marked away since this was asked for, and nobody may wait for it any "
@@ -162,21 +162,21 @@ class WriteResult(msgspec.Struct, frozen=True):
     number: int = 0
     condition: str = ""
 
-    def the_record(self) -> Record:
+    def require_record(self) -> Record:
         """The version that was made or changed."""
         assert self.record is not None
         return self.record
 
-    def the_upload(self) -> Upload:
+    def require_upload(self) -> Upload:
         """The upload that was begun."""
         assert self.upload is not None
         return self.upload
 
-    def removed(self) -> Removed:
+    def as_removed(self) -> Removed:
         """What a deletion did."""
         return Removed(self.record, self.marker, self.stamp)
 
-    def the_stamp(self) -> int:
+    def end_stamp(self) -> int:
         """When it ended."""
         return self.stamp
 
@@ -220,7 +220,7 @@ class WriteForwarder:
     def __repr__(self) -> str:
         return f"<Ceding of {self._mesh.node_id}>"
 
-    async def anywhere(
+    async def run_on_primary(
         self,
         bucket: str,
         key: str,
@@ -237,7 +237,7 @@ class WriteForwarder:
             except NotPrimaryError:
                 if self._clock.monotonic() > deadline or _is_forwarded.get():
                     raise
-            node = self._mesh.route(bucket, key).decider
+            node = self._mesh.route_for(bucket, key).primary
             if node is not None and node.node_id != self._mesh.node_id:
                 decided = await there(node)
                 metrics.replication_ceded.labels("again" if decided is None else "decided").inc()
@@ -245,11 +245,11 @@ class WriteForwarder:
                     _raise_error(decided)
                     return read(decided)
 
-    async def ask(self, node: Node, asked: ForwardedRequest) -> WriteResult | None:
+    async def forward_request(self, node: Node, asked: ForwardedRequest) -> WriteResult | None:
         """As `_ask`, what needs no bytes."""
-        return await self._ask(node, FORWARD_PATH, encode(asked))
+        return await self._forward(node, FORWARD_PATH, encode(asked))
 
-    async def write(
+    async def forward_write(
         self,
         node: Node,
         name: tuple[str, str],
@@ -263,27 +263,27 @@ class WriteForwarder:
         about = {"bucket": name[0], "key": name[1], "size": size}
         if part is not None:
             about |= {"upload": part[0], "number": part[1]}
-        return await self._ask(
+        return await self._forward(
             node, f"{FORWARD_DATA_PATH}?{urlencode(about)}", _with_trailer(pieces, encode(written))
         )
 
-    async def _ask(
+    async def _forward(
         self, node: Node, target: str, body: bytes | AsyncGenerator[bytes, None]
     ) -> WriteResult | None:
         """What a node decided; None when it did not, and nothing was changed. Raises NotReplicatedError when
         nobody knows, and when nobody may wait for it."""
-        version = self._mesh.map().version
+        version = self._mesh.current_map().version
         try:
             reject_if_abandoned(self._mesh)  # by the map that the call says: nothing is waited for in between
             async with self._peers.call(node, "POST", target, body=body, timeout=_ANSWER_TIMEOUT) as answer:
-                return _decode_result(await answer.read())
+                return _decode_result(await answer.read_body())
         except StaleMapError as error:
-            await self._mesh.newer_than(version, 1.0 if error.version > version else _PAUSE)
+            await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
         except PeerUnreachableError as error:
-            await self._mesh.suspect(node.node_id, version)
+            await self._mesh.report_suspect(node.node_id, version)
             if error.begun:
                 raise _outcome_unknown(node) from error
-            await self._mesh.newer_than(version, _PAUSE)
+            await self._mesh.wait_for_newer_map(version, _PAUSE)
         except BodyFramingError as error:
             raise _outcome_unknown(node) from error
         except PeerRefusedError as error:

@@ -48,7 +48,7 @@ class LocalCopy(NamedTuple):
     revision: int
     restores: int = 0
 
-    def reread(self, entries: Mapping[str, Versioned], revision: int) -> LocalCopy:
+    def after_reread(self, entries: Mapping[str, Versioned], revision: int) -> LocalCopy:
         """The copy after this one, where `entries` are all there are at `revision`."""
         topics = dict(self.topics)
         for key, entry in entries.items():
@@ -80,7 +80,7 @@ class EtcdLeases:
     def __init__(self, gateway: Gateway, prefix: bytes) -> None:
         self._gateway, self._prefix = gateway, prefix[:-1] + b"@leases/"
 
-    def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+    def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         """See ControlStore.acquire. Seconds are rounded up to whole ones; etcd grants at least about two."""
         granted = self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))}, repeatable=True)
         lease_id = granted["ID"]
@@ -107,7 +107,7 @@ class EtcdLeases:
                     self._forget(kept[1]["lease"])
                 return number(answer["header"].get("revision"))
 
-    def renew(self, lease: Lease) -> Lease:
+    def renew_lease(self, lease: Lease) -> Lease:
         """See ControlStore.renew. It is prolonged, and an error all the same, while etcd takes no writes."""
         kept = self._read(lease.name)
         if kept is None or kept[0] != lease.version:
@@ -118,13 +118,13 @@ class EtcdLeases:
         self._gateway.check_alarms()
         return lease
 
-    def release(self, lease: Lease) -> None:
+    def release_lease(self, lease: Lease) -> None:
         """See ControlStore.release."""
         kept = self._read(lease.name)
         if kept is not None and kept[0] == lease.version:
             self._forget(kept[1]["lease"])
 
-    def held(self, prefix: str) -> dict[str, str]:
+    def lease_holders(self, prefix: str) -> dict[str, str]:
         """See ControlStore.leases."""
         self._gateway.check_alarms()
         start = self._prefix + prefix.encode()
@@ -193,16 +193,16 @@ class EtcdControl:
     def restores(self) -> int:
         return self._copy.restores
 
-    def still(self) -> AbstractContextManager[object]:
+    def pin_revisions(self) -> AbstractContextManager[object]:
         return nullcontext()  # `revision` is a look at a dictionary
 
-    def peek(self, topic: str) -> Mapping[str, Versioned]:
+    def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
         return _under(self._copy.entries, f"{topic}/")
 
     def _load(self, before: LocalCopy) -> LocalCopy:
         """Everything, read anew: at the start, and when the watch fell too far behind."""
         answer = self._range(self._prefix, self._end)
-        return before.reread(dict(self._found(answer)), number(answer["header"].get("revision")))
+        return before.after_reread(dict(self._found(answer)), number(answer["header"].get("revision")))
 
     def _follow(self) -> None:
         """The thread: watch, and read anew what was missed."""
@@ -414,19 +414,19 @@ class EtcdControl:
     # --- watches and leases -------------------------------------------------------------------------------
 
     def watch(self, topic: str) -> AsyncGenerator[Change, None]:
-        return self._watchers.changes(lambda: self.peek(topic))
+        return self._watchers.changes(lambda: self.cached_entries(topic))
 
-    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
-        return await self._off(lambda: self._leases.acquire(name, holder, ttl))
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._off(lambda: self._leases.acquire_lease(name, holder, ttl))
 
-    async def renew(self, lease: Lease) -> Lease:
-        return await self._off(lambda: self._leases.renew(lease))
+    async def renew_lease(self, lease: Lease) -> Lease:
+        return await self._off(lambda: self._leases.renew_lease(lease))
 
-    async def release(self, lease: Lease) -> None:
-        await self._off(lambda: self._leases.release(lease))
+    async def release_lease(self, lease: Lease) -> None:
+        await self._off(lambda: self._leases.release_lease(lease))
 
-    async def leases(self, prefix: str) -> Mapping[str, str]:
-        return await self._off(lambda: self._leases.held(prefix))
+    async def lease_holders(self, prefix: str) -> Mapping[str, str]:
+        return await self._off(lambda: self._leases.lease_holders(prefix))
 
     def close(self) -> None:
         self._closed = True

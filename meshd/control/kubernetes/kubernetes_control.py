@@ -67,7 +67,7 @@ class KubernetesLeases:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._seen: dict[str, tuple[int, float]] = {}  # name → version, and when it was first seen here
 
-    def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+    def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         """See ControlStore.acquire. Seconds are rounded up to whole ones."""
         present = self._read(name)
         if present is None:
@@ -77,7 +77,7 @@ class KubernetesLeases:
             return None
         return self._write("PUT", self._place(name), name, holder, ttl, present)
 
-    def renew(self, lease: Lease) -> Lease:
+    def renew_lease(self, lease: Lease) -> Lease:
         """See ControlStore.renew. One that ran out but that nobody took is still renewed."""
         present = self._read(lease.name)
         found = None
@@ -87,7 +87,7 @@ class KubernetesLeases:
             raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s")
         return found
 
-    def release(self, lease: Lease) -> None:
+    def release_lease(self, lease: Lease) -> None:
         """See ControlStore.release."""
         options = {
             "apiVersion": "v1",
@@ -100,7 +100,7 @@ class KubernetesLeases:
             if error.status not in (404, 409):
                 raise
 
-    def held(self, prefix: str) -> dict[str, str]:
+    def lease_holders(self, prefix: str) -> dict[str, str]:
         """See ControlStore.leases. One that is seen for the first time counts as held."""
         found = self._api.call("GET", self._path, labelSelector=f"{STORE}={self._store}").get("items") or []
         held = {}
@@ -209,18 +209,18 @@ class KubernetesControl:
     # --- the copy ---------------------------------------------------------------------------------------
 
     def revision(self, topic: str) -> int:
-        return self._mirror(f"{topic}/").look().topics.get(topic, 0)
+        return self._mirror(f"{topic}/").snapshot().topics.get(topic, 0)
 
     @property
     def restores(self) -> int:
-        return sum(mirror.look().restores for mirror in self._mirrors.values())
+        return sum(mirror.snapshot().restores for mirror in self._mirrors.values())
 
-    def still(self) -> AbstractContextManager[object]:
+    def pin_revisions(self) -> AbstractContextManager[object]:
         return nullcontext()  # `revision` is a look at a dictionary
 
-    def peek(self, topic: str) -> Mapping[str, Versioned]:
+    def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
         prefix = f"{topic}/"
-        entries = self._mirror(prefix).look().entries
+        entries = self._mirror(prefix).snapshot().entries
         return {key: entry for key, entry in entries.items() if key.startswith(prefix)}
 
     def _mirror(self, key: str) -> WatchCache:
@@ -320,7 +320,7 @@ class KubernetesControl:
         if found is not None:
             mirror.await_write(found.value.version)
             return VersionConflictError(key, expect, found.value.version)
-        there = mirror.look().entries.get(key)
+        there = mirror.snapshot().entries.get(key)
         if there is not None:
             mirror.await_deletion(key, there.version)
         return VersionConflictError(key, expect, 0)
@@ -359,19 +359,19 @@ class KubernetesControl:
     # --- watches and leases -------------------------------------------------------------------------------
 
     def watch(self, topic: str) -> AsyncGenerator[Change, None]:
-        return self._watchers.changes(lambda: self.peek(topic))
+        return self._watchers.changes(lambda: self.cached_entries(topic))
 
-    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
-        return await self._off(lambda: self._leases.acquire(name, holder, ttl))
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._off(lambda: self._leases.acquire_lease(name, holder, ttl))
 
-    async def renew(self, lease: Lease) -> Lease:
-        return await self._off(lambda: self._leases.renew(lease))
+    async def renew_lease(self, lease: Lease) -> Lease:
+        return await self._off(lambda: self._leases.renew_lease(lease))
 
-    async def release(self, lease: Lease) -> None:
-        await self._off(lambda: self._leases.release(lease))
+    async def release_lease(self, lease: Lease) -> None:
+        await self._off(lambda: self._leases.release_lease(lease))
 
-    async def leases(self, prefix: str) -> Mapping[str, str]:
-        return await self._off(lambda: self._leases.held(prefix))
+    async def lease_holders(self, prefix: str) -> Mapping[str, str]:
+        return await self._off(lambda: self._leases.lease_holders(prefix))
 
     def close(self) -> None:
         self._closed = True

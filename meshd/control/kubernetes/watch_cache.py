@@ -61,7 +61,7 @@ class WatchCache:
     def __repr__(self) -> str:
         return f"<Mirror of {self._path} at {self._copy.revision}>"
 
-    def look(self) -> LocalCopy:
+    def snapshot(self) -> LocalCopy:
         """What is known here."""
         return self._copy
 

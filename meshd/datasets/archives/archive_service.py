@@ -111,7 +111,9 @@ class ArchiveService:
     def __repr__(self) -> str:
         return f"<Archives, {self._held} files of {len(self._kept)} at hand, {len(self._indexing)} under way>"
 
-    async def index(self, bucket: str, key: str, record: Record, *, spare: int | None = None) -> ArchiveIndex:
+    async def get_index(
+        self, bucket: str, key: str, record: Record, *, spare: int | None = None
+    ) -> ArchiveIndex:
         """The index of an archive, made when it is first asked for, and with it the copy, if one is needed
         and takes at most `spare` bytes (None: whatever a copy may take).
 
@@ -127,8 +129,8 @@ class ArchiveService:
         found = await self._stored(name, url, record)
         if isinstance(record, RemoteRecord):
             if found is None:
-                await self._objects.bring(bucket, key, record)
-            here = self._objects.here(bucket, key, record.etag)
+                await self._objects.fetch_whole(bucket, key, record)
+            here = self._objects.local_record(bucket, key, record.etag)
             if here is None and found is None:
                 found, _ = await self._indexing.run(name, lambda: self._asked(name, bucket, key, record))
             record = record if here is None else here
@@ -138,18 +140,18 @@ class ArchiveService:
         self._keep(name, found)
         return found
 
-    async def plain(self, bucket: str, key: str, record: Record) -> Record:
+    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
         """The object whose bytes the index's offsets are of: the archive, or its inflated copy, made if need
         be. Raises BatchError BadSample, TooLarge."""
         copied = copy_kind(key)
         if copied is not None:
             return await self._unpacked(copied, bucket, key, record)
-        index = await self.index(bucket, key, record)
+        index = await self.get_index(bucket, key, record)
         if not index.inflated:
             return record
         if isinstance(record, RemoteRecord):
-            await self._objects.bring(bucket, key, record)
-            here = self._objects.here(bucket, key, record.etag)
+            await self._objects.fetch_whole(bucket, key, record)
+            here = self._objects.local_record(bucket, key, record.etag)
             if here is None:
                 return msgspec.structs.replace(record, size=index.size)
             record = here
@@ -161,8 +163,8 @@ class ArchiveService:
     async def _unpacked(self, kind: CopyKind, bucket: str, key: str, record: Record) -> Record:
         """The copy of a packed file, or one of Parquet; of one that other nodes hold, what is known of it."""
         if isinstance(record, RemoteRecord):
-            await self._objects.bring(bucket, key, record)
-            here = self._objects.here(bucket, key, record.etag)
+            await self._objects.fetch_whole(bucket, key, record)
+            here = self._objects.local_record(bucket, key, record.etag)
             if here is None:
                 return record
             record = here
@@ -173,12 +175,12 @@ class ArchiveService:
         self._used(place)
         return self._store.get(RESERVED_BUCKET, place)
 
-    async def member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
+    async def locate_member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
         """Where the bytes of a member lie; None when the archive has no such file. Raises like `plain`."""
-        place = (await self.index(bucket, key, record)).find(name)
-        return None if place is None else MemberLocation(await self.plain(bucket, key, record), *place)
+        place = (await self.get_index(bucket, key, record)).find(name)
+        return None if place is None else MemberLocation(await self.decompressed(bucket, key, record), *place)
 
-    def stream(self, bucket: str, key: str, record: Record) -> AsyncGenerator[StreamedFile, None]:
+    def stream_files(self, bucket: str, key: str, record: Record) -> AsyncGenerator[StreamedFile, None]:
         """Every file of an archive in stored order, in one pass and without a copy; memory is bounded.
 
         `async for name, size, pieces in …`; what is not read of `pieces` is passed over. Raises BatchError
@@ -188,7 +190,7 @@ class ArchiveService:
         return stream_files(self._store, kind, record, _url(bucket, key), self._believed(record))
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _acquire_slot(self) -> AsyncIterator[None]:
         """One of the few that inflate or index at a time. Raises BatchError Busy when too many wait."""
         if self._waiting >= _QUEUED:
             raise busy(f"{self._waiting} archives wait to be indexed or inflated")
@@ -205,11 +207,11 @@ class ArchiveService:
     # --- making -----------------------------------------------------------------------------------------
 
     async def _stored(self, name: str, url: str, record: Record) -> ArchiveIndex | None:
-        document = self._catalog.read(INDEXES_PREFIX + name)
+        document = self._catalog.read_document(INDEXES_PREFIX + name)
         if document is not None:
             with suppress(ColumnError):  # written by another version: made anew
                 return await asyncio.to_thread(_read, document)
-        kept = self._catalog.read(REFUSALS_PREFIX + name)
+        kept = self._catalog.read_document(REFUSALS_PREFIX + name)
         if kept is not None:
             refusal = json.loads(kept)
             most = refusal["most"]
@@ -225,14 +227,14 @@ class ArchiveService:
 
     async def _asked(self, name: str, bucket: str, key: str, record: Record) -> ArchiveIndex:
         """The index that a node which holds the archive makes, kept here, too."""
-        document = await self._objects.archive_index(bucket, key, record)
+        document = await self._objects.fetch_index(bucket, key, record)
         index = await asyncio.to_thread(_read, document)
-        await self._catalog.write(INDEXES_PREFIX + name, document)
+        await self._catalog.write_document(INDEXES_PREFIX + name, document)
         return index
 
     async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
         try:
-            async with self._turn():
+            async with self._acquire_slot():
                 with damage_context(url):
                     index = await self._indexed(kind, record, most)
         except (ArchiveError, TarError, ColumnError) as error:
@@ -241,11 +243,11 @@ class ArchiveService:
             message = str(error)[:300]
             limit = error.most if isinstance(error, DecompressedSizeError) else None
             document = json.dumps({"error": message, "url": url, "most": limit}).encode()
-            await self._catalog.write(REFUSALS_PREFIX + name, document)
+            await self._catalog.write_document(REFUSALS_PREFIX + name, document)
             raise unreadable_archive(url, message) from error
         failpoints.hit("archives.index.made")
         metrics.archives.labels(kind, "indexed").inc()
-        await self._catalog.write(INDEXES_PREFIX + name, await asyncio.to_thread(index.to_bytes))
+        await self._catalog.write_document(INDEXES_PREFIX + name, await asyncio.to_thread(index.to_bytes))
         await asyncio.to_thread(index.prepare)
         return index
 
@@ -258,15 +260,15 @@ class ArchiveService:
         copy = await self._written(kind, record, most) if record.size <= most else None
         if copy is not None:
             return await self._scanned(kind, copy, record.size)
-        with self._store.reading(record, 0, record.size) as spans:
+        with self._store.open_spans(record, 0, record.size) as spans:
             return await asyncio.to_thread(_run_through, kind, spans, record.size, self._believed(record))
 
     async def _scanned(self, kind: ArchiveKind, record: Record, packed: int) -> ArchiveIndex:
-        with self._store.reading(record, 0, record.size) as spans:
+        with self._store.open_spans(record, 0, record.size) as spans:
             return await asyncio.to_thread(_scan, kind, spans, record.size, packed)
 
     async def _zip(self, record: Record, most: int) -> ArchiveIndex:
-        with self._store.reading(record, 0, record.size) as spans:
+        with self._store.open_spans(record, 0, record.size) as spans:
             members = await asyncio.to_thread(zip_files, spans, record.size, self._believed(record))
             index = await asyncio.to_thread(_zip_index, members, record.size)
             # The members' checksums are looked at now, not when one is first read.
@@ -283,7 +285,7 @@ class ArchiveService:
 
     async def _copied(self, kind: CopyKind, url: str, record: Record) -> Record:
         try:
-            async with self._turn():
+            async with self._acquire_slot():
                 with damage_context(url):
                     made = await self._written(kind, record, self._most)
         except ArchiveError as error:
@@ -305,7 +307,7 @@ class ArchiveService:
         key = copy_key(kind, record)
         writer = self._store.writer(RESERVED_BUCKET, key, size=None)
         try:
-            with self._store.reading(record, 0, record.size) as spans:
+            with self._store.open_spans(record, 0, record.size) as spans:
                 if kind in SCATTERED:
                     await verify_extents(spans, "")
                 rows = max(self._most, _ROWS_RATIO * record.size)
@@ -327,7 +329,7 @@ class ArchiveService:
 
     async def _prove(self, url: str, record: Record) -> None:
         """Raises CorruptExtentError when it is the disk that spoiled an archive."""
-        with self._store.reading(record, 0, record.size) as spans:
+        with self._store.open_spans(record, 0, record.size) as spans:
             await verify_extents(spans, url)
 
     def _believed(self, record: Record) -> int:
@@ -388,15 +390,15 @@ def _read(document: bytes) -> ArchiveIndex:
 
 def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int, packed: int) -> ArchiveIndex:
     """Index a tar by its headers alone (blocking). Raises TarError."""
-    members = plausible_members(scan_tar(BufferedSpanReader(list(spans)).read, 0, size), packed)
+    members = plausible_members(scan_tar(BufferedSpanReader(list(spans)).read_at, 0, size), packed)
     return ArchiveIndex(kind, index_tar(members), size, inflated=kind != "tar")
 
 
 def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> ArchiveIndex:
     """Index a compressed tar without keeping a copy (blocking). Raises ArchiveError, TarError."""
     source = ForwardReader(limit_bytes(decompress(kind, span_pieces(list(spans), 0, size)), most))
-    files = index_tar(plausible_members(scan_tar(source.read, 0, UNLIMITED), size))
-    source.drain()
+    files = index_tar(plausible_members(scan_tar(source.read_at, 0, UNLIMITED), size))
+    source.skip_to_end()
     return ArchiveIndex(kind, files, source.seen, inflated=True)
 
 

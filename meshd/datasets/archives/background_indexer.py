@@ -52,13 +52,13 @@ class IndexQueue:
     def __repr__(self) -> str:
         return "<Ingest>"
 
-    async def note(self, bucket: str, key: str, record: Record) -> None:
+    async def enqueue(self, bucket: str, key: str, record: Record) -> None:
         """An object was stored. Never fails: what is not noted is indexed when it is asked for."""
         if archive_kind(key) is None:
             return
         name = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=16).hexdigest()
         try:
-            await self._catalog.write(
+            await self._catalog.write_document(
                 NOTES_PREFIX + name, msgspec.json.encode(IndexNote(bucket, key, record.etag))
             )
         except StoreError as error:
@@ -84,7 +84,7 @@ class BackgroundIndexer:
     def __repr__(self) -> str:
         return f"<Indexer, idle since revision {self._seen}>"
 
-    async def work(self) -> int:
+    async def index_queued(self) -> int:
         """Index what is noted, one after the other; how many."""
         revision = self._store.revision()
         if revision == self._seen or self._room() is None:
@@ -104,7 +104,7 @@ class BackgroundIndexer:
     async def _settled(self, key: str, note: Record) -> bool:
         """Whether a note was worked off."""
         try:
-            where = msgspec.json.decode(self._store.read(note, 0, note.size), type=IndexNote)
+            where = msgspec.json.decode(self._store.read_range(note, 0, note.size), type=IndexNote)
             record = self._store.get(where.bucket, where.key)
             if record is not None:
                 began = self._clock.monotonic()
@@ -123,7 +123,7 @@ class BackgroundIndexer:
 
     async def _index(self, where: IndexNote, record: Record) -> None:
         try:
-            index = await self._archives.index(where.bucket, where.key, record, spare=self._spare())
+            index = await self._archives.get_index(where.bucket, where.key, record, spare=self._spare())
         except BatchError as error:
             if error.code == "Busy":
                 raise
@@ -140,7 +140,7 @@ class BackgroundIndexer:
 
     # --- indexes of what is gone ------------------------------------------------------------------------
 
-    async def tidy(self) -> int:
+    async def remove_orphans(self) -> int:
         """Remove indexes, refusals and copies of what no object or version has any more; how many."""
         orphans = await asyncio.to_thread(self._orphans)
         for start in range(0, len(orphans), _PAGE):

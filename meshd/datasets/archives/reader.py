@@ -67,9 +67,9 @@ def span_pieces(spans: Sequence[Span], offset: int, length: int) -> Iterator[byt
     for span in spans:
         first, last = min(offset, span.length), min(offset + length, span.length)
         for at in range(first, last, PIECE):
-            part = span.part(at, min(PIECE, last - at))
+            part = span.sub_span(at, min(PIECE, last - at))
             data = _pread(part.fd, part.length, part.offset)
-            passing.take(part, data)
+            passing.verify_chunk(part, data)
             yield data
         offset, length = offset - first, length - (last - first)
 
@@ -84,7 +84,7 @@ class BufferedSpanReader:
     def __repr__(self) -> str:
         return f"<Ahead at {self._start}>"
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read_at(self, offset: int, length: int) -> bytes:
         """At most `length` bytes, fewer only at the end."""
         begin = offset - self._start
         if begin < 0 or begin + length > len(self._data):
@@ -108,7 +108,7 @@ class ForwardReader:
         """Bytes of the stream that were met."""
         return self._start + len(self._data)
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read_at(self, offset: int, length: int) -> bytes:
         """At most `length` bytes, fewer only at the end of the stream."""
         parts: list[bytes] = []
         while length > 0 and self._reach(offset):
@@ -118,7 +118,7 @@ class ForwardReader:
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def drain(self) -> None:
+    def skip_to_end(self) -> None:
         """Go to the end, where the checksum of the whole stands."""
         while self._reach(self.seen):
             pass
@@ -175,18 +175,18 @@ def walk(kind: ArchiveKind, spans: Sequence[Span], size: int, most: int) -> Iter
     else:
         source = ForwardReader(limit_bytes(decompress(kind, span_pieces(spans, 0, size)), most))
         yield from walk_tar(source, UNLIMITED)
-        source.drain()
+        source.skip_to_end()
 
 
 def walk_tar(source: BufferedSpanReader | ForwardReader, end: int) -> Iterator[WalkEvent]:
     """The files of a tar that is read by offset."""
-    for member in limit_members(scan_tar(source.read, 0, end)):
+    for member in limit_members(scan_tar(source.read_at, 0, end)):
         if member.type not in FILE_TYPES:
             continue
         yield MemberStart(member.name, member.size)
         for at in range(0, member.size, PIECE):
             length = min(PIECE, member.size - at)
-            data = source.read(member.data_offset + at, length)
+            data = source.read_at(member.data_offset + at, length)
             if len(data) != length:
                 raise TarError("the file ends inside a member", member.start)
             yield data
@@ -200,7 +200,7 @@ def _walk_zip(spans: Sequence[Span], size: int, most: int) -> Iterator[WalkEvent
 
 def zip_files(spans: Sequence[Span], size: int, most: int) -> list[ZipMember]:
     """The files of a zip, in order of place. Raises ArchiveError, also for more than `most` bytes of them."""
-    members = [each for each in scan_zip(BufferedSpanReader(spans).read, size) if each.type == "0"]
+    members = [each for each in scan_zip(BufferedSpanReader(spans).read_at, size) if each.type == "0"]
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"more than {MAX_MEMBERS} members")
     total = sum(member.size for member in members)
@@ -264,12 +264,12 @@ async def stream_files(
     store: ObjectStore, kind: ArchiveKind, record: Record, url: str, most: int
 ) -> AsyncGenerator[StreamedFile, None]:
     """See `Archives.stream`."""
-    with store.reading(record, 0, record.size) as spans:
+    with store.open_spans(record, 0, record.size) as spans:
         if kind in SCATTERED:
             await verify_extents(spans, url)
         source = _Source(walk(kind, spans, record.size, most), url, spans)
         while True:
-            event = await source.next()
+            event = await source.next_event()
             if event is None:
                 return
             if isinstance(event, MemberStart):
@@ -281,7 +281,7 @@ class _Source:
         self._events, self._url, self._spans = events, url, spans
         self._ready: deque[WalkEvent] = deque()
 
-    async def next(self) -> WalkEvent | None:
+    async def next_event(self) -> WalkEvent | None:
         """The next event, None at the end. Raises BatchError BadSample, CorruptExtentError."""
         if not self._ready:
             try:
@@ -310,7 +310,7 @@ class _Source:
     async def pieces(self) -> AsyncIterator[bytes]:
         """What is left of the file that began last."""
         while True:
-            event = await self.next()
+            event = await self.next_event()
             if event is None:
                 return
             if isinstance(event, MemberStart):

@@ -35,12 +35,12 @@ class ArchiveGroup:
     made: list[tuple[int, bytes]] = field(default_factory=list)
     pieces: list[SourceRange] = field(default_factory=list)
 
-    def put(self, data: bytes) -> None:
+    def add_bytes(self, data: bytes) -> None:
         if data:
             self.made.append((self.size, data))
             self.size += len(data)
 
-    def take(self, source: int, offset: int, length: int) -> None:
+    def add_source(self, source: int, offset: int, length: int) -> None:
         if length:
             self.pieces.append(SourceRange(self.size, source, offset, length))
             self.size += length
@@ -59,20 +59,20 @@ def tar_groups(files: Iterable[SourceFile]) -> Iterator[ArchiveGroup]:
     """The tar of these files, a few megabytes at a time."""
     group = ArchiveGroup()
     for item in files:
-        group.put(tar_member_header(item.name, item.size))
+        group.add_bytes(tar_member_header(item.name, item.size))
         taken = 0
         while taken < item.size:
             if group.full:
                 yield group
                 group = ArchiveGroup()
             length = min(item.size - taken, max(GROUP_BYTES - group.size, BLOCK))
-            group.take(item.source, item.offset + taken, length)
+            group.add_source(item.source, item.offset + taken, length)
             taken += length
-        group.put(_ZEROS[: padding(item.size)])
+        group.add_bytes(_ZEROS[: padding(item.size)])
         if group.full:
             yield group
             group = ArchiveGroup()
-    group.put(END)
+    group.add_bytes(END)
     yield group
 
 
@@ -110,29 +110,29 @@ class ZipLayout:
             offset = before + group.size
             if not described:
                 self._marks.append((number, group.size + CRC_AT))
-            group.put(zip_local_header(item.name, item.size, described=described))
+            group.add_bytes(zip_local_header(item.name, item.size, described=described))
             taken = 0
             while taken < item.size:
                 length = item.size - taken if not described else min(item.size - taken, GROUP_BYTES)
                 self._parts.append((number, group.size, length))
-                group.take(item.source, item.offset + taken, length)
+                group.add_source(item.source, item.offset + taken, length)
                 taken += length
                 if described:
                     before += group.size
                     yield group
                     group = ArchiveGroup()
             if described:
-                group.put(data_descriptor(item.size, self._crcs[number]))
+                group.add_bytes(data_descriptor(item.size, self._crcs[number]))
             entries.append((number, offset, described))
         before += group.size
         yield group
         last = ArchiveGroup()
         files = ((self._files[number], number, at, described) for number, at, described in entries)
         told = [(item.name, item.size, self._crcs[n], at, described) for item, n, at, described in files]
-        last.put(central_directory(told, before))
+        last.add_bytes(central_directory(told, before))
         yield last
 
-    def seal(self, buffer: memoryview) -> None:
+    def fill_checksums(self, buffer: memoryview) -> None:
         """The group that was given last has its bytes (blocking)."""
         for number, at, length in self._parts:
             self._crcs[number] = zlib.crc32(buffer[at : at + length], self._crcs[number])

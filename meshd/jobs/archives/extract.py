@@ -44,10 +44,10 @@ class ExtractJob:
     def __repr__(self) -> str:
         return "<Extracting>"
 
-    async def work(self, running: JobRun) -> None:
+    async def run_job(self, running: JobRun) -> None:
         """See JobKind.work."""
         tally, tools = running.tally, self._tools
-        plan = await self._shelf.plan(running, lambda: self._plan(running))
+        plan = await self._shelf.load_or_make_plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total = tally.samples_total = len(plan)
         tally.bytes_total = plan.total
@@ -55,11 +55,11 @@ class ExtractJob:
         batches, proofs = _batches(plan), VerifiedExtents()
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
-                group.create_task(self._lane(running, plan, writer, batches, proofs))
+                group.create_task(self._extract_batches(running, plan, writer, batches, proofs))
         tally.phase = "tidying"
         await remove_stale_outputs(tools, running, frozenset(plan.outputs))
 
-    async def _lane(
+    async def _extract_batches(
         self,
         running: JobRun,
         plan: JobPlan,
@@ -72,8 +72,8 @@ class ExtractJob:
 
     async def _plan(self, running: JobRun) -> JobPlan:
         spec = running.spec
-        grant = BucketGrant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
-        files, _ = await self._inventories.archives(running, grant)
+        grant = BucketGrant.for_bucket(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        files, _ = await self._inventories.list_archive_files(running, grant)
         if not len(files):
             raise PlanError("source", f"there are no files in archives under {spec.source} that fit")
         return await asyncio.to_thread(_planned, files, spec.target.prefix)
@@ -81,7 +81,7 @@ class ExtractJob:
 
 def _planned(files: FileList, prefix: str) -> JobPlan:
     """Raises PlanError for names that cannot be keys."""
-    plan = files.one_each(prefix)
+    plan = files.plan_file_outputs(prefix)
     for key in plan.outputs:
         try:
             names.check_key(key)
@@ -109,7 +109,7 @@ class _BatchExtractor:
 
     async def run(self, batches: Iterator[tuple[int, int]]) -> None:
         for first, end in batches:
-            keys = self._plan.outputs.take(np.arange(first, end))
+            keys = self._plan.outputs.take_rows(np.arange(first, end))
             wanted = await self._missing(self._plan.files(first, end), keys)
             if wanted and wanted[0][1].size > GROUP_BYTES:
                 await self._store_large(*wanted[0])
@@ -121,14 +121,16 @@ class _BatchExtractor:
     ) -> list[tuple[OutputSpec, SourceFile]]:
         """What is not there yet."""
         outputs = [
-            OutputSpec(key, item.size, self._plan.digest_of(item), mimetypes.guess_type(key)[0] or _OTHERWISE)
+            OutputSpec(
+                key, item.size, self._plan.file_digest(item), mimetypes.guess_type(key)[0] or _OTHERWISE
+            )
             for key, item in zip(keys, files, strict=True)
         ]
         missing = []
-        there = await self._writer.are_there(outputs)
+        there = await self._writer.which_exist(outputs)
         for output, item, done in zip(outputs, files, there, strict=True):
             if done:
-                self._tally.done(1, item.size, there=True)
+                self._tally.record_output(1, item.size, there=True)
             else:
                 missing.append((output, item))
         return missing
@@ -148,8 +150,8 @@ class _BatchExtractor:
     async def _commit(
         self, output: OutputSpec, body: AsyncGenerator[bytes, None], sums: OutputDigest
     ) -> None:
-        await self._writer.write(output, body, sums)
-        self._tally.done(1, sums.size, there=False)
+        await self._writer.write_output(output, body, sums)
+        self._tally.record_output(1, sums.size, there=False)
 
     async def _pieces(self, item: SourceFile, sums: OutputDigest) -> AsyncGenerator[bytes, None]:
         verifier = BodyVerifier(BodyDigests())
@@ -157,12 +159,12 @@ class _BatchExtractor:
             part = item._replace(offset=item.offset + at, size=min(GROUP_BYTES, item.size - at))
             data = await asyncio.to_thread(_hashed, part, await self._opened([part]), verifier)
             yield data
-        sums.take(verifier)
+        sums.set_from_verifier(verifier)
 
     async def _opened(self, files: Sequence[SourceFile]) -> dict[int, ReadableSource]:
         pieces = _placed(files)
-        opened = await self._reader.opened(pieces)
-        await self._reader.prove(pieces, opened)
+        opened = await self._reader.open_sources(pieces)
+        await self._reader.verify_extents(pieces, opened)
         return opened
 
 
@@ -187,7 +189,7 @@ def _read(files: Sequence[SourceFile], opened: dict[int, ReadableSource]) -> lis
         verifier = BodyVerifier(BodyDigests())
         verifier.update(data)
         sums = OutputDigest()
-        sums.take(verifier)
+        sums.set_from_verifier(verifier)
         found.append((data, sums))
     return found
 

@@ -46,10 +46,10 @@ class ShardJob:
     def __repr__(self) -> str:
         return "<Sharding>"
 
-    async def work(self, running: JobRun) -> None:
+    async def run_job(self, running: JobRun) -> None:
         """See JobKind.work."""
         tally, tools = running.tally, self._tools
-        plan = await self._shelf.plan(running, lambda: self._plan(running))
+        plan = await self._shelf.load_or_make_plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total, tally.bytes_total = len(plan), plan.total
         tally.samples_total = int(plan.samples.sum())
@@ -57,11 +57,11 @@ class ShardJob:
         numbers, proofs = iter(range(len(plan))), VerifiedExtents()
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
-                group.create_task(self._lane(running, plan, writer, numbers, proofs))
+                group.create_task(self._write_shards(running, plan, writer, numbers, proofs))
         tally.phase = "tidying"
         await remove_stale_outputs(tools, running, frozenset(plan.outputs))
 
-    async def _lane(
+    async def _write_shards(
         self,
         running: JobRun,
         plan: JobPlan,
@@ -74,8 +74,12 @@ class ShardJob:
 
     async def _plan(self, running: JobRun) -> JobPlan:
         spec = running.spec
-        grant = BucketGrant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
-        look = self._inventories.objects if spec.kind == "shard" else self._inventories.archives
+        grant = BucketGrant.for_bucket(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        look = (
+            self._inventories.list_source_files
+            if spec.kind == "shard"
+            else self._inventories.list_archive_files
+        )
         files, contents = await look(running, grant)
         if not len(files):
             what = "objects" if spec.kind == "shard" else "files in archives"
@@ -86,7 +90,7 @@ class ShardJob:
 def _laid_out(files: FileList, contents: SmallFileReader, spec: JobSpec) -> JobPlan:
     below = "" if files.archives else spec.source.prefix
     evaluation = Evaluation(contents.read)
-    return files.laid_out(
+    return files.plan_shards(
         spec.layout, spec.target.prefix, f".{spec.format}", below=below, evaluation=evaluation
     )
 
@@ -103,15 +107,15 @@ class _ShardWriter:
         plan, tally = self._plan, self._running.tally
         form = self._running.spec.format
         for number in numbers:
-            key, made_of = plan.outputs[number], await asyncio.to_thread(plan.digest, number, form)
-            files = await asyncio.to_thread(plan.of, number)
+            key, made_of = plan.outputs[number], await asyncio.to_thread(plan.output_digest, number, form)
+            files = await asyncio.to_thread(plan.files_of_output, number)
             size = tar_size(files) if form == "tar" else None
             output = OutputSpec(key, size, made_of, FORMATS[form])
-            there = await self._writer.is_there(output)
+            there = await self._writer.output_exists(output)
             if not there:
                 sums = OutputDigest(f"{made_of}-{max(1, len(files))}")
-                await self._writer.write(output, self._made(form, files, sums), sums)
-            tally.done(int(plan.samples[number]), sum(item.size for item in files), there=there)
+                await self._writer.write_output(output, self._made(form, files, sums), sums)
+            tally.record_output(int(plan.samples[number]), sum(item.size for item in files), there=there)
 
     def _made(
         self, form: str, files: Sequence[SourceFile], sums: OutputDigest
@@ -120,7 +124,7 @@ class _ShardWriter:
             return self._compressed(tar_groups(files), sums)
         if form == "zip":
             packing = ZipLayout(files)
-            return self._body(packing.groups(), sums, packing.seal)
+            return self._body(packing.groups(), sums, packing.fill_checksums)
         return self._body(tar_groups(files), sums)
 
     async def _body(
@@ -131,7 +135,7 @@ class _ShardWriter:
     ) -> AsyncGenerator[BodyPiece, None]:
         crc = 0
         for group in groups:
-            buffer = self._buffers.take(group.size)
+            buffer = self._buffers.acquire_buffer(group.size)
             opened = await self._opened(group)
             crc = await asyncio.to_thread(self._fill, buffer, group, opened, crc, seal)
             yield buffer
@@ -143,7 +147,7 @@ class _ShardWriter:
         compressor = COMPRESSORS[self._running.spec.format]()
         crc = 0
         for group in groups:
-            buffer = self._buffers.take(group.size)
+            buffer = self._buffers.acquire_buffer(group.size)
             opened = await self._opened(group)
             await asyncio.to_thread(self._fill, buffer, group, opened, 0)
             data = await asyncio.to_thread(compressor.compress, buffer)
@@ -155,9 +159,9 @@ class _ShardWriter:
         sums.checksums = {"crc32c": _spelled(crc)}
 
     async def _opened(self, group: ArchiveGroup) -> dict[int, ReadableSource]:
-        opened = await self._reader.opened(group.pieces)
+        opened = await self._reader.open_sources(group.pieces)
         if not self._whole:
-            await self._reader.prove(group.pieces, opened)
+            await self._reader.verify_extents(group.pieces, opened)
         return opened
 
     def _fill(
@@ -192,7 +196,7 @@ class _Buffers:
     def __init__(self) -> None:
         self._idle, self._busy = bytearray(), bytearray()
 
-    def take(self, size: int) -> memoryview:
+    def acquire_buffer(self, size: int) -> memoryview:
         self._idle, self._busy = self._busy, self._idle
         if len(self._busy) < size:
             self._busy = bytearray(size + (size >> 3))

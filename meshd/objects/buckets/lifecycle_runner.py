@@ -93,12 +93,12 @@ class LifecycleRunner:
                 log.warning(
                     "the lifecycle of a bucket is put off", extra={"bucket": bucket.name, "why": str(error)}
                 )
-        await self._forget(names)
+        await self._drop_progress_of_deleted(names)
         if removed:
             log.info("lifecycle", extra=dict(removed))
         return removed
 
-    async def _forget(self, present: set[str]) -> None:
+    async def _drop_progress_of_deleted(self, present: set[str]) -> None:
         """What is kept about buckets that are gone."""
         for name in self._swept.keys() - present:
             del self._swept[name]
@@ -130,16 +130,20 @@ class LifecycleRunner:
         rules = msgspec.json.encode((bucket.created_ms, bucket.lifecycle, self._stale_upload_days))
         mark = f"{now // lifecycle_rules.DAY_MS}-{zlib.crc32(rules):08x}"
         # What this node decides about changes with the map.
-        return mark if self._mesh is None or self._mesh.alone else f"{mark}-{self._mesh.map().version}"
+        return (
+            mark
+            if self._mesh is None or self._mesh.single_node
+            else f"{mark}-{self._mesh.current_map().version}"
+        )
 
     def _noted(self, bucket: Bucket) -> str:
         """The name of this node's progress: each sweeps what it decides about."""
-        if self._mesh is None or self._mesh.alone:
+        if self._mesh is None or self._mesh.single_node:
             return bucket.name
         return f"{bucket.name}/{self._mesh.node_id}"
 
-    def _decides(self, bucket: str, key: str) -> bool:
-        return self._mesh is None or self._mesh.is_decider(bucket, key)
+    def _is_primary(self, bucket: str, key: str) -> bool:
+        return self._mesh is None or self._mesh.is_primary(bucket, key)
 
     async def _sweep_uploads(self, bucket: Bucket, now: int, removed: Counter[str]) -> None:
         key = upload_id = ""
@@ -156,8 +160,8 @@ class LifecycleRunner:
                     bucket.lifecycle, upload.key, upload.initiated, self._stale_upload_days, now
                 )
             ]
-            await self._carry_out(stale, self._abort, removed)
-            await self._rest(began)
+            await self._remove_batches(stale, self._abort, removed)
+            await self._throttle(began)
             if not page.truncated:
                 return
             key, upload_id = page.next_key, page.next_id
@@ -176,8 +180,8 @@ class LifecycleRunner:
                     bucket.name, prefix=prefix, key_marker=key, version_marker=version, limit=PAGE_ENTRIES
                 )
                 doomed = _expired_entries(planner, page)
-                await self._carry_out(doomed, lambda entry: self._remove(bucket, entry), removed)
-                await self._rest(began)
+                await self._remove_batches(doomed, lambda entry: self._remove(bucket, entry), removed)
+                await self._throttle(began)
                 if not page.truncated:
                     break
                 if not self._rules_hold(bucket):
@@ -188,13 +192,13 @@ class LifecycleRunner:
                     after = planner.behind or progress.after
                     await self._progress.put(self._noted(bucket), SweepProgress(progress.mark, after))
 
-    async def _rest(self, began: float) -> None:
+    async def _throttle(self, began: float) -> None:
         """As long as was worked: the clients keep at least half of the disk and of this process."""
         await asyncio.sleep(self._clock.monotonic() - began)
 
     # --- removing -------------------------------------------------------------------------------------
 
-    async def _carry_out(
+    async def _remove_batches(
         self, what: Iterable[T], remove: Callable[[T], Awaitable[str]], removed: Counter[str]
     ) -> None:
         """A few at a time. Raises the first StoreError, after all of its batch were tried."""
@@ -211,7 +215,7 @@ class LifecycleRunner:
                     raise outcome
 
     async def _abort(self, upload: Upload) -> str:
-        if not self._decides(upload.bucket, upload.key):
+        if not self._is_primary(upload.bucket, upload.key):
             return ""
         try:
             await self._store.abort_upload(upload)
@@ -223,7 +227,7 @@ class LifecycleRunner:
         """The action, or nothing when the world has changed since it was listed: new rules, a new version on
         top, other tags."""
         name, version = bucket.name, doomed.version
-        if not self._decides(name, version.key):
+        if not self._is_primary(name, version.key):
             return ""
         if not self._rules_hold(bucket) or not self._is_still(name, version):
             return ""
@@ -250,7 +254,7 @@ class LifecycleRunner:
         return present.lifecycle == bucket.lifecycle
 
     def _is_still(self, bucket: str, version: ListedVersion) -> bool:
-        newest = self._store.newest(bucket, version.key)
+        newest = self._store.newest_version(bucket, version.key)
         if version.latest:
             return newest is not None and _version(version.key, newest, latest=True) == version
         found = self._store.get_version(bucket, version.key, version.version)
@@ -263,7 +267,7 @@ def _expired_entries(planner: ExpiryPlanner, page: VersionPage) -> list[ExpiryAc
     doomed = [
         entry
         for (key, record), latest in zip(page.entries, page.latest, strict=True)
-        for entry in planner.feed(_version(key, record, latest=latest))
+        for entry in planner.add_version(_version(key, record, latest=latest))
     ]
     return doomed if page.truncated else [*doomed, *planner.finish()]
 

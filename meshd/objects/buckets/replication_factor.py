@@ -35,11 +35,15 @@ class ReplicationFactors:
     def __repr__(self) -> str:
         return f"<CopyCounts of {self._mesh!r}>"
 
-    def list_all(self, identity: Identity) -> list[dict[str, Any]]:
+    def list_buckets(self, identity: Identity) -> list[dict[str, Any]]:
         """Every bucket without an origin whose number is its own. Raises BatchError."""
         _require_root(identity)
         every = [bucket for bucket in self._buckets.list_all() if bucket.origin is None and not bucket.view]
-        return [self._shown(each) for each in every if each.copies or self._mesh.map().count(each.name)]
+        return [
+            self._shown(each)
+            for each in every
+            if each.copies or self._mesh.current_map().copies_of_bucket(each.name)
+        ]
 
     def show(self, identity: Identity, name: str) -> dict[str, Any]:
         """One of those without an origin. Raises BatchError."""
@@ -59,7 +63,7 @@ class ReplicationFactors:
         except BucketNameError as error:
             raise BatchError("BadRequest", f"{name[:80]!r} is no name for a bucket: {error}") from None
         wanted = _number(document) if document else 0
-        nodes = len(self._mesh.map().future)
+        nodes = len(self._mesh.current_map().target_shares)
         if wanted > nodes:
             raise BatchError(
                 "BadRequest",
@@ -86,28 +90,28 @@ class ReplicationFactors:
         bucket, wanted = self._existing(name), _number(document)
         gone = {
             count.bucket
-            for count in self._mesh.map().counts
-            if self._buckets.born(count.bucket) != count.born
+            for count in self._mesh.current_map().counts
+            if self._buckets.created_at_ms(count.bucket) != count.born
         }
 
         def recount(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
             cluster = turn.forget_bucket_copies(present, gone)
-            count = cluster.count(name)
+            count = cluster.copies_of_bucket(name)
             copies = count.copies if count is not None else bucket.copies or cluster.copies
             return turn.set_bucket_copies(cluster, name, bucket.created_ms, copies, wanted)
 
-        if self._mesh.lone:
+        if self._mesh.standalone:
             raise BatchError(
                 "BadRequest",
                 "this node is the only one of its mesh: there is one copy of everything",
                 help="start nodes with --control etcd://… to have several",
             )
         try:
-            cluster = await self._maps.change(recount)
+            cluster = await self._maps.update_map(recount)
         except turn.TransitionError as error:
             raise BatchError("BadRequest", str(error)) from None
-        await self._mesh.newer_than(cluster.version - 1, 5.0)
+        await self._mesh.wait_for_newer_map(cluster.version - 1, 5.0)
         return self._shown(bucket)
 
     def _existing(self, name: str) -> Bucket:
@@ -120,9 +124,9 @@ class ReplicationFactors:
         return bucket
 
     def _shown(self, bucket: Bucket) -> dict[str, Any]:
-        relied, _ = read_and_write_copies(self._mesh.copies(bucket.name))
-        count = self._mesh.map().count(bucket.name)
-        moving = count is not None and count.born == bucket.created_ms and count.moving
+        relied, _ = read_and_write_copies(self._mesh.replica_count(bucket.name))
+        count = self._mesh.current_map().copies_of_bucket(bucket.name)
+        moving = count is not None and count.born == bucket.created_ms and count.is_rebalancing
         return {
             "name": bucket.name,
             "created_ms": bucket.created_ms,

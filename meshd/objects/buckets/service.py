@@ -72,19 +72,21 @@ class ChangeBroadcast:
     def __repr__(self) -> str:
         return f"<News of {self._mesh.node_id}>"
 
-    async def spread(self) -> None:
+    async def broadcast(self) -> None:
         """Return when every node that answers knows of buckets and access keys what is known here."""
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return
         known = {topic: self._control.revision(topic) for topic in _TOPICS}
         body = msgspec.msgpack.encode(known)
         me = self._mesh.node_id
-        others = [n for n in self._mesh.map().nodes if n.node_id != me and n.state not in ("away", "down")]
-        await asyncio.gather(*(self._tell(node, body) for node in others))
+        others = [
+            n for n in self._mesh.current_map().nodes if n.node_id != me and n.state not in ("away", "down")
+        ]
+        await asyncio.gather(*(self._notify_node(node, body) for node in others))
         if self._workers > 1:  # its other processes hear of it from the same watch, in the same moment
             await asyncio.sleep(_POLL_S * 10)
 
-    async def hear(self, known: dict[str, int]) -> None:
+    async def wait_until_known(self, known: dict[str, int]) -> None:
         """Return when this process knows as much, or patience is at its end."""
         deadline = asyncio.get_running_loop().time() + BROADCAST_TIMEOUT_S
         while any(self._control.revision(topic) < known.get(topic, 0) for topic in _TOPICS):
@@ -92,12 +94,12 @@ class ChangeBroadcast:
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _tell(self, node: Node, body: bytes) -> None:
+    async def _notify_node(self, node: Node, body: bytes) -> None:
         try:
             async with self._peers.call(
                 node, "POST", CHANGES_PATH, body=body, timeout=BROADCAST_TIMEOUT_S
             ) as answer:
-                await answer.read()
+                await answer.read_body()
         except (PeerUnreachableError, PeerRefusedError, StaleMapError, BodyFramingError):
             return
 
@@ -116,22 +118,22 @@ class PeerBuckets:
     def __repr__(self) -> str:
         return f"<Everywhere, from {self._mesh.node_id}>"
 
-    async def tell(self) -> None:
+    async def broadcast_deletion(self) -> None:
         """Every node that answers knows that the bucket is gone: nothing is written to it any more."""
-        await self._news.spread()
+        await self._news.broadcast()
 
     async def has_versions(self, bucket: str, *, here: bool) -> bool:
         """Whether any node has any version in it; `here`: whether this one has. Raises S3Error SlowDown."""
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return here
-        return bool((await self._merged.versions(bucket, limit=1)).entries)
+        return bool((await self._merged.list_versions(bucket, limit=1)).entries)
 
-    async def drop(self, bucket: str) -> None:
+    async def drop_peer_uploads(self, bucket: str) -> None:
         """Have the other nodes drop its uploads; who does not answer has them aborted for their age."""
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return
         me, body = self._mesh.node_id, msgspec.msgpack.encode(bucket)
-        for node in self._mesh.map().nodes:
+        for node in self._mesh.current_map().nodes:
             if node.node_id != me and node.stores and node.state not in ("away", "down"):
                 with suppress(PeerUnreachableError, PeerRefusedError, StaleMapError):
                     async with self._peers.call(node, "POST", DROP_UPLOADS_PATH, body=body):
@@ -152,7 +154,7 @@ class BucketService:
         self._table, self._store, self._clock, self._region = table, store, clock, region
         self._everywhere = everywhere
 
-    async def create(
+    async def create_bucket(
         self, operation: CreateBucket, identity: Identity, new: CreateBucketConfiguration
     ) -> BucketCreated:
         """One's own bucket again is a success, as S3 has it in us-east-1, unless other rights to it are asked
@@ -173,7 +175,7 @@ class BucketService:
                 raise S3Error("BucketAlreadyExists", extra={"BucketName": bucket.name}) from error
         return BucketCreated(bucket.name)
 
-    def head(self, operation: HeadBucket) -> BucketFound:
+    def head_bucket(self, operation: HeadBucket) -> BucketFound:
         return BucketFound(self._existing(operation.bucket).region)
 
     def cors_rules(self, name: str) -> tuple[CorsRule, ...]:
@@ -191,10 +193,10 @@ class BucketService:
             raise cors_forbidden()
         return PreflightAllowed(operation.origin, rule)
 
-    def location(self, operation: GetBucketLocation) -> BucketLocation:
+    def get_location(self, operation: GetBucketLocation) -> BucketLocation:
         return BucketLocation(self._existing(operation.bucket).region)
 
-    def list_all(self, operation: ListBuckets, identity: Identity) -> BucketListing:
+    def list_buckets(self, operation: ListBuckets, identity: Identity) -> BucketListing:
         """The caller's buckets; root sees every bucket. `continuation` is the last name already returned."""
         after = operation.continuation or ""
         every = self._table.list_all(None if identity.root else identity.user_id)
@@ -206,7 +208,7 @@ class BucketService:
             page[-1].name if page and len(names) > len(page) else None,
         )
 
-    async def delete(self, operation: DeleteBucket) -> BucketDeleted:
+    async def delete_bucket(self, operation: DeleteBucket) -> BucketDeleted:
         """Uploads in progress are dropped with it. Raises S3Error BucketNotEmpty, NoSuchBucket.
 
         The name goes first and the contents are looked at once more: a writer looks for the name after its
@@ -218,11 +220,11 @@ class BucketService:
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket.name})
         try:
             if self._everywhere is not None:
-                await self._everywhere.tell()
+                await self._everywhere.broadcast_deletion()
             await self._require_empty(bucket.name)
             await self._drop_uploads(bucket.name)
             if self._everywhere is not None:
-                await self._everywhere.drop(bucket.name)
+                await self._everywhere.drop_peer_uploads(bucket.name)
         except BaseException:
             await self._restore(bucket)
             raise

@@ -38,7 +38,7 @@ class SettingService:
     def __init__(self, table: BucketTable, acls: AclService) -> None:
         self._table, self._acls = table, acls
 
-    def get(self, operation: GetBucketSetting) -> SettingDocument:
+    def get_setting(self, operation: GetBucketSetting) -> SettingDocument:
         """Raises S3Error: S3's own code for a setting that was never made."""
         bucket = self._existing(operation.bucket)
         if operation.setting == "acl":
@@ -50,7 +50,7 @@ class SettingService:
             else reader(bucket)
         )
 
-    async def put(self, operation: PutBucketSetting, body: bytes) -> SettingStored:
+    async def put_setting(self, operation: PutBucketSetting, body: bytes) -> SettingStored:
         """Durable when it returns. Raises S3Error."""
         if operation.setting == "acl":
             change = self._put_acl(operation, body)
@@ -59,14 +59,14 @@ class SettingService:
         await self._change(operation.bucket, change)
         return SettingStored()
 
-    async def delete(self, operation: DeleteBucketSetting) -> SettingStored:
+    async def delete_setting(self, operation: DeleteBucketSetting) -> SettingStored:
         """What was never set is a success."""
         change = _REMOVERS.get(operation.setting, _unchanged)
         await self._change(operation.bucket, change)
         return SettingStored()
 
     def _put_acl(self, operation: PutBucketSetting, body: bytes) -> Change:
-        acl = self._acls.requested(operation.acl, body, self._existing(operation.bucket).owner)
+        acl = self._acls.parse_request(operation.acl, body, self._existing(operation.bucket).owner)
 
         def change(bucket: Bucket) -> Bucket:
             check_acl(acl, bucket)

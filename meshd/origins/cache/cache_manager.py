@@ -62,7 +62,7 @@ class HitStats:
     def __repr__(self) -> str:
         return f"<Uses of {len(self._last)} buckets>"
 
-    def count(self, shelf: str, hits: int, misses: int, now: float) -> None:
+    def count_reads(self, shelf: str, hits: int, misses: int, now: float) -> None:
         """Something was read."""
         minutes = self._minutes.setdefault(shelf, deque(maxlen=_MINUTES))
         minute = int(now // 60)
@@ -72,14 +72,14 @@ class HitStats:
         minutes.append((minute, hits, misses))
         self._last[shelf] = now
 
-    def of(self, shelf: str, now: float) -> Usage:
+    def usage_of(self, shelf: str, now: float) -> Usage:
         """What is known of one."""
         since = int(now // 60) - _MINUTES
         lately = [(hits, misses) for minute, hits, misses in self._minutes.get(shelf, ()) if minute > since]
         idle = now - self._last.get(shelf, now if self._began is None else self._began)
         return Usage(sum(hits for hits, _ in lately), sum(misses for _, misses in lately), max(0.0, idle))
 
-    def keep(self, shelves: Collection[str], now: float) -> None:
+    def retain_only(self, shelves: Collection[str], now: float) -> None:
         """Only these are there any more. Counting begins with the first call."""
         self._began = now if self._began is None else self._began
         for shelf in self._last.keys() - set(shelves):
@@ -137,17 +137,17 @@ class CacheManagerClient:
     def __repr__(self) -> str:
         return f"<RemoteKeeper {self._path.name}, {len(self._notes)} reads to tell>"
 
-    def noted(self, piece: Piece) -> None:
+    def record_read(self, piece: Piece) -> None:
         if len(self._notes) < 100 * _BUNDLE:
             self._notes.append(piece)
         if len(self._notes) >= _BUNDLE:
             self._full.set()
 
-    async def admits(self, piece: Piece) -> bool:
+    async def admit_piece(self, piece: Piece) -> bool:
         word = await self._answer(AdmitRequest(next(self._numbers), piece))
         return word is None or word.kept  # it is being replaced; then it sees what there is
 
-    async def usage(self, shelf: str) -> Usage | None:
+    async def bucket_usage(self, shelf: str) -> Usage | None:
         word = await self._answer(UsageRequest(next(self._numbers), shelf))
         return None if word is None else word.usage
 
@@ -204,7 +204,7 @@ class CacheManager:
     """The policy at work. One a node: the steward's."""
 
     def __init__(self, shelf: CacheStore, buckets: BucketTable, capacity: int, segment: int) -> None:
-        self._shelf, self._buckets = shelf, buckets
+        self._cache_store, self._buckets = shelf, buckets
         stats = shelf.cache.stats()
         free = sum(disk.free for disk in stats.disks)
         self._most = capacity or max(1, (free + stats.live_bytes + stats.dead_bytes) // 2)
@@ -222,7 +222,7 @@ class CacheManager:
         return f"<CacheKeeper {self._policy!r}>"
 
     def _restore(self) -> None:
-        for piece, file in self._shelf.pieces():
+        for piece, file in self._cache_store.all_pieces():
             number = self._numbers.setdefault((piece.shelf, file), len(self._numbers))
             with suppress(ValueError):  # a remnant
                 self._policy.restore(number, _item(piece), piece.size)
@@ -243,22 +243,22 @@ class CacheManager:
                 asyncio.get_running_loop().time(),
             )
             if isinstance(message, UsageRequest):
-                await stream.send(ManagerReply(message.number, usage=self._uses.of(message.shelf, now)))
+                await stream.send(ManagerReply(message.number, usage=self._uses.usage_of(message.shelf, now)))
             elif isinstance(message, AdmitRequest):
-                self._uses.count(message.piece.shelf, 0, 1, now)
-                kept = await self.admit(message.piece)
+                self._uses.count_reads(message.piece.shelf, 0, 1, now)
+                kept = await self.admit_piece(message.piece)
                 await stream.send(ManagerReply(message.number, kept))
             else:
                 for shelf, count in Counter(piece.shelf for piece in message.pieces).items():
-                    self._uses.count(shelf, count, 0, now)
+                    self._uses.count_reads(shelf, count, 0, now)
                 for piece in message.pieces:
                     if self._there(piece):
-                        await self.admit(piece, new=False)
+                        await self.admit_piece(piece, new=False)
 
     def _there(self, piece: Piece) -> bool:
         return self._policy.size_of(_item(piece)) is not None
 
-    async def admit(self, piece: Piece, *, new: bool = True) -> bool:
+    async def admit_piece(self, piece: Piece, *, new: bool = True) -> bool:
         """Whether what was read stays; room is made for it."""
         decision = self._policy.decide(_item(piece), piece.size)
         await self.evict(decision.evictions)
@@ -275,7 +275,7 @@ class CacheManager:
 
     async def _drop(self, pieces: list[Piece]) -> None:
         try:
-            await asyncio.gather(*[self._shelf.evict(piece) for piece in pieces])
+            await asyncio.gather(*[self._cache_store.evict_piece(piece) for piece in pieces])
         except StoreError as error:
             _log.warning("eviction failed; it is tried again", extra={"why": str(error)})
 
@@ -285,13 +285,13 @@ class CacheManager:
             cache_name(bucket): bucket for bucket in self._buckets.list_all() if bucket.origin is not None
         }
         origins = {name: bucket.origin for name, bucket in backed.items() if bucket.origin is not None}
-        self._heed({(name, prefix) for name, origin in origins.items() for prefix in origin.pins})
+        self._apply_pins({(name, prefix) for name, origin in origins.items() for prefix in origin.pins})
         quotas = {name: origin.quota for name, origin in origins.items() if origin.quota}
-        self._uses.keep((*origins, NEAR_CACHE_NAME), asyncio.get_running_loop().time())
+        self._uses.retain_only((*origins, NEAR_CACHE_NAME), asyncio.get_running_loop().time())
         gone = {name for name, _ in self._numbers if name not in origins and name != NEAR_CACHE_NAME}
         for name in gone:
-            await self._forsake(name)
-        stats = self._shelf.cache.stats()
+            await self._forget_bucket(name)
+        stats = self._cache_store.cache.stats()
         physical = stats.live_bytes + stats.dead_bytes
         free = sum(disk.free for disk in stats.disks)
         reserve = min(_RESERVE, sum(disk.total for disk in stats.disks) // 20)
@@ -304,30 +304,30 @@ class CacheManager:
         metrics.cache_bytes.set(physical)
         await self._compact(pressed=physical > capacity)
 
-    def _heed(self, pins: set[Item]) -> None:
+    def _apply_pins(self, pins: set[Item]) -> None:
         for bucket, prefix in pins - self._pins:
             self._policy.pin(bucket, prefix)
         for bucket, prefix in self._pins - pins:
             self._policy.unpin(bucket, prefix)
         self._pins = pins
 
-    async def _forsake(self, shelf: str) -> None:
+    async def _forget_bucket(self, shelf: str) -> None:
         """A bucket is gone, or was made anew: what was cached of the old one goes."""
         self._numbers = {name: number for name, number in self._numbers.items() if name[0] != shelf}
-        pieces = [piece for piece, _ in self._shelf.pieces() if piece.shelf == shelf]
+        pieces = [piece for piece, _ in self._cache_store.all_pieces() if piece.shelf == shelf]
         for piece in pieces:
             self._policy.remove(_item(piece))
         await self._drop(pieces)
 
     async def _compact(self, *, pressed: bool) -> None:
-        cache = self._shelf.cache
-        for file in cache.compactable(_DEAD_SHARE / 3 if pressed else _DEAD_SHARE):
+        cache = self._cache_store.cache
+        for file in cache.compaction_candidates(_DEAD_SHARE / 3 if pressed else _DEAD_SHARE):
             try:
                 await cache.compact(file)
             except StoreError as error:
                 _log.warning("a segment of the cache cannot be compacted", extra={"why": str(error)})
             await asyncio.sleep(0)
-        await cache.purge()
+        await cache.purge_retired_files()
 
     # --- what is known of reads to come
 
@@ -346,10 +346,10 @@ class CacheManager:
         if self._planned.pop(name, None) is not None:
             self._policy.unplan(name)
 
-    def usage(self) -> dict[str, Any]:
+    def usage_by_bucket(self) -> dict[str, Any]:
         """What is kept, by bucket."""
         kept: dict[str, int] = defaultdict(int)
-        for piece, _ in self._shelf.pieces():
+        for piece, _ in self._cache_store.all_pieces():
             kept[piece.shelf.rpartition("@")[0]] += piece.size
         return {"capacity": self._policy.settings.capacity, "used": self._policy.used, "buckets": dict(kept)}
 

@@ -63,30 +63,30 @@ class FreshnessTable:
     def __repr__(self) -> str:
         return "<FreshTable>"
 
-    def note(self, *name: str) -> None:
+    def mark_fresh(self, *name: str) -> None:
         """It is so now."""
         slot, tag = _place(name)
         self._words[slot] = tag << 24 | self._now()
 
-    def forget(self, *name: str) -> None:
+    def mark_stale(self, *name: str) -> None:
         """It may not be so any more."""
         slot, tag = _place(name)
         if self._words[slot] >> 24 == tag:
             self._words[slot] = 0
 
-    def holds(self, ttl: float, *name: str) -> bool:
+    def is_fresh(self, ttl: float, *name: str) -> bool:
         """It was noted less than `ttl` seconds ago."""
         slot, tag = _place(name)
         word = self._words[slot]
         noted = word >> 24 == tag and word != 0
         return bool(noted and ((self._now() - word) & _SECONDS) < ttl)
 
-    def mark(self, bucket: str) -> str:
+    def write_mark(self, bucket: str) -> str:
         """Another one once the bucket was written to through this node, or the node has started anew; other
         buckets may change it, too."""
         return f"{self._words[_START_WORD]:x}-{self._words[_generation(bucket)]:x}"
 
-    def rise(self, bucket: str) -> None:
+    def bump_write_mark(self, bucket: str) -> None:
         """The bucket was written to. A number by chance: two at once never take the same for theirs."""
         self._words[_generation(bucket)] = secrets.randbits(64)
 
@@ -137,7 +137,7 @@ class CacheStore:
     def __repr__(self) -> str:
         return f"<Shelf {self.cache!r}>"
 
-    def backed(self, bucket: str) -> Bucket | None:
+    def backed_bucket(self, bucket: str) -> Bucket | None:
         """The bucket, where it has an origin."""
         found = self._buckets.get(bucket)
         return None if found is None or found.origin is None else found
@@ -146,27 +146,27 @@ class CacheStore:
 
     def get(self, bucket: str, key: str) -> Record | None:
         """See `Beside`."""
-        found = self.backed(bucket)
+        found = self.backed_bucket(bucket)
         if found is None:
             return None
-        record = self.record(found, key)
+        record = self.cached_record(found, key)
         if record is None:
             raise NotCachedError(
                 f"{bucket} has an origin, and {key[:200]!r} is not cached: get it once, or `mesh prefetch` it"
             )
         return record
 
-    def listing(self, bucket: str) -> None:
+    def require_listable(self, bucket: str) -> None:
         """See `Beside`."""
-        if self.backed(bucket) is not None:
+        if self.backed_bucket(bucket) is not None:
             raise NotCachedError(f"{bucket} is backed by an origin: this cannot be done with its listing")
 
-    def held(self, bucket: Bucket, key: str) -> ObjectFacts | None:
+    def cached_facts(self, bucket: Bucket, key: str) -> ObjectFacts | None:
         """What the cache knows of an object, whether or not it has its bytes."""
         record = self.cache.get(cache_name(bucket), key)
         return None if record is None else _facts(record)
 
-    def record(self, bucket: Bucket, key: str) -> Record | None:
+    def cached_record(self, bucket: Bucket, key: str) -> Record | None:
         """The object, if all of it is cached."""
         shelf = cache_name(bucket)
         head = self.cache.get(shelf, key)
@@ -181,30 +181,32 @@ class CacheStore:
             return None
         extents: list[Extent] = []
         for number in range(count):
-            chunk = self.chunk(shelf, key, head.etag, number)
+            chunk = self.cached_chunk(shelf, key, head.etag, number)
             if chunk is None:
                 return None
             extents.extend(chunk.extents)
         return _shown(head, bucket, size, tuple(extents))
 
-    def chunk(self, shelf: str, key: str, etag: str, number: int) -> Record | None:
+    def cached_chunk(self, shelf: str, key: str, etag: str, number: int) -> Record | None:
         """A chunk of a large object."""
         return self.cache.get(_chunks(shelf), _chunk_key(key, etag, number))
 
     def bytes_of(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> bytes | None:
         """A cached piece (-1: all of a small object) of this ETag, if it is there (blocking)."""
         shelf = cache_name(bucket)
-        record = self.cache.get(shelf, key) if number < 0 else self.chunk(shelf, key, facts.etag, number)
+        record = (
+            self.cache.get(shelf, key) if number < 0 else self.cached_chunk(shelf, key, facts.etag, number)
+        )
         if record is None or record.etag != facts.etag:
             return None
         try:
-            return self.cache.read(record, 0, record.size)
+            return self.cache.read_range(record, 0, record.size)
         except StoreError:  # evicted this moment, or damaged: the origin has it
             return None
 
-    def pieces(self) -> Iterator[tuple[Piece, int]]:
+    def all_pieces(self) -> Iterator[tuple[Piece, int]]:
         """Everything that is cached, with the data file it lies in (0: none)."""
-        with self.cache._index.reading() as txn:
+        with self.cache._index.read_transaction() as txn:
             for name, record in self.cache._index.all_records(txn):
                 bucket, _, key = bytes(name).decode().partition("\0")
                 file = record.extents[0].file if record.extents else 0
@@ -220,37 +222,37 @@ class CacheStore:
         """Whether what is cached need not be asked about."""
         origin = bucket.origin
         assert origin is not None
-        return origin.immutable or self._fresh.holds(origin.ttl, self._known(bucket), key, etag)
+        return origin.immutable or self._fresh.is_fresh(origin.ttl, self._known(bucket), key, etag)
 
     def is_absent(self, bucket: Bucket, key: str) -> bool:
         """Whether the origin said a moment ago that there is no such object."""
         origin = bucket.origin
         assert origin is not None
-        return self._fresh.holds(origin.ttl, self._known(bucket), key, "")
+        return self._fresh.is_fresh(origin.ttl, self._known(bucket), key, "")
 
     def _known(self, bucket: Bucket) -> str:
         shelf = cache_name(bucket)
-        return shelf if self._mesh.alone else f"{shelf}@{self._mesh.map().version}"
+        return shelf if self._mesh.single_node else f"{shelf}@{self._mesh.current_map().version}"
 
-    def note(self, bucket: Bucket, key: str, etag: str) -> None:
+    def mark_fresh(self, bucket: Bucket, key: str, etag: str) -> None:
         """The origin has said so. An empty ETag: there is none."""
         known = self._known(bucket)
-        self._fresh.note(known, key, etag)
+        self._fresh.mark_fresh(known, key, etag)
         if etag:
-            self._fresh.forget(known, key, "")
+            self._fresh.mark_stale(known, key, "")
 
-    def mark(self, bucket: Bucket) -> str:
+    def write_mark(self, bucket: Bucket) -> str:
         """See `FreshTable.mark`."""
-        return self._fresh.mark(cache_name(bucket))
+        return self._fresh.write_mark(cache_name(bucket))
 
-    def written(self, bucket: Bucket, key: str) -> None:
+    def record_write(self, bucket: Bucket, key: str) -> None:
         """The object was written through this node: nothing that was known of it counts."""
-        self._fresh.forget(self._known(bucket), key, "")
-        self._fresh.rise(cache_name(bucket))
+        self._fresh.mark_stale(self._known(bucket), key, "")
+        self._fresh.bump_write_mark(cache_name(bucket))
 
     # --- keeping and letting go
 
-    def writer(
+    def open_writer(
         self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, length: int
     ) -> DiskObjectWriter:
         """Of an object, or of chunk `number` of a larger one."""
@@ -259,7 +261,7 @@ class CacheStore:
             return self.cache.writer(shelf, key, size=length)
         return self.cache.writer(_chunks(shelf), _chunk_key(key, facts.etag, number), size=length)
 
-    async def keep(
+    async def commit_piece(
         self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, writer: DiskObjectWriter
     ) -> None:
         """Cache what was written. Raises StoreError."""
@@ -272,7 +274,7 @@ class CacheStore:
             await self.cache.writer(shelf, key, size=0).commit(_meta(facts, {_SIZE: str(facts.size)}))
         await writer.commit(Meta(facts.etag, tags={_KEY: key, _NUMBER: str(number)}))
 
-    async def drop(self, bucket: Bucket, key: str, *, but: str = "") -> None:
+    async def drop_object(self, bucket: Bucket, key: str, *, but: str = "") -> None:
         """Everything of an object goes; what has ETag `but` stays."""
         shelf = cache_name(bucket)
         head = self.cache.get(shelf, key)
@@ -285,7 +287,7 @@ class CacheStore:
             there = [name for name in names if self.cache.get(_chunks(shelf), name) is not None]
             await self.cache.delete_many(_chunks(shelf), there)
 
-    async def evict(self, piece: Piece) -> None:
+    async def evict_piece(self, piece: Piece) -> None:
         """One object or chunk goes."""
         if piece.number < 0:
             await self.cache.delete(piece.shelf, piece.key)

@@ -48,7 +48,7 @@ class FetchLimits:
         return f"<Slots of {len(self._shares)} buckets>"
 
     @asynccontextmanager
-    async def taken(self, bucket: str) -> AsyncGenerator[None, None]:
+    async def acquire_slot(self, bucket: str) -> AsyncGenerator[None, None]:
         """For as long as a fetch takes."""
         share, users = self._shares.get(bucket, (asyncio.Semaphore(self._each), 0))
         self._shares[bucket] = (share, users + 1)
@@ -77,15 +77,15 @@ PieceName = tuple[str, str, int]
 class CacheManagerApi(Protocol):
     """Who says what may stay in the cache."""
 
-    async def admits(self, piece: Piece) -> bool:
+    async def admit_piece(self, piece: Piece) -> bool:
         """Whether a piece that was just read is to be kept; room is made for it."""
         ...
 
-    def noted(self, piece: Piece) -> None:
+    def record_read(self, piece: Piece) -> None:
         """A piece was read from the cache."""
         ...
 
-    async def usage(self, shelf: str) -> Usage | None:
+    async def bucket_usage(self, shelf: str) -> Usage | None:
         """How much a bucket is read; None: nobody says."""
         ...
 
@@ -100,7 +100,12 @@ class Fetcher:
         keeper: CacheManagerApi,
         borrower: PeerCacheClient | None = None,
     ) -> None:
-        self._origins, self._shelf, self._keeper, self._borrower = origins, shelf, keeper, borrower
+        self._origins, self._cache_store, self._cache_manager, self._peer_cache = (
+            origins,
+            shelf,
+            keeper,
+            borrower,
+        )
         self._flights: dict[PieceName, InFlightPiece] = {}
         self._checks: SingleFlight[tuple[str, str], ObjectFacts] = SingleFlight()
         self._slots = FetchLimits(_AT_ONCE, _EACH)
@@ -113,18 +118,18 @@ class Fetcher:
     def __repr__(self) -> str:
         return f"<Fetcher {len(self._flights)} under way>"
 
-    def fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
+    def start_fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
         """The flight of a piece, under way or begun now; the caller's to release."""
         name = (cache_name(bucket), key, number)
         flight = self._flights.get(name)
         if flight is not None and flight.error is None and _serves(flight, etag):
             metrics.origin_joined.inc()
-            return flight.hold()
+            return flight.acquire()
         flight = self._flights[name] = InFlightPiece()
         self._tasks.spawn(self._run(bucket, key, number, etag, flight), "fetch")
-        return flight.hold()
+        return flight.acquire()
 
-    async def check(self, bucket: Bucket, key: str) -> ObjectFacts:
+    async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts:
         """What the origin has now. Raises OriginError."""
         facts, _ = await self._checks.run((cache_name(bucket), key), lambda: self._check(bucket, key))
         return facts
@@ -133,7 +138,7 @@ class Fetcher:
         metrics.origin_checks.inc()
         writes = self._count(bucket, key)
         try:
-            facts = await self._origins.of(bucket).head(key)
+            facts = await self._origins.origin_for(bucket).head(key)
         except OriginMissingError:
             if writes == self._count(bucket, key):
                 await self._gone(bucket, key)
@@ -146,7 +151,7 @@ class Fetcher:
         name, writes = (cache_name(bucket), key, number), self._count(bucket, key)
         draft = FetchSpool(flight, in_memory=asyncio.get_running_loop().time() < self._spared_until)
         try:
-            async with self._slots.taken(bucket.name):
+            async with self._slots.acquire_slot(bucket.name):
                 if await self._found(bucket, key, number, etag, flight):
                     return
                 await self._fetch(bucket, key, number, etag, draft, writes)
@@ -157,19 +162,19 @@ class Fetcher:
             _log.warning(
                 "the cache cannot take what is read", extra={"bucket": bucket.name, "why": str(error)}
             )
-            flight.failed(OriginPieceError(f"the cache cannot take what its origin gives: {error}"))
+            flight.fail(OriginPieceError(f"the cache cannot take what its origin gives: {error}"))
         except Exception as error:
             if not isinstance(error, OriginError):
                 _log.exception("a fetch failed", extra={"bucket": bucket.name})
             if isinstance(error, OriginDownError):
-                self._origins.trouble(bucket).failed(error)
+                self._origins.failure_log(bucket).record_failure(error)
             if isinstance(error, OriginChangedError):  # what is known of it is not so any more
                 with suppress(OriginError):
-                    await self.check(bucket, key)
-            flight.failed(error if isinstance(error, OriginError) else OriginDownError(str(error)))
+                    await self.check_origin(bucket, key)
+            flight.fail(error if isinstance(error, OriginError) else OriginDownError(str(error)))
         finally:
             if not flight.done:
-                flight.failed(OriginDownError("the fetch was ended; ask again"))
+                flight.fail(OriginDownError("the fetch was ended; ask again"))
             if self._flights.get(name) is flight:
                 del self._flights[name]
             await draft.aclose()
@@ -177,27 +182,33 @@ class Fetcher:
 
     async def _found(self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece) -> bool:
         """Whether the piece was cached between the asker's look and its question: it flies from there."""
-        facts = self._shelf.held(bucket, key)
+        facts = self._cache_store.cached_facts(bucket, key)
         if facts is None or (
-            facts.etag != etag if etag else not self._shelf.is_fresh(bucket, key, facts.etag)
+            facts.etag != etag if etag else not self._cache_store.is_fresh(bucket, key, facts.etag)
         ):
             return False
         whole = facts.size <= CHUNK_BYTES
         if whole and number:
             return False
-        found = await asyncio.to_thread(self._shelf.bytes_of, bucket, key, facts, -1 if whole else number)
+        found = await asyncio.to_thread(
+            self._cache_store.bytes_of, bucket, key, facts, -1 if whole else number
+        )
         if found is None:
             return False
-        flight.began(facts, len(found))
-        flight.take(found)
-        flight.ended()
+        flight.set_response(facts, len(found))
+        flight.append_bytes(found)
+        flight.finish()
         return True
 
     async def _fetch(
         self, bucket: Bucket, key: str, number: int, etag: str, draft: FetchSpool, writes: int
     ) -> None:
         flight = draft.flight
-        lent = None if self._borrower is None else await self._borrower.borrowed(bucket, key, number, etag)
+        lent = (
+            None
+            if self._peer_cache is None
+            else await self._peer_cache.fetch_piece(bucket, key, number, etag)
+        )
         if lent is None:
             metrics.origin_fetches.inc()
         for attempt in range(_TRIES):
@@ -206,9 +217,9 @@ class Fetcher:
                 if flight.facts is None:
                     if lent is None and writes == self._count(bucket, key):
                         await self._learn(bucket, key, reply.facts)
-                    await draft.begin(self._shelf, bucket, key, number, reply)
+                    await draft.begin_spool(self._cache_store, bucket, key, number, reply)
                 lent = None
-                await draft.fill(reply)
+                await draft.receive(reply)
                 flight.check()
             except OriginMissingError:
                 if not flight.have and writes == self._count(bucket, key):
@@ -220,7 +231,7 @@ class Fetcher:
                     raise
                 await asyncio.sleep(_PAUSE * 2**attempt)
             else:
-                flight.ended()
+                flight.finish()
                 return
 
     async def _asked(
@@ -228,23 +239,23 @@ class Fetcher:
     ) -> OriginResponse:
         """What is missing of a piece, from the origin."""
         seen, start = flight.facts.etag if flight.facts else etag, number * CHUNK_BYTES
-        origin = self._origins.of(bucket)
+        origin = self._origins.origin_for(bucket)
         return await origin.get(key, start + flight.have, CHUNK_BYTES - flight.have, etag=seen)
 
     async def _learn(self, bucket: Bucket, key: str, facts: ObjectFacts) -> None:
         """The origin has said what it has: what is cached of another version goes."""
-        self._shelf.note(bucket, key, facts.etag)
-        held = self._shelf.held(bucket, key)
+        self._cache_store.mark_fresh(bucket, key, facts.etag)
+        held = self._cache_store.cached_facts(bucket, key)
         if held is not None and held.etag != facts.etag:
             await self._drop(bucket, key)
 
     async def _gone(self, bucket: Bucket, key: str) -> None:
-        self._shelf.note(bucket, key, "")
+        self._cache_store.mark_fresh(bucket, key, "")
         await self._drop(bucket, key)
 
     async def _drop(self, bucket: Bucket, key: str) -> None:
         with suppress(StoreError):
-            await self._shelf.drop(bucket, key)
+            await self._cache_store.drop_object(bucket, key)
 
     async def _keep(self, bucket: Bucket, key: str, number: int, draft: FetchSpool, writes: int) -> None:
         flight = draft.flight
@@ -254,14 +265,18 @@ class Fetcher:
         if (whole and number) or writes != self._count(bucket, key):
             return
         piece = Piece(cache_name(bucket), key, -1 if whole else number, flight.length)
-        if not await self._keeper.admits(piece):
+        if not await self._cache_manager.admit_piece(piece):
             metrics.cache_refused.inc()
             return
         if writes != self._count(bucket, key):
             return
         try:
-            await self._shelf.keep(
-                bucket, key, number, facts, await draft.written(self._shelf, bucket, key, number)
+            await self._cache_store.commit_piece(
+                bucket,
+                key,
+                number,
+                facts,
+                await draft.finished_writer(self._cache_store, bucket, key, number),
             )
         except StoreError as error:
             _log.warning("what was read cannot be cached", extra={"bucket": bucket.name, "why": str(error)})
@@ -274,7 +289,7 @@ class Fetcher:
     def _count(self, bucket: Bucket, key: str) -> int:
         return self._writes.get((cache_name(bucket), key), self._before)
 
-    async def forget(self, bucket: Bucket, key: str) -> None:
+    async def forget_object(self, bucket: Bucket, key: str) -> None:
         """The object is about to be written to, or was: nothing known of it counts from here on, and what is
         under way is not cached."""
         name = (cache_name(bucket), key)
@@ -285,7 +300,7 @@ class Fetcher:
         for flown in [flown for flown in self._flights if flown[:2] == name]:
             del self._flights[flown]
         await self._drop(bucket, key)
-        self._shelf.written(bucket, key)
+        self._cache_store.record_write(bucket, key)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()

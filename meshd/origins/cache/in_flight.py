@@ -47,13 +47,13 @@ class InFlightPiece:
 
     # --- whoever fetches
 
-    def began(self, facts: ObjectFacts, length: int, place: tuple[int, int] | None = None) -> None:
+    def set_response(self, facts: ObjectFacts, length: int, place: tuple[int, int] | None = None) -> None:
         """`place`: a file, the flight's from now on, and where the bytes go in it; None: memory."""
         self.fd, self.base = place or (os.memfd_create("flight", os.MFD_CLOEXEC), 0)
         self.facts, self.length = facts, length
         self._wake()
 
-    def take(self, data: bytes) -> None:
+    def append_bytes(self, data: bytes) -> None:
         """More bytes of a flight in memory: nothing here waits for a disk."""
         view = memoryview(data)
         while view:
@@ -62,7 +62,7 @@ class InFlightPiece:
             view = view[written:]
         self._wake()
 
-    def grew(self, have: int) -> None:
+    def extend_to(self, have: int) -> None:
         """So many are there: another process, or a thread, wrote them."""
         self.have = have
         self._wake()
@@ -72,18 +72,18 @@ class InFlightPiece:
         if self.have != self.length:
             raise OriginDownError("the origin sent less than it said")
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         self.done = True
         self._wake()
 
-    def failed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.done:
             self.done, self.error = True, error
         self._wake()
 
     # --- whoever reads
 
-    def hold(self) -> InFlightPiece:
+    def acquire(self) -> InFlightPiece:
         self._holders += 1
         return self
 
@@ -93,7 +93,7 @@ class InFlightPiece:
             os.close(self.fd)
             self.fd = -1
 
-    async def started(self) -> ObjectFacts:
+    async def wait_for_facts(self) -> ObjectFacts:
         """What the origin said of the object. Raises OriginError."""
         while self.facts is None and not self.done:
             await self._change()
@@ -101,7 +101,7 @@ class InFlightPiece:
             raise self.error or OriginDownError("the origin did not answer")
         return self.facts
 
-    async def reaches(self, wanted: int) -> int:
+    async def wait_for_bytes(self, wanted: int) -> int:
         """Bytes that are there, `wanted` at least. Raises OriginError."""
         while self.have < wanted and not self.done:
             await self._change()
@@ -109,14 +109,14 @@ class InFlightPiece:
             raise self.error or OriginDownError("the origin sent less than it said")
         return self.have
 
-    async def over(self) -> None:
+    async def wait_until_done(self) -> None:
         """When all is there. Raises OriginError."""
         while not self.done:
             await self._change()
         if self.error is not None:
             raise self.error
 
-    async def moved(self, seen: int) -> None:
+    async def wait_for_change(self, seen: int) -> None:
         """When there is more than `seen`, or no more to come."""
         while self.have == seen and not self.done:
             await self._change()
@@ -148,22 +148,22 @@ class FetchSpool:
     def __repr__(self) -> str:
         return f"<Draft of {self.flight!r} {'in memory' if self._writer is None else self._writer}>"
 
-    async def begin(
+    async def begin_spool(
         self, shelf: CacheStore, bucket: Bucket, key: str, number: int, reply: OriginResponse
     ) -> None:
         """The origin has answered: make room."""
-        writer = shelf.writer(bucket, key, number, reply.facts, reply.length)
+        writer = shelf.open_writer(bucket, key, number, reply.facts, reply.length)
         try:
-            place = None if self._in_memory else await writer.share()
+            place = None if self._in_memory else await writer.share_file()
         except StoreError:  # a full disk: then it is not kept, and flies through memory
             place = None
         if place is None:
             await writer.abort()
         else:
             self._writer = writer
-        self.flight.began(reply.facts, reply.length, place)
+        self.flight.set_response(reply.facts, reply.length, place)
 
-    async def fill(self, reply: OriginResponse) -> None:
+    async def receive(self, reply: OriginResponse) -> None:
         """Take all bytes of a reply. Raises OriginError, OriginDownError too for one that stands still;
         StoreError."""
         loop, left = asyncio.get_running_loop(), reply.length
@@ -183,7 +183,7 @@ class FetchSpool:
 
     async def _take(self, piece: bytes) -> None:
         if self._writer is None:
-            self.flight.take(piece)
+            self.flight.append_bytes(piece)
             return
         await self._writer.write(piece)
         self._gathered += len(piece)
@@ -193,14 +193,16 @@ class FetchSpool:
     async def _flush(self) -> None:
         if self._writer is not None:
             self._gathered = 0
-            self.flight.grew(await self._writer.settled())
+            self.flight.extend_to(await self._writer.flushed_bytes())
 
-    async def written(self, shelf: CacheStore, bucket: Bucket, key: str, number: int) -> DiskObjectWriter:
+    async def finished_writer(
+        self, shelf: CacheStore, bucket: Bucket, key: str, number: int
+    ) -> DiskObjectWriter:
         """A writer that has all bytes of the flight. Raises StoreError."""
         flight, writer = self.flight, self._writer
         if writer is None:
             assert flight.facts is not None
-            writer = self._writer = shelf.writer(bucket, key, number, flight.facts, flight.length)
+            writer = self._writer = shelf.open_writer(bucket, key, number, flight.facts, flight.length)
             if flight.length:
                 await writer.write(os.pread(flight.fd, flight.length, flight.base))
         return writer

@@ -47,7 +47,7 @@ class NearCacheStore:
     """One a process. `keeper` decides what stays."""
 
     def __init__(self, cache: Store, keeper: CacheManagerApi) -> None:
-        self._cache, self._keeper = cache, keeper
+        self._cache, self._cache_manager = cache, keeper
         self._tasks, self._slots = BackgroundTasks("nearby"), asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
 
@@ -58,7 +58,7 @@ class NearCacheStore:
         """Forget what waits."""
         await self._tasks.aclose()
 
-    async def parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]:
+    async def get_parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]:
         """What is here of these."""
         records = [self._cache.get(NEAR_CACHE_NAME, part_name(part)) for part in parts]
         if not any(records):
@@ -68,10 +68,10 @@ class NearCacheStore:
         for part, record, data in zip(parts, records, found, strict=True):
             metrics.near_reads.labels("part", "miss" if data is None else "hit").inc()
             if record is not None and data is not None:
-                self._keeper.noted(Piece(NEAR_CACHE_NAME, part_name(part), -1, record.size))
+                self._cache_manager.record_read(Piece(NEAR_CACHE_NAME, part_name(part), -1, record.size))
         return found
 
-    async def frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None:
+    async def get_frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None:
         """A batch's bytes and rows, if all of it is here."""
         found = await asyncio.to_thread(self._frame, frame_key(address))
         metrics.near_reads.labels("frame", "miss" if found is None else "hit").inc()
@@ -88,7 +88,7 @@ class NearCacheStore:
             if data is None:
                 return None
             pieces.append(data)
-            self._keeper.noted(Piece(NEAR_CACHE_NAME, f"{name}.{number}", -1, len(data)))
+            self._cache_manager.record_read(Piece(NEAR_CACHE_NAME, f"{name}.{number}", -1, len(data)))
         return pieces, whole.rows
 
     def _read(self, record: Record | None) -> bytes | None:
@@ -96,7 +96,7 @@ class NearCacheStore:
         if record is None:
             return None
         try:
-            data = self._cache.read(record, 0, record.size)
+            data = self._cache.read_range(record, 0, record.size)
         except StoreError:  # evicted this moment
             return None
         return data if _sum(data) == record.etag else None
@@ -141,7 +141,7 @@ class NearCacheStore:
             os.close(fd)
 
     async def _put(self, name: str, data: bytes) -> None:
-        if not await self._keeper.admits(Piece(NEAR_CACHE_NAME, name, -1, len(data))):
+        if not await self._cache_manager.admit_piece(Piece(NEAR_CACHE_NAME, name, -1, len(data))):
             metrics.near_refused.inc()
             return
         writer = self._cache.writer(NEAR_CACHE_NAME, name, size=len(data))

@@ -75,26 +75,26 @@ class PeerCacheServer:
     """What this node gives. One a process."""
 
     def __init__(self, shelf: CacheStore) -> None:
-        self._shelf, self._slots = shelf, asyncio.Semaphore(_GIVEN)
+        self._cache_store, self._slots = shelf, asyncio.Semaphore(_GIVEN)
 
     def __repr__(self) -> str:
-        return f"<Lender of {self._shelf!r}>"
+        return f"<Lender of {self._cache_store!r}>"
 
     @asynccontextmanager
-    async def given(self, ask: PeerCacheRequest) -> AsyncGenerator[Iterator[bytes]]:
+    async def open_piece(self, ask: PeerCacheRequest) -> AsyncGenerator[Iterator[bytes]]:
         """What the piece is, and its bytes; nothing where it is not here."""
         async with self._slots:
             yield await asyncio.to_thread(self._found, ask)
 
     def _found(self, ask: PeerCacheRequest) -> Iterator[bytes]:
-        bucket = self._shelf.backed(ask.bucket)
+        bucket = self._cache_store.backed_bucket(ask.bucket)
         if bucket is None or bucket.origin is None or bucket.created_ms != ask.created_ms:
             return iter(())
-        facts = self._shelf.held(bucket, ask.key)
+        facts = self._cache_store.cached_facts(bucket, ask.key)
         if facts is None or (facts.etag != ask.etag and (ask.etag or not bucket.origin.immutable)):
             return iter(())
         whole = facts.size <= CHUNK_BYTES
-        data = self._shelf.bytes_of(bucket, ask.key, facts, -1 if whole else ask.number)
+        data = self._cache_store.bytes_of(bucket, ask.key, facts, -1 if whole else ask.number)
         if data is None or (whole and ask.number):
             return iter(())
         return _pieces(facts, data)
@@ -110,13 +110,13 @@ class PeerCacheClient:
     """What this node asks others for. One a process."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, shelf: CacheStore) -> None:
-        self._mesh, self._peers, self._shelf = mesh, peers, shelf
+        self._mesh, self._peers, self._cache_store = mesh, peers, shelf
         self._resting: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<Borrower {self._mesh.node_id}, {len(self._resting)} left alone>"
 
-    async def borrowed(self, bucket: Bucket, key: str, number: int, etag: str) -> OriginResponse | None:
+    async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> OriginResponse | None:
         """A piece from another home of its bucket; None: the origin is to be asked. Its bytes may end with
         OriginDownError."""
         nodes = self._nodes(bucket, key)
@@ -133,7 +133,7 @@ class PeerCacheClient:
 
     def _wanted(self, bucket: Bucket, key: str, etag: str) -> str | None:
         """The ETag to ask for; None: what is so now, only the origin can say."""
-        held = self._shelf.held(bucket, key)
+        held = self._cache_store.cached_facts(bucket, key)
         if held is not None and etag and held.etag != etag:
             return None
         found = etag or (held.etag if held is not None else "")
@@ -143,11 +143,11 @@ class PeerCacheClient:
     def _nodes(self, bucket: Bucket, key: str) -> list[Node]:
         """Some homes, the first one (which a job fills first) among them; and the owner by the map, who may
         have it of the time before there were homes."""
-        homes = () if bucket.origin is None or self._mesh.alone else bucket.origin.homes
+        homes = () if bucket.origin is None or self._mesh.single_node else bucket.origin.homes
         if not homes:
             return []
-        others = [node for node in self._mesh.route(bucket.name, key).readers if self._asks(node)]
-        owners = self._mesh.routes(bucket.name).of(bucket.name, key).readers[:1]
+        others = [node for node in self._mesh.route_for(bucket.name, key).read_set if self._asks(node)]
+        owners = self._mesh.bucket_routes(bucket.name).route_of_key(bucket.name, key).read_set[:1]
         first = [node for node in others if node.node_id == homes[0]]
         chosen = [*others[:_ASKED], *first, *(node for node in owners if self._asks(node))]
         return list({node.node_id: node for node in chosen}.values())
@@ -173,7 +173,7 @@ class PeerCacheClient:
         async with self._peers.call(
             node, "POST", PEER_CACHE_PATH, body=_encode(ask), timeout=_PATIENCE
         ) as answer:
-            async for piece in answer.pieces():
+            async for piece in answer.iter_body():
                 yield piece
 
     async def _bytes(self, node: Node, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

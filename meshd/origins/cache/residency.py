@@ -47,7 +47,7 @@ class CacheResidency:
     def __repr__(self) -> str:
         return "<Residence>"
 
-    async def node(self, identity: Identity) -> dict[str, Any]:
+    async def node_usage(self, identity: Identity) -> dict[str, Any]:
         """What the node holds, and its disks in the order in which they were given. Raises BatchError."""
         _require_root(identity)
         own, cached = self._store.stats(), self._shelf.cache.stats()
@@ -59,7 +59,7 @@ class CacheResidency:
             "disks": [{"path": disk.path, "free": disk.free, "total": disk.total} for disk in own.disks],
         }
 
-    async def count(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
+    async def count_bucket(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
         """Objects and bytes here; of one with an origin, what was read of it lately. Raises BatchError."""
         bucket = self._bucket(identity, name)
         objects = size = 0
@@ -83,12 +83,12 @@ class CacheResidency:
         } | await self._usage(bucket)
 
     async def _usage(self, bucket: Bucket) -> dict[str, Any]:
-        usage = None if bucket.origin is None else await self._keeper.usage(cache_name(bucket))
+        usage = None if bucket.origin is None else await self._keeper.bucket_usage(cache_name(bucket))
         if usage is None:
             return {}
         return {"hits": usage.hits, "misses": usage.misses, "idle_s": round(usage.idle)}
 
-    async def evict(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
+    async def evict_cached(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
         """Let go what is cached of a bucket with an origin. Raises BatchError."""
         bucket = self._bucket(identity, name)
         if bucket.origin is None:
@@ -100,7 +100,7 @@ class CacheResidency:
             (key, self._size(bucket, key, record)) async for key, record in self._records(bucket, prefix)
         ]
         for key, bytes_ in found:
-            await self._shelf.drop(bucket, key)
+            await self._shelf.drop_object(bucket, key)
             objects, size = objects + 1, size + bytes_
         return {"node": self._mesh.node_id, "bucket": name, "objects": objects, "bytes": size}
 
@@ -131,7 +131,7 @@ class CacheResidency:
         if bucket.origin is None or "size" not in record.tags:
             return record.size
         chunks = range(-(-int(record.tags["size"]) // CHUNK_BYTES))
-        there = (self._shelf.chunk(cache_name(bucket), key, record.etag, number) for number in chunks)
+        there = (self._shelf.cached_chunk(cache_name(bucket), key, record.etag, number) for number in chunks)
         return sum(chunk.size for chunk in there if chunk is not None)
 
 

@@ -59,7 +59,7 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
         name,
         store,
         sorted_pages=origin.scheme in {"s3", "gs", "az"},
-        listed=not origin.web,
+        listed=not origin.is_web,
         plain=origin.scheme == "file",
     )
 
@@ -101,7 +101,7 @@ def _store(origin: Description, secrets: dict[str, str]) -> Any:
     options: dict[str, Any] = {"client_options": _CLIENT, "retry_config": _RETRY}
     if origin.scheme == "file":
         return stores.LocalStore(unquote(parts.path))
-    if origin.web:
+    if origin.is_web:
         return stores.HTTPStore.from_url(origin.url, **options)
     if origin.scheme == "gs":
         if origin.credentials == ANONYMOUS:

@@ -51,11 +51,11 @@ class ChunkSizer:
     def __repr__(self) -> str:
         return f"<Pace of {self._rate / 1e6:.1f} MB/s>"
 
-    def piece(self) -> int:
+    def chunk_bytes(self) -> int:
         """Bytes of a piece of the next answer."""
         return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, int(self._rate * _WAIT)))
 
-    def took(self, size: int, seconds: float) -> None:
+    def record_transfer(self, size: int, seconds: float) -> None:
         """So many bytes of an answer came, and so long they were waited for."""
         if size >= _TELLING:
             self._rate = size / max(seconds, 1e-6)
@@ -93,7 +93,7 @@ class ObstoreOrigin:
     ) -> None:
         self._name, self._store, self._sorted, self._listed = name, store, sorted_pages, listed
         self._plain = plain
-        self._pace = ChunkSizer()
+        self._chunk_sizer = ChunkSizer()
 
     def __repr__(self) -> str:
         return f"<RemoteOrigin of {self._name}>"
@@ -118,7 +118,7 @@ class ObstoreOrigin:
     async def _pieces(self, found: Any, key: str) -> AsyncGenerator[bytes, None]:
         came, waited, asked = 0, 0.0, time.monotonic()
         try:
-            async for piece in found.stream(min_chunk_size=self._pace.piece()):
+            async for piece in found.stream(min_chunk_size=self._chunk_sizer.chunk_bytes()):
                 waited += time.monotonic() - asked
                 came += len(piece)
                 yield piece
@@ -127,7 +127,7 @@ class ObstoreOrigin:
             raise self._told(error, key) from error
         finally:
             _read.inc(came)
-            self._pace.took(came, waited)
+            self._chunk_sizer.record_transfer(came, waited)
 
     async def head(self, key: str) -> ObjectFacts:
         check_key(key)

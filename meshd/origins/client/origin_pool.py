@@ -40,7 +40,7 @@ class OriginPool:
     def __repr__(self) -> str:
         return f"<Origins {len(self._open)} open>"
 
-    def of(self, bucket: Bucket) -> GuardedOrigin:
+    def origin_for(self, bucket: Bucket) -> GuardedOrigin:
         """The origin of a bucket that has one. Raises OriginRefusedError."""
         assert bucket.origin is not None
         key = (bucket.name, bucket.origin, self._changed(bucket.origin.credentials))
@@ -50,14 +50,16 @@ class OriginPool:
                 origin = open_origin(bucket.name, bucket.origin, self._directory)
             except OriginRefusedError as error:
                 metrics.origin_errors.inc()
-                self.trouble(bucket).failed(error)
+                self.failure_log(bucket).record_failure(error)
                 raise
-            found = self._open[key] = GuardedOrigin(bucket.name, origin, self._clock, self.trouble(bucket))
+            found = self._open[key] = GuardedOrigin(
+                bucket.name, origin, self._clock, self.failure_log(bucket)
+            )
             while len(self._open) > _MOST:
                 self._open.popitem(last=False)
         return found
 
-    def trouble(self, bucket: Bucket) -> FailureLog:
+    def failure_log(self, bucket: Bucket) -> FailureLog:
         """What the log is told of a bucket's origin."""
         found = self._troubles.get(bucket.name)
         if found is None:
@@ -83,14 +85,14 @@ class FailureLog:
     def __repr__(self) -> str:
         return f"<Trouble of {self._name}{'' if self._next is None else ': it fails'}>"
 
-    def failed(self, error: OriginError) -> None:
+    def record_failure(self, error: OriginError) -> None:
         """Somebody did not get what they asked for."""
         now = self._clock.monotonic()
         if self._next is None or now >= self._next:
             self._next = now + _TOLD
             _log.warning("an origin fails", extra={"bucket": self._name, "why": str(error)})
 
-    def passed(self) -> None:
+    def record_success(self) -> None:
         """It answered as it should."""
         if self._next is not None:
             self._next = None
@@ -101,7 +103,7 @@ class GuardedOrigin:
     """An Origin that fails at once while it is down."""
 
     def __init__(self, name: str, origin: Origin, clock: Clock, trouble: FailureLog) -> None:
-        self._name, self._origin, self._clock, self._trouble = name, origin, clock, trouble
+        self._name, self._origin, self._clock, self._failure_log = name, origin, clock, trouble
         self._until = 0.0
         self._why = ""
         self._probing = False
@@ -116,16 +118,16 @@ class GuardedOrigin:
             yield
         except OriginDownError as error:
             self._until, self._why = self._clock.monotonic() + _REST, str(error)
-            self._trouble.failed(error)
+            self._failure_log.record_failure(error)
             raise
         except OriginError as error:
             self._until = 0.0  # it answers
             if isinstance(error, OriginRefusedError):
-                self._trouble.failed(error)
+                self._failure_log.record_failure(error)
             raise
         else:
             self._until = 0.0
-            self._trouble.passed()
+            self._failure_log.record_success()
         finally:
             if probing:
                 self._probing = False

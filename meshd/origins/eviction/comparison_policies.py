@@ -30,7 +30,7 @@ class Lru:
     def __repr__(self) -> str:
         return f"<Lru {len(self._sizes)} items, {self.used} of {self.capacity} bytes>"
 
-    def read(self, item: Item, size: int) -> int:
+    def read_item(self, item: Item, size: int) -> int:
         held = self._sizes.pop(item, None)
         if held == size:
             self._sizes[item] = size
@@ -68,7 +68,7 @@ class S3Fifo:
     def used(self) -> int:
         return self._small_bytes + self._main_bytes
 
-    def read(self, item: Item, size: int) -> int:
+    def read_item(self, item: Item, size: int) -> int:
         if item in self._counts:
             if self._small.get(item, self._main.get(item)) == size:
                 self._counts[item] = min(self._counts[item] + 1, _MOST)
@@ -152,7 +152,7 @@ class Sieve:
     def __repr__(self) -> str:
         return f"<Sieve {len(self._nodes)} items, {self.used} of {self.capacity} bytes>"
 
-    def read(self, item: Item, size: int) -> int:
+    def read_item(self, item: Item, size: int) -> int:
         node = self._nodes.get(item)
         if node is not None and node.size == size:
             node.visited = True
@@ -218,7 +218,7 @@ class Belady:
     def __repr__(self) -> str:
         return f"<Belady {len(self._held)} items, {self.used} of {self.capacity} bytes>"
 
-    def read(self, item: Item, size: int) -> int:
+    def read_item(self, item: Item, size: int) -> int:
         uses = self._uses[item]
         uses.popleft()
         hit = min(self._held.get(item, 0), size)

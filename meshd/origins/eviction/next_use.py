@@ -57,7 +57,7 @@ class NextUsePredictor:
     def __repr__(self) -> str:
         return f"<Forecast {len(self._now)} + {len(self._before)} items counted, {len(self.plans)} plans>"
 
-    def note(self, item: Item, size: int) -> None:
+    def record_read(self, item: Item, size: int) -> None:
         """It is read."""
         if self.clock >= self._ends or len(self._now) >= self._tracked:
             self._ends = self.clock + self._window
@@ -79,7 +79,7 @@ class NextUsePredictor:
         count = self._now.get(item, 0) + self._before.get(item, 0)
         return max(at_least, (self._reads_now + self._reads_before) / count if count else inf)
 
-    def newcomer(self, item: Item) -> float:
+    def admission_distance(self, item: Item) -> float:
         """Of what would have to take somebody's place: an estimate is held against it."""
         known, at_least = self._planned(item)
         if known is not None:

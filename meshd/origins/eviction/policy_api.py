@@ -83,5 +83,5 @@ class Policy(Protocol):
     def moved(self) -> int:
         """Bytes written again so far to keep them."""
 
-    def read(self, item: Item, size: int) -> int:
+    def read_item(self, item: Item, size: int) -> int:
         """Somebody reads an item; bytes of it that were kept: all (a hit), none, or (bounds only) some."""

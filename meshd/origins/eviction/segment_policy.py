@@ -37,30 +37,30 @@ class ProtectedItems:
 
     def pin(self, bucket: str, prefix: str) -> None:
         self._pins.add((bucket, prefix))
-        self._gather()
+        self._rebuild_prefixes()
 
     def unpin(self, bucket: str, prefix: str) -> None:
         self._pins.discard((bucket, prefix))
-        self._gather()
+        self._rebuild_prefixes()
 
     def declare(self, name: str, prefixes: frozenset[Item]) -> None:
         """A working set, as (bucket, prefix); the same name again replaces it."""
         self._declared[name] = prefixes
-        self._gather()
+        self._rebuild_prefixes()
 
     def withdraw(self, name: str) -> None:
         self._declared.pop(name, None)
-        self._gather()
+        self._rebuild_prefixes()
 
-    def wanted(self, item: Item) -> bool:
+    def is_pinned(self, item: Item) -> bool:
         """It is pinned or in a working set."""
         return bool(self._prefixes) and item[1].startswith(self._prefixes.get(item[0], ()))
 
-    def holds(self, item: Item) -> bool:
+    def is_protected(self, item: Item) -> bool:
         """It may not be dropped."""
-        return item in self.dirty or self.wanted(item)
+        return item in self.dirty or self.is_pinned(item)
 
-    def _gather(self) -> None:
+    def _rebuild_prefixes(self) -> None:
         gathered = defaultdict(list)
         for bucket, prefix in sorted(self._pins.union(*self._declared.values())):
             gathered[bucket].append(prefix)
@@ -96,9 +96,9 @@ class SegmentTable:
         segment = self._where.get(item)
         return None if segment is None else segment.members[item]
 
-    def append(self, item: Item, size: int, stream: str) -> int:
+    def append_item(self, item: Item, size: int, stream: str) -> int:
         """The number of the segment it goes into; an earlier copy becomes dead bytes."""
-        self.bury(item)
+        self.mark_dead(item)
         where = (item[0], stream)
         segment = self._open.get(where)
         if segment is None or segment.number not in self.by_number or segment.size + size > self.target:
@@ -115,14 +115,14 @@ class SegmentTable:
             )
         self._put(segment, item, size)
 
-    def bury(self, item: Item) -> Segment | None:
+    def mark_dead(self, item: Item) -> Segment | None:
         """Its bytes are dead; the segment they lie in."""
         segment = self._where.pop(item, None)
         if segment is not None:
             segment.dead += segment.members.pop(item)
         return segment
 
-    def drop(self, segment: Segment) -> None:
+    def remove_segment(self, segment: Segment) -> None:
         """The file goes with all that is still in it."""
         for item in segment.members:
             del self._where[item]
@@ -167,8 +167,8 @@ class SegmentPolicy:
         self.moved = 0
         self.evictions = 0
         self._segments = SegmentTable(settings.segment)
-        self._guards = ProtectedItems()
-        self._forecast = NextUsePredictor(settings.memory * settings.capacity, settings.tracked)
+        self._protected = ProtectedItems()
+        self._predictor = NextUsePredictor(settings.memory * settings.capacity, settings.tracked)
         self._hand = 0
         self._bars: dict[str | None, tuple[float, int]] = {}  # of a full bucket, or (None) of the whole
 
@@ -188,44 +188,44 @@ class SegmentPolicy:
 
     # --- what happens
 
-    def read(self, item: Item, size: int) -> int:
+    def read_item(self, item: Item, size: int) -> int:
         """As the simulator's other policies: how many bytes were kept."""
         return size if self.decide(item, size).hit else 0
 
     def decide(self, item: Item, size: int) -> Decision:
         """Somebody reads an item of this size."""
-        self._forecast.note(item, size)
+        self._predictor.record_read(item, size)
         held = self._segments.size_of(item)
-        if held == size or (held is not None and item in self._guards.dirty):
+        if held == size or (held is not None and item in self._protected.dirty):
             return Decision(hit=True)
-        stale = () if held is None else self._bury(item)
-        distance = _MUST if self._guards.wanted(item) else self._forecast.newcomer(item)
+        stale = () if held is None else self._mark_dead(item)
+        distance = _MUST if self._protected.is_pinned(item) else self._predictor.admission_distance(item)
         return self._admit(item, size, distance, stale)
 
     def write(self, item: Item, size: int) -> Decision:
         """Write-back: it is kept until `clean`. Without a segment there is no room: write through instead."""
         done = self._admit(item, size, _MUST, ())
         if done.segment is not None:
-            self._guards.dirty.add(item)
+            self._protected.dirty.add(item)
         return done
 
     def clean(self, item: Item) -> None:
         """The origin has it now."""
         self._bars.clear()
-        self._guards.dirty.discard(item)
+        self._protected.dirty.discard(item)
 
     def remove(self, item: Item) -> tuple[Eviction, ...]:
         """It is deleted; its file goes too if it was the last in it."""
-        self._guards.dirty.discard(item)
-        self._forecast.forget(item)
+        self._protected.dirty.discard(item)
+        self._predictor.forget(item)
         self._bars.clear()
-        return self._bury(item)
+        return self._mark_dead(item)
 
     def restore(self, segment: int, item: Item, size: int, *, dirty: bool = False) -> None:
         """What a store finds on its disks when it starts; `sweep` afterwards."""
         self._segments.restore(segment, item, size)
         if dirty:
-            self._guards.dirty.add(item)
+            self._protected.dirty.add(item)
 
     def sweep(self) -> tuple[Eviction, ...]:
         """Down to the low watermark and to the quotas, whatever it is worth; what must stay stays."""
@@ -241,43 +241,43 @@ class SegmentPolicy:
 
     def pin(self, bucket: str, prefix: str = "") -> None:
         """Keys of the bucket that begin so are let in before others, and stay."""
-        self._guards.pin(bucket, prefix)
+        self._protected.pin(bucket, prefix)
 
     def unpin(self, bucket: str, prefix: str = "") -> None:
-        self._guards.unpin(bucket, prefix)
+        self._protected.unpin(bucket, prefix)
         self._bars.clear()
 
     def declare(self, name: str, *prefixes: Item) -> None:
         """A working set, as (bucket, prefix): none of it goes while it is declared."""
         if self.settings.hints:
-            self._guards.declare(name, frozenset(prefixes))
+            self._protected.declare(name, frozenset(prefixes))
 
     def withdraw(self, name: str) -> None:
-        self._guards.withdraw(name)
+        self._protected.withdraw(name)
         self._bars.clear()
 
     def plan(self, name: str, order: Iterable[Item]) -> None:
         """The reads to come, in order."""
         if self.settings.hints:
-            self._forecast.plans[name] = ReadSchedule(order)
+            self._predictor.plans[name] = ReadSchedule(order)
 
     def advance(self, name: str, position: int) -> None:
         """The plan's reader has read all before `position`. A plan at its end is forgotten."""
-        plan = self._forecast.plans.get(name)
+        plan = self._predictor.plans.get(name)
         if plan is not None:
             plan.position = position
             if position >= plan.length:
-                del self._forecast.plans[name]
+                del self._predictor.plans[name]
 
     def unplan(self, name: str) -> None:
         """Its reads to come are not known any more."""
-        self._forecast.plans.pop(name, None)
+        self._predictor.plans.pop(name, None)
         self._bars.clear()
 
     # --- deciding
 
-    def _bury(self, item: Item) -> tuple[Eviction, ...]:
-        segment = self._segments.bury(item)
+    def _mark_dead(self, item: Item) -> tuple[Eviction, ...]:
+        segment = self._segments.mark_dead(item)
         if segment is None or segment.members:
             return ()
         return (self._evict(_Victim(segment, (), inf)),)
@@ -298,7 +298,7 @@ class SegmentPolicy:
         if not self._make_room(item[0], size, quota, distance, done):
             return Decision(evictions=tuple(done))
         stream = "kept" if distance == _MUST else "read"
-        return Decision(segment=self._segments.append(item, size, stream), evictions=tuple(done))
+        return Decision(segment=self._segments.append_item(item, size, stream), evictions=tuple(done))
 
     def _make_room(self, bucket: str, size: int, quota: int, distance: float, done: list[Eviction]) -> bool:
         while self.used_by(bucket) + size > quota:
@@ -316,10 +316,10 @@ class SegmentPolicy:
     def _replace(self, bucket: str | None, distance: float, done: list[Eviction]) -> bool:
         """Evict one segment if the newcomer is read again sooner than what goes."""
         bar, until = self._bars.get(bucket, (inf, 0))
-        if distance >= bar and self._forecast.clock < until:
+        if distance >= bar and self._predictor.clock < until:
             return False
         victim = self._victim(bucket)
-        until = self._forecast.clock + self.settings.capacity // _SOON
+        until = self._predictor.clock + self.settings.capacity // _SOON
         self._bars[bucket] = (victim.worth if victim else -inf, until)
         if victim is None or distance >= victim.worth:
             return False
@@ -353,9 +353,9 @@ class SegmentPolicy:
     def _weigh(self, segment: Segment) -> _Victim | None:
         """Drop from the farthest on until enough goes. None: too little would."""
         free = [
-            (self._forecast.distance(item), item, size)
+            (self._predictor.distance(item), item, size)
             for item, size in segment.members.items()
-            if not self._guards.holds(item)
+            if not self._protected.is_protected(item)
         ]
         free.sort(reverse=True)
         freed, worth, drop = segment.dead, inf, []
@@ -372,8 +372,10 @@ class SegmentPolicy:
     def _evict(self, victim: _Victim) -> Eviction:
         segment, dropped = victim.segment, set(victim.drop)
         kept = [(item, size) for item, size in segment.members.items() if item not in dropped]
-        self._segments.drop(segment)
-        moves = tuple((item, self._segments.append(item, size, self._stream(item))) for item, size in kept)
+        self._segments.remove_segment(segment)
+        moves = tuple(
+            (item, self._segments.append_item(item, size, self._stream(item))) for item, size in kept
+        )
         moved = sum(size for _, size in kept)
         self.moved += moved
         self.evictions += 1
@@ -381,4 +383,4 @@ class SegmentPolicy:
 
     def _stream(self, item: Item) -> str:
         """Whose like it is: what is held need not be written again with what comes and goes."""
-        return "kept" if self._guards.holds(item) else "moved"
+        return "kept" if self._protected.is_protected(item) else "moved"

@@ -169,7 +169,7 @@ def simulate(name: str, trace: Sequence[TraceRead], settings: EvictionSettings) 
     for position, read in enumerate(trace, 1):
         if steps is not None:
             steps.advance(_PLAN, position)  # it is asked for the use after this one
-        got = policy.read(read.item, read.size)
+        got = policy.read_item(read.item, read.size)
         total += read.size
         hits += got == read.size
         hit_bytes += got

@@ -78,18 +78,20 @@ _MAP_GRACE: Final = 2.0  # seconds for what a process began to answer by an earl
 
 def sync_source(node: NodeContext, rest: Callable[[int], Awaitable[None]] | None = None) -> SyncSource:
     """What this node gives to others that compare; `rest` between two pieces of work."""
-    return SyncSource(node.store, node.mesh.copies, rest=rest or InLoopThrottle(node.clock).rest)
+    return SyncSource(
+        node.store, node.mesh.replica_count, rest=rest or InLoopThrottle(node.clock).yield_to_clients
+    )
 
 
 def replica_counts_in_use(node: NodeContext) -> set[int]:
     """Of all buckets, as `routes` takes them."""
-    return {node.mesh.copies(bucket.name) for bucket in node.buckets.list_all()}
+    return {node.mesh.replica_count(bucket.name) for bucket in node.buckets.list_all()}
 
 
 def rebalance_routes(node: NodeContext) -> list[HttpRoute]:
     """The doors for others that compare themselves with this node."""
     doors = local_rebalance_routes(node, sync_source(node))
-    return doors if node.mover is None else handoff_routes(doors, node.mover)
+    return doors if node.rebalance_socket is None else handoff_routes(doors, node.rebalance_socket)
 
 
 def local_rebalance_routes(node: NodeContext, given: SyncSource) -> list[HttpRoute]:
@@ -102,9 +104,9 @@ def rebalancer(node: NodeContext) -> Rebalancer:
     sources = RebalancerDeps(
         partial(RemoteSyncPeer, node.peers),
         lambda: replica_counts_in_use(node),
-        InLoopThrottle(node.clock).rest,
+        InLoopThrottle(node.clock).yield_to_clients,
         lambda: shared_counters.oldest_map_version(node.clock.monotonic(), _MAP_GRACE),
-        (SHARED_PREFIXES, node_catalog(node).ensure),
+        (SHARED_PREFIXES, node_catalog(node).ensure_local_copies),
     )
     maps = ClusterMapStore(node.control)
     return Rebalancer(
@@ -116,7 +118,7 @@ def rebalancer(node: NodeContext) -> Rebalancer:
         sources,
         node.clock,
         repair_every=node.settings.cluster.repair_interval,
-        door=node.mover,
+        door=node.rebalance_socket,
     )
 
 
@@ -127,22 +129,22 @@ class PeerServices:
         self, node: NodeContext, versions: VersionLookup, members: MemberService, backed: BackedService | None
     ) -> None:
         self._node, self._backed = node, backed
-        self.lister = LocalListings(node.store, node.mesh, node.store.own_entries)
+        self.lister = LocalListings(node.store, node.mesh, node.store.list_stored_entries)
         self.merged = MergedListings(self.lister, node.mesh, node.peers, node.clock)
-        self.news = ChangeBroadcast(node.control, node.mesh, node.peers, node.settings.workers)
-        everywhere = PeerBuckets(node.mesh, node.peers, self.merged, self.news)
+        self.broadcast = ChangeBroadcast(node.control, node.mesh, node.peers, node.settings.workers)
+        everywhere = PeerBuckets(node.mesh, node.peers, self.merged, self.broadcast)
         self.buckets = BucketService(node.buckets, node.store, node.clock, node.settings.region, everywhere)
         self.sources = LocalCopySources(node.store, versions, members, backed)
-        self.far = RemoteCopySources(node.mesh, node.peers, versions, self.sources)
+        self.remote_sources = RemoteCopySources(node.mesh, node.peers, versions, self.sources)
         self.forwarder = Forwarder(
             node.mesh,
             node.peers,
-            HopSigner(ClusterSecret(node.control).derive, node.clock),
+            HopSigner(ClusterSecret(node.control).derive_key, node.clock),
             node.clock,
             lambda: node.control.revision("buckets"),
             node.settings.http.body_timeout,
         )
-        self.scatterer = FanOut(self.forwarder, self.far, self.merged, node.mesh, node.clock)
+        self.fan_out = FanOut(self.forwarder, self.remote_sources, self.merged, node.mesh, node.clock)
 
     def __repr__(self) -> str:
         return f"<Meshing of {self._node.settings.node_id}>"
@@ -152,17 +154,17 @@ class PeerServices:
         node, backed = self._node, self._backed
         warming: list[HttpRoute] = []
         if backed is not None:
-            warmer, lender = PrefetchWorker(backed, node.mesh), PeerCacheServer(backed.shelf)
+            warmer, lender = PrefetchWorker(backed, node.mesh), PeerCacheServer(backed.cache_store)
             warming = PrefetchHandlers(warmer, lender, node.mesh, node.clock).routes()
-            warming += write_mark_routes(backed.listings.marker, node.clock)
-            warming += WriteBackHandlers(backed.bringer, node.mesh, node.clock).routes()
+            warming += write_mark_routes(backed.listings.write_marks, node.clock)
+            warming += WriteBackHandlers(backed.write_back_router, node.mesh, node.clock).routes()
         return [
             *listing_peer_routes(self.lister, node.mesh, node.clock),
-            *bucket_peer_routes(self.buckets, self.news, node.clock),
+            *bucket_peer_routes(self.buckets, self.broadcast, node.clock),
             *CopySourceHandlers(self.sources, node.mesh, node.clock).routes(),
             *ReplicaHandlers(node.store, node.mesh, node.clock).routes(),
-            *OwnerWriteHandlers(node.shared, node.mesh, node.clock).routes(),
-            *handover_peer_routes(node.shared, node.mesh, node.clock),
+            *OwnerWriteHandlers(node.replicated_store, node.mesh, node.clock).routes(),
+            *handover_peer_routes(node.replicated_store, node.mesh, node.clock),
             *rebalance_routes(node),
             *resume_read_routes(ResumeSource(node.store, node.settings.node_id), node.clock),
             *warming,
@@ -179,7 +181,9 @@ def open_cluster_view(
     """The view of one process of a node, which is number `process` of those that answer by a map."""
     if settings.cluster.control is None:
         lone = single_node_map(settings.node_id, settings.endpoint)
-        return ClusterView(settings.node_id, control, buckets.copies, lone=lone, writes_of=buckets.writes)
+        return ClusterView(
+            settings.node_id, control, buckets.replica_count, lone=lone, writes_of=buckets.origin_write_mode
+        )
     marking = NodeStateWriter(control, ClusterMapStore(control))
     look = SuspectProbe(marking, clock, settings.cluster.lease)
 
@@ -194,11 +198,11 @@ def open_cluster_view(
     return ClusterView(
         settings.node_id,
         control,
-        buckets.copies,
+        buckets.replica_count,
         look=look,
-        writes_of=buckets.writes,
-        homes_of=buckets.homes,
-        born_of=buckets.born,
+        writes_of=buckets.origin_write_mode,
+        homes_of=buckets.origin_home_nodes,
+        born_of=buckets.created_at_ms,
         goes_by=goes_by,
         held=held,
         newest=shared_counters.newest_map_version,
@@ -234,21 +238,25 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
     if belonging is None:
         raise StartupError(f"{settings.store.data_dir} belongs to no mesh; start the node again")
     maps = ClusterMapStore(control)
-    membership = Membership(control, maps, own_member(settings), belonging.holder, clock, settings.cluster)
+    membership = Membership(
+        control, maps, own_member(settings), belonging.lease_holder, clock, settings.cluster
+    )
     await membership.join()
     await publish_domains(control, settings.node_id, settings.http.domains)
-    for node_id, why in domain_mismatches(control, node.mesh.map()).items():
+    for node_id, why in domain_mismatches(control, node.mesh.current_map()).items():
         _log.warning("a node answers for other domains", extra={"node": node_id, "why": why})
     guardian = FailureDetector(
         node.mesh,
         control,
         NodeStateWriter(control, maps),
-        lambda: node.buckets.fewest_copies(node.mesh.map().copies, node.mesh.map().counts),
+        lambda: node.buckets.min_replica_count(
+            node.mesh.current_map().copies, node.mesh.current_map().counts
+        ),
         clock,
         ttl=settings.cluster.lease,
         down_after=settings.cluster.down_after,
     )
-    tasks.spawn(membership.keep(), "membership")
+    tasks.spawn(membership.run(), "membership")
     tasks.spawn(guardian.run(), "guardian")
     tasks.spawn(increment_generation_hourly(control, settings.store.data_dir, belonging), "directory")
     moving = rebalancer(node)
@@ -264,20 +272,20 @@ _REPORT_TIMEOUT: Final = 5.0  # seconds for it
 
 def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubScheduler:
     """The one of this node, to be run in its steward."""
-    rest = InLoopThrottle(node.clock).rest
+    rest = InLoopThrottle(node.clock).yield_to_clients
     mender = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
     return ScrubScheduler(
         node.settings.node_id,
         node.store,
         node.control,
         node.clock,
-        mend=mender.mend,
-        compare=_no_peers if mover is None else mover.compared,
-        rest=RateLimiter(node.clock, rest, node.settings.scrub_rate).rest,
+        mend=mender.repair_quarantined,
+        compare=_no_peers if mover is None else mover.wait_until_compared,
+        rest=RateLimiter(node.clock, rest, node.settings.scrub_rate).throttle,
         every=node.settings.scrub_interval,
         debts=UnderReplication(
             node.mesh, sync_source(node), lambda: replica_counts_in_use(node), node.clock
-        ).count,
+        ).refresh_count,
     )
 
 
@@ -288,13 +296,13 @@ async def _no_peers() -> None:
 async def watch_disks(node: NodeContext) -> None:
     """Disks that fail go out of service; a node of a mesh that has none left, or whose index's device fails,
     ends, so that the others do without it."""
-    disks = node.store.disks
-    watched = [disks] if node.shelf is None else [disks, node.shelf.cache.disks]
+    disks = node.store.disk_health
+    watched = [disks] if node.cache_store is None else [disks, node.cache_store.cache.disk_health]
     for _ in range(_DISK_PROBES):
-        if not any([await each.look() for each in watched]):
+        if not any([await each.probe_disks() for each in watched]):
             break
         await asyncio.sleep(_PROBE_INTERVAL)
-    if node.settings.cluster.control is None or (disks.any and not disks.index_failed):
+    if node.settings.cluster.control is None or (disks.has_disk and not disks.index_failed):
         return
     if disks.index_failed:
         _disk_log.critical(
@@ -303,7 +311,7 @@ async def watch_disks(node: NodeContext) -> None:
         )
     else:
         _disk_log.critical("every disk of this node has failed: it ends; the others have its share")
-    last = [disks.index_state()] if disks.index_failed else disks.states()
+    last = [disks.index_state()] if disks.index_failed else disks.disk_states()
     try:
         await asyncio.wait_for(
             publish_disks(node.control, node.settings.node_id, tuple(last)), _REPORT_TIMEOUT
@@ -315,29 +323,32 @@ async def watch_disks(node: NodeContext) -> None:
 
 async def replace_disks(node: NodeContext) -> None:
     """Disks that were emptied or taken away go out of service, and empty ones in."""
-    await node.store.disks.look_for_gone()
-    if node.shelf is not None:
-        await node.shelf.cache.disks.look_for_gone()
+    await node.store.disk_health.check_missing_disks()
+    if node.cache_store is not None:
+        await node.cache_store.cache.disk_health.check_missing_disks()
 
 
 async def quarantine_damaged(node: NodeContext) -> None:
     """What readers of this process found damaged goes into quarantine; out of the cache it goes for good. A
     disk that the steward found to fail is out of service here, too."""
-    node.store.disks.heed()
-    await node.store.examine()
-    if node.shelf is None:
+    node.store.disk_health.apply_published_changes()
+    await node.store.process_damage_reports()
+    if node.cache_store is None:
         return
-    node.shelf.cache.disks.heed()
-    if await node.shelf.cache.examine() or node.shelf.cache.disks.take_news():
-        await _evict_damaged(node.shelf.cache)
+    node.cache_store.cache.disk_health.apply_published_changes()
+    if (
+        await node.cache_store.cache.process_damage_reports()
+        or node.cache_store.cache.disk_health.take_data_lost_flag()
+    ):
+        await _evict_damaged(node.cache_store.cache)
 
 
 async def _evict_damaged(cache: Store) -> None:
     after = None
     while found := cache.quarantined(after=after):
-        records = [(name, stamp, cache.at(name, stamp)) for name, stamp, _ in found]
-        await cache.drop(
+        records = [(name, stamp, cache.version_at(name, stamp)) for name, stamp, _ in found]
+        await cache.drop_unowned(
             [HeldName(name, (HeldVersion(each.version, stamp),)) for name, stamp, each in records if each]
         )
         after = found[-1][:2]
-    await cache.sweep_quarantine()
+    await cache.prune_quarantine()

@@ -64,7 +64,7 @@ class DataServices:
 
     frames: FrameSource
     catalog: DocumentStore
-    readers: DatasetAccess
+    dataset_access: DatasetAccess
     datasets: DatasetService
     assets: AssetService
     batches: BatchService
@@ -73,7 +73,7 @@ class DataServices:
 
 def node_catalog(node: NodeContext) -> DocumentStore:
     """The node's documents, as this process has them."""
-    return DocumentStore(node.store, node.objects, node.uses, node.removals)
+    return DocumentStore(node.store, node.objects, node.last_used, node.removals)
 
 
 def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) -> DataServices:
@@ -97,11 +97,11 @@ def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any
     """Who reads which kind of view."""
     layouts = ZarrLayoutCache(node.store, node.clock, data.catalog, data.datasets, data.batches, node.objects)
     return {
-        TransformView: TransformReader(node.store, data.frames, node.uses, node.objects),
+        TransformView: TransformReader(node.store, data.frames, node.last_used, node.objects),
         ShardsView: ShardReader(node.store, node.clock, node.archives, node.objects),
-        ZarrView: ZarrReader(node.store, layouts, data.frames, node.uses, node.objects),
+        ZarrView: ZarrReader(node.store, layouts, data.frames, node.last_used, node.objects),
         BatchesView: BatchReader(
-            node.store, data.catalog, data.batches, data.frames, node.uses, node.objects
+            node.store, data.catalog, data.batches, data.frames, node.last_used, node.objects
         ),
     }
 
@@ -123,7 +123,9 @@ def job_service(node: NodeContext, access: Authorizer) -> JobService:
 def local_outputs(node: NodeContext) -> LocalOutputStore:
     """Writes what this node decides about."""
     return LocalOutputStore(
-        node.shared, VersionLookup(node.shared, node.buckets), IndexQueue(node.store).note
+        node.replicated_store,
+        VersionLookup(node.replicated_store, node.buckets),
+        IndexQueue(node.store).enqueue,
     )
 
 
@@ -138,7 +140,7 @@ def job_runner(
     """What the steward needs."""
     catalog = node_catalog(node)
     outputs = ClusterOutputStore(local_outputs(node), node.objects, node.mesh, node.peers)
-    versions = VersionLookup(node.shared, node.buckets)
+    versions = VersionLookup(node.replicated_store, node.buckets)
     tools = JobServices(node.store, node.objects, node.archives, versions, access, outputs)
     inventories = SourceInventory(node.store, catalog, node.archives, node.objects)
     shelf = PlanStore(node.store, catalog)

@@ -107,19 +107,19 @@ class NodeContext:
     control: ControlStore
     buckets: BucketTable
     identities: IdentityTable
-    use: KeyLastUsed
-    uses: UsageFile
+    key_usage: KeyLastUsed
+    last_used: UsageFile
     """Of results of views, and of documents."""
     removals: DeletedDocumentTable
     archives: ArchiveService
     mesh: ClusterView
     peers: PeerClient
     objects: RemoteObjects
-    shared: ObjectStore
+    replicated_store: ObjectStore
     """What services write to: `store`, and in a mesh every other node that must have it."""
-    shelf: CacheStore | None = None
+    cache_store: CacheStore | None = None
     """What is cached of buckets with origins."""
-    mover: WorkerSocket | None = None
+    rebalance_socket: WorkerSocket | None = None
     """The way to the process that moves data; None where there is none, or this is it."""
 
 
@@ -135,10 +135,10 @@ def _open_cache(
     clock = SystemClock()
     cache = Store.open(settings.cache_store, writer=writer, clock=clock)
     stack.callback(cache.close)
-    fresh = FreshnessTable(settings.fresh_path, clock)
+    fresh = FreshnessTable(settings.freshness_path, clock)
     stack.callback(fresh.close)
     shelf = CacheStore(cache, buckets, fresh, mesh)
-    store.attach(cache, shelf)
+    store.attach_cache(cache, shelf)
     return shelf
 
 
@@ -153,9 +153,9 @@ def open_node(
         stack.callback(control.close)
         store = Store.open(settings.store, writer=writer, clock=clock)
         stack.callback(store.close)
-        uses = UsageFile(settings.uses_path, clock)
+        uses = UsageFile(settings.last_used_path, clock)
         stack.callback(uses.close)
-        MODULES.read_from(partial(load_asset, DocumentStore(store)))
+        MODULES.set_loader(partial(load_asset, DocumentStore(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
         process = int(writer[1:]) + 1 if writer.startswith("w") else None if writer == REBALANCE_WRITER else 0
         mesh = open_cluster_view(settings, control, buckets, clock, process)
@@ -163,9 +163,9 @@ def open_node(
         use = KeyLastUsed(control)
         peers = PeerClient(
             settings.node_id,
-            ClusterSecret(control).derive,
+            ClusterSecret(control).derive_key,
             clock,
-            lambda: mesh.map().version,
+            lambda: mesh.current_map().version,
             ca=settings.cluster.peer_ca,
         )
         objects = RemoteObjects(store, mesh, peers, buckets)
@@ -194,9 +194,9 @@ def open_node(
 
 def node_cache_store(node: NodeContext) -> CacheStore:
     """The node's cache, of a node that has one."""
-    if node.shelf is None:
+    if node.cache_store is None:
         raise ValueError("this node was opened without a cache")
-    return node.shelf
+    return node.cache_store
 
 
 def node_access(node: NodeContext) -> Authorizer:
@@ -216,7 +216,7 @@ def peer_services(node: NodeContext, backed: BackedService | None = None) -> Pee
     versions = VersionLookup(node.store, node.buckets)
     definitions = ViewDefinitions(node.buckets, node.clock, node_access(node))
     members = MemberService(
-        node.store, versions, node.archives, lambda bucket: definitions.find(bucket) is not None
+        node.store, versions, node.archives, lambda bucket: definitions.find_view(bucket) is not None
     )
     return PeerServices(node, versions, members, backed)
 
@@ -229,45 +229,45 @@ def web_deps(
     backed: BackedService | None = None,
 ) -> ServerServices:
     """The services of the S3 endpoint."""
-    versions = VersionLookup(node.shared, node.buckets)
-    objects = ObjectService(node.shared, versions, IndexQueue(node.store).note, backed)
+    versions = VersionLookup(node.replicated_store, node.buckets)
+    objects = ObjectService(node.replicated_store, versions, IndexQueue(node.store).enqueue, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret, mesh = ClusterSecret(node.control), peer_services(node, backed)
     return ServerServices(
         access=access,
-        sessions=CredentialService(node.identities, secret, node.use, node.clock),
+        sessions=CredentialService(node.identities, secret, node.key_usage, node.clock),
         buckets=mesh.buckets,
         objects=objects,
-        uploads=UploadService(node.shared, objects, versions, acls.owner),
+        uploads=UploadService(node.replicated_store, objects, versions, acls.owner_of),
         listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),
         versions=versions,
-        deleter=DeleteService(node.shared, versions, backed),
-        tagging=TaggingService(node.shared, versions),
+        deleter=DeleteService(node.replicated_store, versions, backed),
+        tagging=TaggingService(node.replicated_store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
         views=views,
-        members=MemberService(node.shared, versions, node.archives, views.is_view),
-        object_acls=ObjectAclService(node.shared, node.buckets, versions, acls),
+        members=MemberService(node.replicated_store, versions, node.archives, views.is_view),
+        object_acls=ObjectAclService(node.replicated_store, node.buckets, versions, acls),
         clock=node.clock,
         mesh=node.mesh,
-        still=node.control.still,
+        control_snapshot=node.control.pin_revisions,
         audit=audit,
         http=node.settings.http,
         backed=backed,
-        near=NearCacheReader(node.objects, versions),
-        rest=node.objects.rest,
-        gate=PeerAuthenticator(secret.derive, node.clock),
+        nearby_reader=NearCacheReader(node.objects, versions),
+        resume_read=node.objects.resume_response,
+        peer_authenticator=PeerAuthenticator(secret.derive_key, node.clock),
         forwarder=mesh.forwarder,
-        scatterer=mesh.scatterer,
-        far=mesh.far,
-        news=mesh.news,
+        fan_out=mesh.fan_out,
+        copy_sources=mesh.remote_sources,
+        bucket_changes=mesh.broadcast,
     )
 
 
 def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRoute]:
     """The admin API, temporary credentials, whoami."""
-    identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
+    identities = IdentityAdmin(node.identities, node.key_usage, node.buckets, node.clock)
     revoking = SessionRevocation(node.identities, node.clock)
     own = node.settings
     loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
@@ -284,7 +284,7 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
 
 def document_inventory(node: NodeContext) -> DocumentInventory:
     """What documents there are, here and on the other nodes."""
-    return DocumentInventory(node.store, node.uses, node.objects.kept)
+    return DocumentInventory(node.store, node.last_used, node.objects.list_inventories)
 
 
 def _backed_admin(node: NodeContext) -> BackedAdmin:
@@ -315,7 +315,7 @@ def _document_admin(node: NodeContext, access: Authorizer, data: DataServices) -
         partial(document_references, node),
         node.clock,
         node.settings.keep_documents_days,
-        data.datasets.births.recorded,
+        data.datasets.births.is_recorded,
     )
 
 
@@ -327,9 +327,9 @@ def native_routes(
     desk: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
     """The native protocol. `keeper`: of the cache, a daemon's; `desk`: of a worker that hands frames over."""
-    gathers = GatherService(node.store, node.archives, data.readers, node.objects)
+    gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
-    tests = OpTrials(data.user_ops, data.assets, node.objects, data.readers, data.frames, node.clock)
+    tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
     also = [
         job_routes(job_service(node, access)),
         op_catalog_routes(data.user_ops, node.clock),
@@ -337,9 +337,9 @@ def native_routes(
         backed_bucket_routes(_backed_admin(node), _copy_counts(node)),
         document_routes(_document_admin(node, access, data)),
     ]
-    if node.shelf is not None and keeper is not None:  # tests may have none
+    if node.cache_store is not None and keeper is not None:  # tests may have none
         room = node.settings.cache_bytes
-        residence = CacheResidency(node.store, node.shelf, node.buckets, node.mesh, keeper, room)
+        residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, keeper, room)
         also.append(cache_residency_routes(residence))
     holdings = PeerReadService(
         node.store,

@@ -117,8 +117,8 @@ async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
             continue
         after = ""
         while True:
-            page = node.store.own_entries(bucket.name, "", after, _PAGE)
-            own = [entry.key for entry in page.entries if node.mesh.is_decider(bucket.name, entry.key)]
+            page = node.store.list_stored_entries(bucket.name, "", after, _PAGE)
+            own = [entry.key for entry in page.entries if node.mesh.is_primary(bucket.name, entry.key)]
             wrong = [
                 why
                 for why in await asyncio.gather(*[_write_back(backed, bucket, k, slots) for k in own])
@@ -139,7 +139,7 @@ async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: as
     """Why it is not there; "" when it is."""
     async with slots:
         try:
-            await backed.push(bucket, key)
+            await backed.write_back(bucket, key)
         except (OriginError, StoreError) as error:
             return str(error)
     return ""
@@ -149,11 +149,11 @@ async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: as
 async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIterator[BackedService]:
     """Backed buckets as worker `index` has them, or (None) as the steward."""
     settings, shelf = node.settings, node_cache_store(node)
-    keeper = CacheManagerClient(settings.keeper_socket)
+    keeper = CacheManagerClient(settings.cache_manager_socket)
     origins = OriginPool(settings.origin_credentials, node.clock)
     fetcher = Fetcher(origins, shelf, keeper, PeerCacheClient(node.mesh, node.peers, shelf))
     succession = HandoverBarrier(node.mesh, node.peers, node.clock)
-    writer = OriginWriter(origins, node.store, node.shared, node.mesh, fetcher, succession)
+    writer = OriginWriter(origins, node.store, node.replicated_store, node.mesh, fetcher, succession)
     own = LocalFetchWorker(fetcher, writer)
     crew = WorkerShards([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
     questions = Revalidator(crew, settings.origin_patience)
@@ -161,12 +161,12 @@ async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIter
     if index is not None:
         tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
     tasks.spawn(keeper.run(), "notes")
-    lister = LocalListings(node.store, node.mesh, node.store.own_entries)
+    lister = LocalListings(node.store, node.mesh, node.store.list_stored_entries)
     marker = WriteMarks(shelf, node.mesh, node.peers)
     merged = MergedListings(lister, node.mesh, node.peers, node.clock)
     service = BackedService(
         node.store,
-        node.shared,
+        node.replicated_store,
         shelf,
         crew,
         WriteBackRouter(crew, shelf, node.mesh, node.peers, node.clock),
@@ -175,11 +175,11 @@ async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIter
         node.mesh,
     )
     node.objects.origins = OriginSampleSource(node.store, service, node.archives)
-    near = node.objects.near = NearCacheStore(shelf.cache, keeper) if _is_near_cache(node) else None
+    near = node.objects.near_cache = NearCacheStore(shelf.cache, keeper) if _is_near_cache(node) else None
     try:
         yield service
     finally:
-        node.objects.origins = node.objects.near = None
+        node.objects.origins = node.objects.near_cache = None
         if near is not None:
             await near.aclose()
         await tasks.aclose()
@@ -192,4 +192,4 @@ async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIter
 def _is_near_cache(node: NodeContext) -> bool:
     """Whether this node is there to be near those who read: it caches, and stores nothing."""
     roles = node.settings.cluster.roles
-    return not node.mesh.lone and "cache" in roles and "store" not in roles
+    return not node.mesh.standalone and "cache" in roles and "store" not in roles

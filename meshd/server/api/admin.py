@@ -147,7 +147,7 @@ class AdminEndpoint:
         return 201, await self._identities.add_user(await _read(request, NewUser))
 
     async def _user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._identities.user(names[0])
+        return 200, self._identities.get_user(names[0])
 
     async def _change_user(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         return 200, await self._identities.change_user(names[0], await _read(request, UserChange))
@@ -158,14 +158,14 @@ class AdminEndpoint:
 
     async def _attach_to_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         await self._policies.attach_to_user(*names)
-        return 200, self._identities.user(names[0])
+        return 200, self._identities.get_user(names[0])
 
     async def _detach_from_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         await self._policies.detach_from_user(*names)
-        return 200, self._identities.user(names[0])
+        return 200, self._identities.get_user(names[0])
 
     async def _revoke_of_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, await self._revoking.of_user(names[0], query.get("before", ""))
+        return 200, await self._revoking.revoke_user(names[0], query.get("before", ""))
 
     # --- keys ---------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class AdminEndpoint:
         return 201, await self._identities.add_key(await _read(request, NewKey))
 
     async def _key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._identities.key(names[0])
+        return 200, self._identities.get_key(names[0])
 
     async def _change_key(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         return 200, await self._identities.change_key(names[0], await _read(request, KeyChange))
@@ -188,14 +188,14 @@ class AdminEndpoint:
 
     async def _attach_to_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         await self._policies.attach_to_key(*names)
-        return 200, self._identities.key(names[0])
+        return 200, self._identities.get_key(names[0])
 
     async def _detach_from_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         await self._policies.detach_from_key(*names)
-        return 200, self._identities.key(names[0])
+        return 200, self._identities.get_key(names[0])
 
     async def _revoke_of_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, await self._revoking.of_key(names[0], query.get("before", ""))
+        return 200, await self._revoking.revoke_key(names[0], query.get("before", ""))
 
     # --- policies -----------------------------------------------------------------------------------
 
@@ -203,26 +203,26 @@ class AdminEndpoint:
         return 200, _listed("policies", self._policies.list_policies(query.get("after", ""), _limit(query)))
 
     async def _policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._policies.policy(names[0])
+        return 200, self._policies.get_policy(names[0])
 
     async def _put_policy(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        shown, made = await self._policies.put(names[0], await request.read())
+        shown, made = await self._policies.put_policy(names[0], await request.read())
         return 201 if made else 200, shown
 
     async def _remove_policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        await self._policies.remove(names[0], force=_flag(query, "force"))
+        await self._policies.remove_policy(names[0], force=_flag(query, "force"))
         return 200, {"removed": names[0]}
 
     # --- this node ----------------------------------------------------------------------------------
 
     async def _level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._loudness.shown()
+        return 200, self._loudness.current_level()
 
     async def _change_level(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._loudness.change(names[0], await _read(request, LevelDuration))
+        return 200, self._loudness.set_level(names[0], await _read(request, LevelDuration))
 
     async def _reset_level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._loudness.reset()
+        return 200, self._loudness.reset_level()
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
@@ -335,7 +335,7 @@ class StsEndpoint:
         try:
             check_fully_signed(request)
             wanted = await read_document(request, SessionRequest)
-            document = self._sessions.make(identity, wanted)
+            document = self._sessions.issue(identity, wanted)
         except AdminError as error:
             return admin_error_reply(request, error, self._now())
         return json_reply(200, document, self._now())

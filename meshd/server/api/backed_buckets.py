@@ -48,7 +48,7 @@ class BackedBucketEndpoint:
         return "<OriginEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.guarded
+        guarded = self._native.handle_errors
         return [
             HttpRoute("GET", "/-/buckets", guarded(self.list_all)),
             HttpRoute("GET", _BUCKETS_PREFIX, guarded(self.show)),
@@ -58,26 +58,26 @@ class BackedBucketEndpoint:
 
     async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
-        found = [*self._admin.list_all(identity), *self._counts.list_all(identity)]
-        return self._native.json({"buckets": sorted(found, key=lambda bucket: bucket["name"])})
+        found = [*self._admin.list_all(identity), *self._counts.list_buckets(identity)]
+        return self._native.reply_json({"buckets": sorted(found, key=lambda bucket: bucket["name"])})
 
     async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
         name = _bucket_name(request)
         owner = self._admin if self._counts.is_backed(name) else self._counts
-        return self._native.json(owner.show(identity, name))
+        return self._native.reply_json(owner.show(identity, name))
 
     async def create(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
         document = _document(await request.read())
         owner = self._admin if "url" in document else self._counts
-        return self._native.json(await owner.create(identity, _bucket_name(request), document))
+        return self._native.reply_json(await owner.create(identity, _bucket_name(request), document))
 
     async def change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
         document = _document(await request.read())
         owner = self._counts if "copies" in document else self._admin
-        return self._native.json(await owner.change(identity, _bucket_name(request), document))
+        return self._native.reply_json(await owner.change(identity, _bucket_name(request), document))
 
 
 def _bucket_name(request: MeshRequest) -> str:
@@ -109,7 +109,7 @@ class CacheResidencyEndpoint:
         return "<ResidenceEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.guarded
+        guarded = self._native.handle_errors
         return [
             HttpRoute("GET", _RESIDENCE_PREFIX, guarded(self.count)),
             HttpRoute("DELETE", _RESIDENCE_PREFIX, guarded(self.evict)),
@@ -118,13 +118,17 @@ class CacheResidencyEndpoint:
     async def count(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         """`?prefix=PREFIX`; without a bucket: of the whole node."""
         if not _resident_bucket(request):
-            return self._native.json(await self._residence.node(identity))
+            return self._native.reply_json(await self._residence.node_usage(identity))
         prefix = parse_query(request, ("prefix",)).get("prefix", "")
-        return self._native.json(await self._residence.count(identity, _resident_bucket(request), prefix))
+        return self._native.reply_json(
+            await self._residence.count_bucket(identity, _resident_bucket(request), prefix)
+        )
 
     async def evict(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         prefix = parse_query(request, ("prefix",)).get("prefix", "")
-        return self._native.json(await self._residence.evict(identity, _resident_bucket(request), prefix))
+        return self._native.reply_json(
+            await self._residence.evict_cached(identity, _resident_bucket(request), prefix)
+        )
 
 
 def _resident_bucket(request: MeshRequest) -> str:

@@ -121,15 +121,17 @@ def batch_api_routes(
     say the version of the map of `mesh`, if there are several nodes, and where the `desk` is."""
     native = BatchEndpoint(datasets, batches, gathers, views, clock, mesh, desk)
     return [
-        HttpRoute("POST", "/-/snapshots", native.guarded(native.bounded(native.create_snapshot))),
-        HttpRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
-        HttpRoute("POST", "/-/plans", native.guarded(native.bounded(native.create_plan))),
-        HttpRoute("GET", "/-/plans/", native.guarded(native.get_plan)),
-        HttpRoute("POST", "/-/plans/", native.guarded(native.post_rows)),
-        HttpRoute("POST", "/-/gather", native.guarded(native.gather)),
-        HttpRoute("POST", "/-/views", native.guarded(native.bounded(native.create_view))),
-        HttpRoute("GET", "/-/views", native.guarded(native.list_views)),
-        HttpRoute("GET", "/-/views/", native.guarded(native.get_view)),
+        HttpRoute(
+            "POST", "/-/snapshots", native.handle_errors(native.limit_concurrency(native.create_snapshot))
+        ),
+        HttpRoute("GET", "/-/snapshots/", native.handle_errors(native.get_snapshot)),
+        HttpRoute("POST", "/-/plans", native.handle_errors(native.limit_concurrency(native.create_plan))),
+        HttpRoute("GET", "/-/plans/", native.handle_errors(native.get_plan)),
+        HttpRoute("POST", "/-/plans/", native.handle_errors(native.post_rows)),
+        HttpRoute("POST", "/-/gather", native.handle_errors(native.gather)),
+        HttpRoute("POST", "/-/views", native.handle_errors(native.limit_concurrency(native.create_view))),
+        HttpRoute("GET", "/-/views", native.handle_errors(native.list_views)),
+        HttpRoute("GET", "/-/views/", native.handle_errors(native.get_view)),
         *[route for make in also for route in make(native)],
     ]
 
@@ -147,7 +149,7 @@ class BatchEndpoint:
         mesh: ClusterView | None = None,
         desk: LocalFrameService | None = None,
     ) -> None:
-        self._mesh, self._desk = mesh, desk
+        self._mesh, self._local_frames = mesh, desk
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._clock = views, clock
         self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
@@ -155,7 +157,7 @@ class BatchEndpoint:
     def __repr__(self) -> str:
         return f"<NativeEndpoint {self._works!r}, {self._streams!r}>"
 
-    def bounded(self, handler: Handler) -> Handler:
+    def limit_concurrency(self, handler: Handler) -> Handler:
         """`handler`, a bounded number of times at once: for what holds a thread or much memory. Beyond, Busy,
         but not for those who have less than an even share."""
 
@@ -165,7 +167,7 @@ class BatchEndpoint:
 
         return bound
 
-    def guarded(self, handler: Handler) -> Handler:
+    def handle_errors(self, handler: Handler) -> Handler:
         """`handler` with its errors turned into the protocol's documents."""
 
         async def guard(request: MeshRequest, identity: Identity) -> web.StreamResponse:
@@ -186,24 +188,30 @@ class BatchEndpoint:
         return guard
 
     async def create_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self.json(await self._datasets.create(caller_of(request, identity), await request.read()))
+        return self.reply_json(
+            await self._datasets.create_snapshot(caller_of(request, identity), await request.read())
+        )
 
     async def get_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         (digest,) = _path(request, "/-/snapshots/", 1)
-        document = await self._datasets.document(caller_of(request, identity), digest)
+        document = await self._datasets.snapshot_document(caller_of(request, identity), digest)
         return self._reply(200, build_snapshot.CONTENT_TYPE, document)
 
     async def create_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self.json(await self._batches.create(caller_of(request, identity), await request.read()))
+        return self.reply_json(
+            await self._batches.register_plan(caller_of(request, identity), await request.read())
+        )
 
     async def get_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parts = _path(request, "/-/plans/", 1, 2, 3)
         if len(parts) == 1:
-            return self.json((await self._batches.plan(caller_of(request, identity), parts[0])).describe())
+            return self.reply_json(
+                (await self._batches.plan(caller_of(request, identity), parts[0])).describe()
+            )
         if len(parts) == 2:
             if parts[1] != "bad":
                 raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
-            return self.json(await self._batches.bad(caller_of(request, identity), parts[0]))
+            return self.reply_json(await self._batches.bad_samples(caller_of(request, identity), parts[0]))
         return await self._get_frame(request, identity, parts)
 
     async def _get_frame(
@@ -219,61 +227,66 @@ class BatchEndpoint:
             rows = max(1, address.batch) // max(1, address.world)
             with _admission(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
                 return await send_stream(
-                    request, await make(caller_of(request, identity), address), self._now(), self.said()
+                    request,
+                    await make(caller_of(request, identity), address),
+                    self._now(),
+                    self.location_headers(),
                 )
         return await send_frame(
             request,
             await self._tensors(caller_of(request, identity), address, query),
             self._now(),
-            self.said(),
-            self._desk,
+            self.location_headers(),
+            self._local_frames,
         )
 
     async def _tensors(self, caller: Caller, address: FrameAddress, query: Mapping[str, str]) -> Frame:
         if "part" in query:
-            return await self._batches.part(caller, address, _number(query["part"], "part"))
-        return await self._batches.frame(caller, address, share=query.get("share", ""))
+            return await self._batches.get_part(caller, address, _number(query["part"], "part"))
+        return await self._batches.get_frame(caller, address, share=query.get("share", ""))
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         digest, what = _path(request, "/-/plans/", 2)
         if what != "rows":
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
         epoch = _number(parse_query(request, ("epoch",)).get("epoch", "0"), "epoch")
-        frame = await self._batches.rows(caller_of(request, identity), digest, epoch, await request.read())
-        return await send_frame(request, frame, self._now(), self.said(), self._desk)
+        frame = await self._batches.get_rows(
+            caller_of(request, identity), digest, epoch, await request.read()
+        )
+        return await send_frame(request, frame, self._now(), self.location_headers(), self._local_frames)
 
     async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         body = await request.read()
         with _admission(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
             outgoing = await self._gathers.gather(caller_of(request, identity), body)
-            return await send_stream(request, outgoing, self._now(), self.said())
+            return await send_stream(request, outgoing, self._now(), self.location_headers())
 
     async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self.json(await self._views.create(caller_of(request, identity), await request.read()))
+        return self.reply_json(await self._views.create(caller_of(request, identity), await request.read()))
 
     async def list_views(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         bucket = parse_query(request, ("bucket",)).get("bucket", "")
-        return self.json({"views": self._views.list_all(caller_of(request, identity), bucket)})
+        return self.reply_json({"views": self._views.list_all(caller_of(request, identity), bucket)})
 
     async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
-        return self.json(self._views.describe(caller_of(request, identity), name))
+        return self.reply_json(self._views.describe(caller_of(request, identity), name))
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
 
-    def json(self, document: Any) -> Reply:
+    def reply_json(self, document: Any) -> Reply:
         """An answer."""
         return self._reply(200, "application/json", json.dumps(document).encode())
 
     def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
-        headers = [*_headers(content_type, len(body)), *self.said(), *more]
+        headers = [*_headers(content_type, len(body)), *self.location_headers(), *more]
         return Reply(status, headers, body, self._now())
 
-    def said(self) -> list[Header]:
+    def location_headers(self) -> list[Header]:
         """What tells the SDK that there are more nodes, and where a job on this host finds frames."""
         headers = [] if self._mesh is None else map_headers(self._mesh)
-        return headers if self._desk is None else [*headers, self._desk.said]
+        return headers if self._local_frames is None else [*headers, self._local_frames.location_header]
 
     def _refusal(self, trace: RequestTrace, error: BatchError) -> Reply:
         trace.code, request_id = error.code, trace.request_id
@@ -313,13 +326,13 @@ def _note_report(request: MeshRequest) -> None:
 def _admission(room: Admission, identity: Identity, units: int, what: str) -> Iterator[None]:
     """Room for a request while it is answered. Raises BatchError Busy."""
     try:
-        room.enter(identity.account, units)
+        room.admit(identity.account, units)
     except AdmissionRejectedError as error:
         raise busy(f"this process of the node has too many {what} under way") from error
     try:
         yield
     finally:
-        room.leave(identity.account, units)
+        room.release(identity.account, units)
 
 
 def caller_of(request: MeshRequest, identity: Identity) -> Caller:
@@ -336,7 +349,7 @@ async def send_frame(
 ) -> web.StreamResponse:
     """A finished frame, from its memory, or where to fetch it as such; its handle is closed."""
     asked = request.headers.get(HANDS, "")
-    handed = desk.offer(frame, asked) if desk is not None and asked else None
+    handed = desk.offer_frame(frame, asked) if desk is not None and asked else None
     headers = [
         *_headers(tensor_frame.CONTENT_TYPE, 0 if handed else frame.size),
         ("x-mesh-rows", str(frame.rows)),
@@ -366,7 +379,7 @@ async def send_stream(
     head = head_bytes(200, headers, now, connection=connection)
     try:
         with closing(ResponseWriter(request)) as outlet:
-            await outlet.send(head)
+            await outlet.write_data(head)
             await _pump(outlet, outgoing)
     except BaseException as error:
         if request.transport is not None:
@@ -387,10 +400,10 @@ async def _pump(outlet: ResponseWriter, outgoing: StreamBody) -> None:
         async for chunk in chunks:
             if isinstance(chunk, (bytes, memoryview)):
                 left -= len(chunk)
-                await outlet.send(chunk)
+                await outlet.write_data(chunk)
             else:
                 left -= sum(span.length for span in chunk)
-                await outlet.send(b"", chunk)
+                await outlet.write_data(b"", chunk)
     if left:
         raise UnreadableError(f"{left} bytes fewer than promised")
 

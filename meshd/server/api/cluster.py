@@ -54,26 +54,26 @@ class ClusterEndpoint:
         ]
 
     async def _map(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        document = {"node": self._mesh.node_id, "map": json.loads(self._mesh.map().to_json())}
-        return await self._answered(request, lambda: _immediate(document))
+        document = {"node": self._mesh.node_id, "map": json.loads(self._mesh.current_map().to_json())}
+        return await self._respond(request, lambda: _immediate(document))
 
     async def _status(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return await self._answered(request, lambda: self._looked(identity))
+        return await self._respond(request, lambda: self._status_document(identity))
 
-    async def _looked(self, identity: Identity) -> object:
+    async def _status_document(self, identity: Identity) -> object:
         check_root(identity)
         return await self._admin.status()
 
     async def _change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return await self._answered(request, lambda: self._changed(request, identity))
+        return await self._respond(request, lambda: self._apply_change(request, identity))
 
-    async def _changed(self, request: MeshRequest, identity: Identity) -> object:
+    async def _apply_change(self, request: MeshRequest, identity: Identity) -> object:
         check_root(identity)
         check_fully_signed(request)
         node_id = unquote(request.raw_path.partition("?")[0].removeprefix(_NODES))
         return await self._admin.change(node_id, await read_document(request, NodeChange))
 
-    async def _answered(
+    async def _respond(
         self, request: MeshRequest, work: Callable[[], Awaitable[object]]
     ) -> web.StreamResponse:
         now = self._clock.now_ms() // 1000

@@ -78,22 +78,24 @@ class ClusterAdmin:
 
     async def status(self) -> dict[str, Any]:
         """The map in words and numbers, and what movers say of their work."""
-        cluster, alive, trouble = self._mesh.map(), None, ""
-        if not self._mesh.lone:
+        cluster, alive, trouble = self._mesh.current_map(), None, ""
+        if not self._mesh.standalone:
             try:
-                alive = set(await self._control.leases(node_lease_name("")))
+                alive = set(await self._control.lease_holders(node_lease_name("")))
             except ControlError as error:
                 trouble = str(error)
         copies = self._fewest(cluster)
         present, future = (
-            compute_placement(cluster, copies, "present").loads(),
-            compute_placement(cluster, copies).loads(),
+            compute_placement(cluster, copies, "present").slots_per_node(),
+            compute_placement(cluster, copies).slots_per_node(),
         )
         scrubs = {
-            key.partition("/")[2]: entry.value for key, entry in self._control.peek(STATUS_TOPIC).items()
+            key.partition("/")[2]: entry.value
+            for key, entry in self._control.cached_entries(STATUS_TOPIC).items()
         }
         moves = {
-            key.partition("/")[2]: entry.value for key, entry in self._control.peek(PROGRESS_TOPIC).items()
+            key.partition("/")[2]: entry.value
+            for key, entry in self._control.cached_entries(PROGRESS_TOPIC).items()
         }
         works, tolds = decode_progress(moves), decode_scrub_reports(scrubs)
         loads = {
@@ -113,11 +115,11 @@ class ClusterAdmin:
             "version": cluster.version,
             "copies": cluster.copies,
             "slots": cluster.slots,
-            "moving": cluster.moving,
+            "moving": cluster.is_rebalancing,
             "counts": [
                 {"bucket": count.bucket, "copies": count.relied, "wanted": count.wanted}
                 for count in cluster.counts
-                if count.moving
+                if count.is_rebalancing
             ],
             "movement": msgspec.to_builtins(rebalance_status(cluster, works)),
             "debt": sum(
@@ -127,7 +129,7 @@ class ClusterAdmin:
             "clocks_agree": clocks.agree,
             "documents": {
                 kind: {"count": count, "bytes": size}
-                for kind, (count, size) in (await asyncio.to_thread(self._census.sizes)).items()
+                for kind, (count, size) in (await asyncio.to_thread(self._census.local_sizes)).items()
                 if kind != INCARNATIONS_PREFIX.rstrip("/")  # each belongs to a snapshot, which is counted
             },
             "nodes": [
@@ -152,7 +154,7 @@ class ClusterAdmin:
         """Raises AdminError NoSuchNode, NotNow; ControlError."""
         if wanted.action == "scrub":
             return await self._scrub(node_id)
-        if self._mesh.lone:
+        if self._mesh.standalone:
             raise AdminError(
                 "NotNow",
                 "this node is the only one of its mesh",
@@ -165,7 +167,7 @@ class ClusterAdmin:
                 f"{node_id} still answers",
                 help="stop it first; to take its share from it without loss, drain it",
             )
-        cluster = await self._maps.change(lambda present: self._changed(present, node_id, wanted))
+        cluster = await self._maps.update_map(lambda present: self._changed(present, node_id, wanted))
         found = cluster.node(node_id)
         if found is None:
             await self._forget(node_id)
@@ -181,7 +183,7 @@ class ClusterAdmin:
             await self._control.delete(f"{topic}/{node_id}")
 
     def _node(self, node_id: str) -> Node:
-        node = self._mesh.map().node(node_id)
+        node = self._mesh.current_map().node(node_id)
         if node is None:
             raise AdminError(
                 "NoSuchNode", f"there is no node {node_id[:80]!r}", help="see `mesh cluster status`"
@@ -197,7 +199,7 @@ class ClusterAdmin:
         asked = ScrubRequest(1 if entry is None else json.loads(entry.value)["number"] + 1)
         await self._control.put(place, msgspec.json.encode(asked))
         return {
-            "version": self._mesh.map().version,
+            "version": self._mesh.current_map().version,
             "node": node_id,
             "state": node.state,
             "asked": asked.number,
@@ -232,7 +234,7 @@ class ClusterAdmin:
         )
 
     def _fewest(self, cluster: ClusterMap) -> int:
-        return self._buckets.fewest_copies(cluster.copies, cluster.counts)
+        return self._buckets.min_replica_count(cluster.copies, cluster.counts)
 
 
 def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, Any]:
@@ -254,5 +256,5 @@ def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, 
 def _empty(cluster: ClusterMap, node: Node) -> bool:
     """Whether nothing that is needed is on a node: it may be stopped and removed."""
     return (node.leaving or node.state == "down") and not any(
-        share.node_id == node.node_id for share in cluster.present
+        share.node_id == node.node_id for share in cluster.current_shares
     )

@@ -44,7 +44,7 @@ class DocumentEndpoint:
         return "<KeptEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        guarded, bounded = self._native.guarded, self._native.bounded
+        guarded, bounded = self._native.handle_errors, self._native.limit_concurrency
         return [
             HttpRoute("GET", PREFIX, guarded(bounded(self.get))),
             HttpRoute("DELETE", PREFIX, guarded(bounded(self.remove))),
@@ -56,14 +56,14 @@ class DocumentEndpoint:
         caller = caller_of(request, identity)
         if digest:
             parse_query(request, ())
-            return self._native.json(await self._documents.show(caller, kind, digest))
+            return self._native.reply_json(await self._documents.get_document(caller, kind, digest))
         query = parse_query(request, ("after", "limit"))
         after, limit = query.get("after", ""), query.get("limit", str(_LIMIT))
         if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_PAGE:
             raise BatchError("BadRequest", f"limit is a number from 1 to {MAX_PAGE}, not {limit[:40]!r}")
         if after and not _HASH.fullmatch(after):
             raise BatchError("BadRequest", "after is the hash that `next` of the page before says")
-        return self._native.json(await self._documents.list_all(caller, kind, after, int(limit)))
+        return self._native.reply_json(await self._documents.list_documents(caller, kind, after, int(limit)))
 
     async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         """`?force=1`: also one that was used lately."""
@@ -74,7 +74,9 @@ class DocumentEndpoint:
         if force not in {"0", "1"}:
             raise BatchError("BadRequest", f"force is 0 or 1, not {force[:40]!r}")
         caller = caller_of(request, identity)
-        return self._native.json(await self._documents.remove(caller, kind, digest, force=force == "1"))
+        return self._native.reply_json(
+            await self._documents.remove_document(caller, kind, digest, force=force == "1")
+        )
 
 
 def _document_path(request: MeshRequest) -> tuple[Kind, str]:

@@ -35,13 +35,13 @@ class JobEndpoint:
     """One a worker."""
 
     def __init__(self, desk: JobService, native: BatchEndpoint) -> None:
-        self._desk, self._native = desk, native
+        self._service, self._native = desk, native
 
     def __repr__(self) -> str:
         return "<JobEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.guarded
+        guarded = self._native.handle_errors
         return [
             HttpRoute("POST", "/-/jobs", guarded(self.start)),
             HttpRoute("GET", "/-/jobs", guarded(self.list_all)),
@@ -51,11 +51,13 @@ class JobEndpoint:
 
     async def start(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
-        return self._native.json(await self._desk.start(caller_of(request, identity), await request.read()))
+        return self._native.reply_json(
+            await self._service.start(caller_of(request, identity), await request.read())
+        )
 
     async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
-        return self._native.json({"jobs": self._desk.list_all(caller_of(request, identity))})
+        return self._native.reply_json({"jobs": self._service.list_all(caller_of(request, identity))})
 
     async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         """`?wait=SECONDS`: when it has ended, or after so long."""
@@ -63,7 +65,7 @@ class JobEndpoint:
         if _SECONDS.fullmatch(wait) is None:
             raise BatchError("BadRequest", f"wait is a number of seconds, not {wait[:40]!r}")
         caller = caller_of(request, identity)
-        return self._native.json(await self._desk.wait(caller, _job_id(request), float(wait)))
+        return self._native.reply_json(await self._service.wait(caller, _job_id(request), float(wait)))
 
     async def cancel(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         """`?pause=1`: to be started again."""
@@ -71,8 +73,8 @@ class JobEndpoint:
         if pause not in {"0", "1"}:
             raise BatchError("BadRequest", f"pause is 0 or 1, not {pause[:40]!r}")
         caller = caller_of(request, identity)
-        found = await self._desk.cancel(caller, _job_id(request), pause=pause == "1")
-        return self._native.json(found)
+        found = await self._service.cancel(caller, _job_id(request), pause=pause == "1")
+        return self._native.reply_json(found)
 
 
 def _job_id(request: MeshRequest) -> str:

@@ -54,14 +54,14 @@ class LogLevelService:
     def __repr__(self) -> str:
         return f"<Loudness of {self._node}, {self._verbosity!r}>"
 
-    def shown(self) -> LogLevelStatus:
+    def current_level(self) -> LogLevelStatus:
         """The level now."""
-        asked = self._verbosity.asked()
+        asked = self._verbosity.requested()
         left = max(0, round(asked.until - self._clock.monotonic())) if asked else 0
         level = asked.level if asked and left else self._configured
         return LogLevelStatus(self._node, level, self._configured, left)
 
-    def change(self, level: str, wanted: LevelDuration) -> LogLevelStatus:
+    def set_level(self, level: str, wanted: LevelDuration) -> LogLevelStatus:
         """All processes of the node log at `level` for so long. Raises AdminError BadRequest."""
         if level not in LOG_LEVELS:
             raise AdminError(
@@ -73,12 +73,12 @@ class LogLevelService:
                 f"seconds must be from 1 to {MAX_SECONDS} (a day), not {wanted.seconds}",
                 help="a level that is to stay is a setting: --log-level, and a restart",
             )
-        self._verbosity.ask(level, self._clock.monotonic() + wanted.seconds)
+        self._verbosity.request_level(level, self._clock.monotonic() + wanted.seconds)
         self._tell()
-        return self.shown()
+        return self.current_level()
 
-    def reset(self) -> LogLevelStatus:
+    def reset_level(self) -> LogLevelStatus:
         """All processes of the node log as its settings say."""
-        self._verbosity.forget()
+        self._verbosity.reset_level()
         self._tell()
-        return self.shown()
+        return self.current_level()

@@ -39,8 +39,8 @@ def op_catalog_routes(user_ops: UserModules, clock: Clock) -> Callable[[BatchEnd
     """The routes of the op library, once the native protocol is there: refusals are its."""
     endpoint = OpCatalogEndpoint(clock, user_ops)
     return lambda native: [
-        HttpRoute("GET", OPS_PREFIX, native.guarded(endpoint.list_all)),
-        HttpRoute("GET", f"{OPS_PREFIX}/", native.guarded(endpoint.show)),
+        HttpRoute("GET", OPS_PREFIX, native.handle_errors(endpoint.list_all)),
+        HttpRoute("GET", f"{OPS_PREFIX}/", native.handle_errors(endpoint.show)),
     ]
 
 
@@ -59,7 +59,7 @@ class OpCatalogEndpoint:
     async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{OPS_PREFIX}/"))
         try:
-            version = self._user_ops.latest(name) if is_user_op(name) else ""
+            version = self._user_ops.latest_version(name) if is_user_op(name) else ""
             return self._json(op_docs.describe_op(registry.find(name, version, "")))
         except UnknownOpError as error:
             raise BatchError("NoSuchKey", error.message, help="see them all with: mesh op ls") from error
@@ -88,10 +88,10 @@ class UserModuleEndpoint:
         return "<ModuleEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.guarded
+        guarded = self._native.handle_errors
         return [
-            HttpRoute("POST", f"{MODULES_PREFIX}/test", guarded(self._native.bounded(self.test))),
-            HttpRoute("POST", MODULES_PREFIX, guarded(self._native.bounded(self.push))),
+            HttpRoute("POST", f"{MODULES_PREFIX}/test", guarded(self._native.limit_concurrency(self.test))),
+            HttpRoute("POST", MODULES_PREFIX, guarded(self._native.limit_concurrency(self.push))),
             HttpRoute("GET", MODULES_PREFIX, guarded(self.list_all)),
             HttpRoute("DELETE", f"{MODULES_PREFIX}/", guarded(self.remove)),
         ]
@@ -103,20 +103,24 @@ class UserModuleEndpoint:
             raise BatchError("BadRequest", "draft is 0 or 1")
         draft = query.get("draft") == "1"
         caller, source = caller_of(request, identity), await request.read()
-        return self._native.json(
+        return self._native.reply_json(
             await self._user_ops.push(caller, query.get("name", ""), source, draft=draft)
         )
 
     async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
-        return self._native.json({"modules": self._user_ops.list_all(caller_of(request, identity))})
+        return self._native.reply_json({"modules": self._user_ops.list_all(caller_of(request, identity))})
 
     async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         """`?version=sha256:HEX`: that build alone."""
         version = parse_query(request, ("version",)).get("version", "")
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{MODULES_PREFIX}/"))
-        return self._native.json(await self._user_ops.remove(caller_of(request, identity), name, version))
+        return self._native.reply_json(
+            await self._user_ops.remove(caller_of(request, identity), name, version)
+        )
 
     async def test(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parse_query(request, ())
-        return self._native.json(await self._tests.run(caller_of(request, identity), await request.read()))
+        return self._native.reply_json(
+            await self._tests.run_trial(caller_of(request, identity), await request.read())
+        )

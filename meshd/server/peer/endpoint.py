@@ -48,32 +48,32 @@ class PeerCall:
     node_id: str
     map_version: int
 
-    async def pieces(self, request: MeshRequest) -> AsyncIterator[bytes]:
+    async def iter_body(self, request: MeshRequest) -> AsyncIterator[bytes]:
         """The body, checked. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
         head = request_head(request, _MAX_HEADERS)
         frames = framing.FrameDecoder()
         try:
-            async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).raw():
+            async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
                 for piece in frames.feed(data):
                     yield piece
             frames.finish()
         except framing.BodyFramingError as error:
             raise S3Error("BadDigest", str(error)) from error
 
-    async def raw(self, request: MeshRequest, limit: int) -> bytes:
+    async def read_raw_body(self, request: MeshRequest, limit: int) -> bytes:
         """The whole body as it came, not checked. Raises S3Error as `read`."""
         head, found = request_head(request, _MAX_HEADERS), bytearray()
-        async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).raw():
+        async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
             found += data
             if len(found) > limit:
                 raise S3Error("EntityTooLarge", _TOO_LARGE)
         return bytes(found)
 
-    async def read(self, request: MeshRequest, limit: int) -> bytes:
+    async def read_body(self, request: MeshRequest, limit: int) -> bytes:
         """The whole body, of at most `limit` bytes. Raises as `pieces`, and S3Error EntityTooLarge."""
         found: list[bytes] = []
         size = 0
-        async for piece in self.pieces(request):
+        async for piece in self.iter_body(request):
             found.append(piece)
             size += len(piece)
             if size > limit:
@@ -89,7 +89,7 @@ def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
     may raise S3Error, and StaleMapError when it goes by another map than the caller."""
     if not prefix.startswith(PREFIX):
         raise ValueError(f"{prefix} is not under {PREFIX}")
-    return HttpRoute(method, prefix, _PeerHandlerAdapter(handler).open, auth=False, peer=True)
+    return HttpRoute(method, prefix, _PeerHandlerAdapter(handler).handle, auth=False, peer=True)
 
 
 class _PeerHandlerAdapter:
@@ -98,11 +98,11 @@ class _PeerHandlerAdapter:
     def __init__(self, handler: PeerHandler) -> None:
         self._handler = handler
 
-    async def open(self, request: MeshRequest) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest) -> web.StreamResponse:
         gate = request.gate
         if gate is None:
             raise S3Error("AccessDenied", "This node is in no mesh.")
-        call = gate.verified(request)
+        call = gate.authenticate_peer(request)
         request.trace.access_key = PEER_KEY + call.node_id
         try:
             return await self._handler(request, call)
@@ -124,7 +124,7 @@ class PeerAuthenticator:
         """Seconds since the epoch."""
         return self._clock.now_ms() // 1000
 
-    def verified(self, request: MeshRequest) -> PeerCall:
+    def authenticate_peer(self, request: MeshRequest) -> PeerCall:
         """Who calls. Raises S3Error AccessDenied, SignatureDoesNotMatch, …."""
         head = request_head(request, _MAX_HEADERS)
         claim = read_claim(head)

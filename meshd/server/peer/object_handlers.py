@@ -42,11 +42,15 @@ def bucket_peer_routes(buckets: BucketService, news: ChangeBroadcast, clock: Clo
     """The doors."""
 
     async def heard(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        await news.hear(_decode_bucket_message(await call.read(request, _MAX_BUCKET_MESSAGE), dict[str, int]))
+        await news.wait_until_known(
+            _decode_bucket_message(await call.read_body(request, _MAX_BUCKET_MESSAGE), dict[str, int])
+        )
         return peer_reply(b"", clock.now_ms() // 1000)
 
     async def drop(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        await buckets.drop_uploads(_decode_bucket_message(await call.read(request, _MAX_BUCKET_MESSAGE), str))
+        await buckets.drop_uploads(
+            _decode_bucket_message(await call.read_body(request, _MAX_BUCKET_MESSAGE), str)
+        )
         return peer_reply(b"", clock.now_ms() // 1000)
 
     return [peer_route("POST", CHANGES_PATH, heard), peer_route("POST", DROP_UPLOADS_PATH, drop)]
@@ -67,7 +71,7 @@ def resume_read_routes(rests: ResumeSource, clock: Clock) -> list[HttpRoute]:
 
     async def rest(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         try:
-            pieces = rests.rest(await call.read(request, _MAX_RESUME_MESSAGE))
+            pieces = rests.read_rest(await call.read_body(request, _MAX_RESUME_MESSAGE))
         except msgspec.MsgspecError as error:
             raise S3Error("InvalidRequest", f"A peer of another version: {error}") from error
         return await stream_reply(request, pieces, clock.now_ms() // 1000)
@@ -85,14 +89,14 @@ def listing_peer_routes(local: LocalListings, mesh: ClusterView, clock: Clock) -
     async def answer(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         try:
             asked = msgspec.msgpack.decode(
-                await call.read(request, _MAX_LISTING_MESSAGE), type=ListingRequest
+                await call.read_body(request, _MAX_LISTING_MESSAGE), type=ListingRequest
             )
         except msgspec.DecodeError as error:
             raise S3Error("BadRequest", f"a listing is asked for otherwise: {error}") from error
-        if call.map_version > mesh.map().version:
-            await mesh.newer_than(call.map_version - 1, _LISTING_MAP_WAIT)
+        if call.map_version > mesh.current_map().version:
+            await mesh.wait_for_newer_map(call.map_version - 1, _LISTING_MAP_WAIT)
         with store_errors():
-            page = local.page(asked, call.map_version)
+            page = local.list_page(asked, call.map_version)
         return peer_reply(msgspec.msgpack.encode(page), clock.now_ms() // 1000)
 
     return [peer_route("POST", LISTING_PATH, answer)]
@@ -121,32 +125,32 @@ class CopySourceHandlers:
     async def _ask(self, request: MeshRequest, call: PeerCall) -> CopySourceRequest:
         try:
             ask = msgspec.msgpack.decode(
-                await call.read(request, _MAX_SOURCE_MESSAGE), type=CopySourceRequest
+                await call.read_body(request, _MAX_SOURCE_MESSAGE), type=CopySourceRequest
             )
         except msgspec.DecodeError as error:
             raise S3Error("BadRequest", f"a source is asked for otherwise: {error}") from error
-        if call.map_version > self._mesh.map().version:
-            await self._mesh.newer_than(call.map_version - 1, _SOURCE_MAP_WAIT)
+        if call.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(call.map_version - 1, _SOURCE_MAP_WAIT)
         if not self._mesh.is_reader(ask.bucket, ask.key):
-            raise StaleMapError(self._mesh.map().version)
+            raise StaleMapError(self._mesh.current_map().version)
         return ask
 
     async def _find(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         ask = await self._ask(request, call)
         with store_errors():
-            record = await self._local.find(ask)
+            record = await self._local.find_source(ask)
         return peer_reply(msgspec.msgpack.encode(record), self._now())
 
     async def _stat(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         ask = await self._ask(request, call)
         with store_errors():
-            there = self._local.has(ask.bucket, ask.key)
+            there = self._local.has_versions(ask.bucket, ask.key)
         return peer_reply(b"1" if there else b"", self._now())
 
     async def _read(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         ask = await self._ask(request, call)
         with store_errors():
-            return await stream_reply(request, self._local.read(ask), self._now())
+            return await stream_reply(request, self._local.read_source(ask), self._now())
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000

@@ -57,29 +57,31 @@ class WriteBackHandlers:
     def routes(self) -> list[HttpRoute]:
         """The doors."""
         return [
-            peer_route("POST", WRITE_BACK_PATH, self.bring),
-            peer_route("POST", HANDOVER_PATH, self.quiet),
+            peer_route("POST", WRITE_BACK_PATH, self.write_back),
+            peer_route("POST", HANDOVER_PATH, self.handover_barrier),
         ]
 
-    async def quiet(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        asked = _decode_or_refuse(write_back.decode_query, await call.read(request, write_back.MAX_ASK_BYTES))
-        if call.map_version < self._mesh.map().version:
-            raise StaleMapError(self._mesh.map().version)
-        quiet = await self._bringer.quiet(asked, call.map_version)
+    async def handover_barrier(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        asked = _decode_or_refuse(
+            write_back.decode_query, await call.read_body(request, write_back.MAX_ASK_BYTES)
+        )
+        if call.map_version < self._mesh.current_map().version:
+            raise StaleMapError(self._mesh.current_map().version)
+        quiet = await self._bringer.is_finished(asked, call.map_version)
         return peer_reply(write_back.encode(quiet), self._clock.now_ms() // 1000)
 
-    async def bring(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def write_back(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         asked = _decode_or_refuse(
-            write_back_routing.decode_request, await call.read(request, write_back_routing.MAX_ASK_BYTES)
+            write_back_routing.decode_request, await call.read_body(request, write_back_routing.MAX_ASK_BYTES)
         )
-        if call.map_version > self._mesh.map().version:
-            await self._mesh.newer_than(call.map_version - 1, _WRITE_BACK_MAP_WAIT)
+        if call.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(call.map_version - 1, _WRITE_BACK_MAP_WAIT)
         try:
-            if not self._mesh.is_decider(asked.bucket, asked.key):
-                raise StaleMapError(self._mesh.map().version)
-            brought = await self._bringer.carried_out(asked)
+            if not self._mesh.is_primary(asked.bucket, asked.key):
+                raise StaleMapError(self._mesh.current_map().version)
+            brought = await self._bringer.execute(asked)
         except NotPrimaryError as error:
-            raise StaleMapError(self._mesh.map().version) from error
+            raise StaleMapError(self._mesh.current_map().version) from error
         return peer_reply(write_back_routing.encode(brought), self._clock.now_ms() // 1000)
 
 
@@ -97,8 +99,8 @@ def write_mark_routes(marker: WriteMarks, clock: Clock) -> list[HttpRoute]:
     """The door."""
 
     async def mark(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        name = (await call.read(request, _MAX_BUCKET_NAME)).decode("utf-8", "replace")
-        return peer_reply(marker.own(name).encode(), clock.now_ms() // 1000)
+        name = (await call.read_body(request, _MAX_BUCKET_NAME)).decode("utf-8", "replace")
+        return peer_reply(marker.own_mark(name).encode(), clock.now_ms() // 1000)
 
     return [peer_route("POST", WRITE_MARK_PATH, mark)]
 
@@ -119,24 +121,30 @@ class PrefetchHandlers:
 
     def routes(self) -> list[HttpRoute]:
         """The doors."""
-        return [peer_route("POST", PREFETCH_PATH, self.warm), peer_route("POST", PEER_CACHE_PATH, self.lend)]
+        return [
+            peer_route("POST", PREFETCH_PATH, self.prefetch),
+            peer_route("POST", PEER_CACHE_PATH, self.peer_cache_fetch),
+        ]
 
-    async def lend(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def peer_cache_fetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         try:
-            ask = peer_cache.decode_request(await call.read(request, peer_cache.MAX_ASK_BYTES))
+            ask = peer_cache.decode_request(await call.read_body(request, peer_cache.MAX_ASK_BYTES))
         except msgspec.MsgspecError as error:
             raise S3Error("InvalidArgument", f"what a peer sent says nothing: {error}") from error
-        async with self._lender.given(ask) as pieces, aclosing(_as_async(pieces)) as given:
+        async with self._lender.open_piece(ask) as pieces, aclosing(_as_async(pieces)) as given:
             return await stream_reply(request, given, self._clock.now_ms() // 1000)
 
-    async def warm(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def prefetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         try:
-            ask = decode_request(await call.read(request, MAX_ASK_BYTES))
+            ask = decode_request(await call.read_body(request, MAX_ASK_BYTES))
         except msgspec.MsgspecError as error:
             raise S3Error("InvalidArgument", f"what a peer sent says nothing: {error}") from error
-        if call.map_version > self._mesh.map().version:
-            await self._mesh.newer_than(call.map_version - 1, _PREFETCH_MAP_WAIT)
-        async with aclosing(self._warmer.work(ask)) as said, aclosing(_framed_outcomes(said)) as pieces:
+        if call.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(call.map_version - 1, _PREFETCH_MAP_WAIT)
+        async with (
+            aclosing(self._warmer.run_request(ask)) as said,
+            aclosing(_framed_outcomes(said)) as pieces,
+        ):
             return await stream_reply(request, pieces, self._clock.now_ms() // 1000)
 
 

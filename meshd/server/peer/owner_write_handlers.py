@@ -78,38 +78,38 @@ class OwnerWriteHandlers:
     def routes(self) -> list[HttpRoute]:
         """The doors."""
         return [
-            peer_route("POST", FORWARD_PATH, self.decide),
-            peer_route("POST", FORWARD_DATA_PATH, self.write),
+            peer_route("POST", FORWARD_PATH, self.change_name),
+            peer_route("POST", FORWARD_DATA_PATH, self.write_object),
         ]
 
-    async def decide(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        asked = _decode_or_refuse(_decode_request, await call.read(request, _MAX_WRITE_MESSAGE))
-        await self._admit(call, asked.bucket, asked.key)
-        return await self._answer(call, self._carry_out(asked))
+    async def change_name(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        asked = _decode_or_refuse(_decode_request, await call.read_body(request, _MAX_WRITE_MESSAGE))
+        await self._require_owner(call, asked.bucket, asked.key)
+        return await self._answer(call, self._execute(asked))
 
-    async def write(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def write_object(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         try:
             bucket, key, size = query["bucket"], query["key"], int(query["size"])
             upload_id, number = query.get("upload", ""), int(query.get("number", "0"))
         except (KeyError, ValueError) as error:
             raise S3Error("InvalidArgument", "bucket, key and size must be given") from error
-        await self._admit(call, bucket, key)
+        await self._require_owner(call, bucket, key)
         if not upload_id:
             writer = self._store.writer(bucket, key, size=size)
-            return await self._answer(call, _write_body(writer, size, call.pieces(request)))
+            return await self._answer(call, _write_body(writer, size, call.iter_body(request)))
         upload = self._store.get_upload(bucket, key, upload_id)
         if upload is None:
             return self._reply(WriteResult(trouble="upload"))
         writer = self._store.part_writer(upload, number, size)
-        return await self._answer(call, _write_body(writer, size, call.pieces(request)))
+        return await self._answer(call, _write_body(writer, size, call.iter_body(request)))
 
-    async def _admit(self, call: PeerCall, bucket: str, key: str) -> None:
+    async def _require_owner(self, call: PeerCall, bucket: str, key: str) -> None:
         """Raises StaleMapError unless this node decides about a name."""
-        if call.map_version > self._mesh.map().version:
-            await self._mesh.newer_than(call.map_version - 1, _WRITE_MAP_WAIT)
-        if not self._mesh.is_decider(bucket, key):
-            raise StaleMapError(self._mesh.map().version)
+        if call.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(call.map_version - 1, _WRITE_MAP_WAIT)
+        if not self._mesh.is_primary(bucket, key):
+            raise StaleMapError(self._mesh.current_map().version)
 
     async def _answer(self, call: PeerCall, doing: Awaitable[WriteResult]) -> web.StreamResponse:
         """Raises StaleMapError, S3Error."""
@@ -117,14 +117,14 @@ class OwnerWriteHandlers:
             with handling_forwarded_write(), accepted_by(call.node_id, call.map_version):
                 return self._reply(await doing)
         except NotPrimaryError as error:
-            raise StaleMapError(self._mesh.map().version) from error
+            raise StaleMapError(self._mesh.current_map().version) from error
         except StoreError as error:
             decided = result_of_error(error)
             if decided is None:
                 raise to_s3_error(error) from error
             return self._reply(decided)
 
-    async def _carry_out(self, asked: ForwardedRequest) -> WriteResult:
+    async def _execute(self, asked: ForwardedRequest) -> WriteResult:
         """Raises StoreError."""
         store = self._store
         if isinstance(asked, DeleteRequest):
@@ -133,7 +133,7 @@ class OwnerWriteHandlers:
             record = await store.amend(asked.bucket, asked.key, asked.version, tags=asked.tags, acl=asked.acl)
             return WriteResult(without_local_fields(record))
         if isinstance(asked, CreateUploadRequest):
-            return WriteResult(upload=upload_without_local_fields(await self._begin(asked.about)))
+            return WriteResult(upload=upload_without_local_fields(await self._begin_upload(asked.about)))
         upload = store.get_upload(asked.bucket, asked.key, asked.upload_id)
         if upload is None:
             raise NoSuchUploadError(f"upload {asked.upload_id} was completed or aborted")
@@ -156,7 +156,7 @@ class OwnerWriteHandlers:
             return await store.delete(bucket, key, conditions=asked.conditions, versioning=asked.versioning)
         return await store.delete_version(bucket, key, asked.version, conditions=asked.conditions)
 
-    async def _begin(self, about: Upload) -> Upload:
+    async def _begin_upload(self, about: Upload) -> Upload:
         return await self._store.create_upload(
             about.bucket,
             about.key,
@@ -230,22 +230,22 @@ class JobOutputHandlers:
     def routes(self) -> list[HttpRoute]:
         """The doors."""
         return [
-            peer_route("POST", WRITE_OUTPUT_PATH, self.write),
-            peer_route("POST", REMOVE_OUTPUTS_PATH, self.remove),
+            peer_route("POST", WRITE_OUTPUT_PATH, self.write_output),
+            peer_route("POST", REMOVE_OUTPUTS_PATH, self.remove_outputs),
         ]
 
-    async def write(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def write_output(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         try:
             bucket, key, size = query["bucket"], query["key"], int(query["size"])
         except (KeyError, ValueError) as error:
             raise S3Error("InvalidArgument", "bucket, key and size must be given") from error
-        await self._admit(call, bucket, key)
-        parted = OutputBodyParser(call.pieces(request))
+        await self._require_owner(call, bucket, key)
+        parted = OutputBodyParser(call.iter_body(request))
         try:
             async with aclosing(parted.pieces()) as pieces:
-                await self._own.write(
-                    OutputTarget(bucket, key, None if size < 0 else size), pieces, parted.facts
+                await self._own.write_output(
+                    OutputTarget(bucket, key, None if size < 0 else size), pieces, parted.metadata
                 )
         except StoreError as error:
             raise to_s3_error(error) from error
@@ -253,26 +253,26 @@ class JobOutputHandlers:
             raise S3Error(error.code, error.message) from error
         return self._done()
 
-    async def remove(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        body = await call.read(request, _MAX_REMOVAL)
+    async def remove_outputs(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        body = await call.read_body(request, _MAX_REMOVAL)
         try:
             asked = msgspec.msgpack.decode(body, type=RemoveOutputs)
         except msgspec.MsgspecError as error:
             raise S3Error("InvalidArgument", f"what a peer sent says nothing: {error}") from error
         for key in asked.keys:
-            await self._admit(call, asked.bucket, key)
+            await self._require_owner(call, asked.bucket, key)
         try:
-            await self._own.remove(asked.bucket, asked.keys)
+            await self._own.remove_outputs(asked.bucket, asked.keys)
         except StoreError as error:
             raise to_s3_error(error) from error
         return self._done()
 
-    async def _admit(self, call: PeerCall, bucket: str, key: str) -> None:
+    async def _require_owner(self, call: PeerCall, bucket: str, key: str) -> None:
         """Raises StaleMapError unless this node decides about a name."""
-        if call.map_version > self._mesh.map().version:
-            await self._mesh.newer_than(call.map_version - 1, _OUTPUT_MAP_WAIT)
-        if not self._mesh.is_decider(bucket, key):
-            raise StaleMapError(self._mesh.map().version)
+        if call.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(call.map_version - 1, _OUTPUT_MAP_WAIT)
+        if not self._mesh.is_primary(bucket, key):
+            raise StaleMapError(self._mesh.current_map().version)
 
     def _done(self) -> web.StreamResponse:
         return peer_reply(b"", self._clock.now_ms() // 1000)

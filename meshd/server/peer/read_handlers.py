@@ -46,14 +46,14 @@ def peer_read_routes(holdings: PeerReadService, frames: FrameSource, clock: Cloc
     """The routes under `/-/peer/` of what nodes read of each other."""
     doors = _PeerReadHandlers(holdings, frames, clock)
     return [
-        peer_route("POST", peer_messages.READ_PATH, doors.refusing(doors.read)),
-        peer_route("POST", peer_messages.FIND_PATH, doors.refusing(doors.find)),
-        peer_route("POST", peer_messages.LIST_PATH, doors.refusing(doors.page)),
-        peer_route("POST", peer_messages.INDEX_PATH, doors.refusing(doors.index)),
-        peer_route("POST", peer_messages.FRAMES_PATH, doors.refusing(doors.frame)),
-        peer_route("GET", peer_messages.DOCUMENTS_PATH, doors.refusing(doors.document)),
-        peer_route("PUT", peer_messages.DOCUMENTS_PATH, doors.refusing(doors.keep)),
-        peer_route("POST", peer_messages.INVENTORY_PATH, doors.refusing(doors.kept)),
+        peer_route("POST", peer_messages.READ_PATH, doors.handle_errors(doors.read_stream)),
+        peer_route("POST", peer_messages.FIND_PATH, doors.handle_errors(doors.find_record)),
+        peer_route("POST", peer_messages.LIST_PATH, doors.handle_errors(doors.list_page)),
+        peer_route("POST", peer_messages.INDEX_PATH, doors.handle_errors(doors.read_index)),
+        peer_route("POST", peer_messages.FRAMES_PATH, doors.handle_errors(doors.read_frame)),
+        peer_route("GET", peer_messages.DOCUMENTS_PATH, doors.handle_errors(doors.read_document)),
+        peer_route("PUT", peer_messages.DOCUMENTS_PATH, doors.handle_errors(doors.store_document)),
+        peer_route("POST", peer_messages.INVENTORY_PATH, doors.handle_errors(doors.list_documents)),
     ]
 
 
@@ -61,7 +61,7 @@ class _PeerReadHandlers:
     def __init__(self, holdings: PeerReadService, frames: FrameSource, clock: Clock) -> None:
         self._holdings, self._frames, self._clock = holdings, frames, clock
 
-    def refusing(
+    def handle_errors(
         self, handler: Callable[[MeshRequest, PeerCall], Awaitable[web.StreamResponse]]
     ) -> PeerHandler:
         """`handler` with its errors turned into the protocol's documents."""
@@ -81,44 +81,50 @@ class _PeerReadHandlers:
 
         return guard
 
-    async def read(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        outgoing = await self._holdings.read(await call.read(request, peer_messages.MAX_REQUEST_BYTES))
+    async def read_stream(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        outgoing = await self._holdings.read_parts(
+            await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
+        )
         return await send_stream(request, outgoing, self._now())
 
-    async def find(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def find_record(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         return self._reply(
-            await self._holdings.find(await call.read(request, peer_messages.MAX_REQUEST_BYTES))
+            await self._holdings.find_records(await call.read_body(request, peer_messages.MAX_REQUEST_BYTES))
         )
 
-    async def page(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        return self._reply(self._holdings.page(await call.read(request, peer_messages.MAX_REQUEST_BYTES)))
-
-    async def index(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def list_page(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         return self._reply(
-            await self._holdings.index(await call.read(request, peer_messages.MAX_REQUEST_BYTES))
+            self._holdings.list_page(await call.read_body(request, peer_messages.MAX_REQUEST_BYTES))
         )
 
-    async def frame(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def read_index(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        return self._reply(
+            await self._holdings.get_index(await call.read_body(request, peer_messages.MAX_REQUEST_BYTES))
+        )
+
+    async def read_frame(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         address = peer_messages.decode_frame_address(
-            await call.read(request, peer_messages.MAX_REQUEST_BYTES)
+            await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
         )
-        return await send_frame(request, await self._frames.frame(address), self._now())
+        return await send_frame(request, await self._frames.get_frame(address), self._now())
 
-    async def document(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        document = self._holdings.document(_document_key(request))
+    async def read_document(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        document = self._holdings.get_document(_document_key(request))
         if document is None:
             return self._refusal(404, "NoSuchKey", "it is not here")
         return self._reply(document)
 
-    async def keep(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def store_document(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         again = request.raw_path.partition("?")[2] == peer_messages.REWRITE_QUERY
-        document = await call.read(request, peer_messages.MAX_DOCUMENT_BYTES)
-        await self._holdings.keep(_document_key(request), document, again=again)
+        document = await call.read_body(request, peer_messages.MAX_DOCUMENT_BYTES)
+        await self._holdings.put_document(_document_key(request), document, again=again)
         return self._reply(b"")
 
-    async def kept(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def list_documents(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         return self._reply(
-            await self._holdings.kept(await call.read(request, peer_messages.MAX_REQUEST_BYTES))
+            await self._holdings.list_documents(
+                await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
+            )
         )
 
     def _now(self) -> int:
@@ -153,18 +159,18 @@ class ViewResultHandlers:
 
     def routes(self) -> list[HttpRoute]:
         """The door."""
-        return [peer_route("POST", peer_messages.VIEW_RESULT_PATH, self.made)]
+        return [peer_route("POST", peer_messages.VIEW_RESULT_PATH, self.view_result)]
 
-    async def made(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def view_result(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         try:
             ask = peer_messages.decode_view_result_request(
-                await call.read(request, peer_messages.MAX_REQUEST_BYTES)
+                await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
             )
-            if call.map_version > self._mesh.map().version:
-                await self._mesh.newer_than(call.map_version - 1, _VIEW_MAP_WAIT)
+            if call.map_version > self._mesh.current_map().version:
+                await self._mesh.wait_for_newer_map(call.map_version - 1, _VIEW_MAP_WAIT)
             if not self._mesh.is_reader(ask.bucket, ask.key):
                 return self._refusal(_NOT_READER_STATUS, "NotHere", f"{self._mesh.node_id} does not read it")
-            return peer_reply(await self._maker.asked(ask), self._now())
+            return peer_reply(await self._maker.make_for_peer(ask), self._now())
         except BatchError as error:
             return self._refusal(STATUS[error.code], error.code, error.message)
         except StoreError as error:

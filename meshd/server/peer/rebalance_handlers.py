@@ -68,11 +68,13 @@ class RebalanceHandlers:
         ]
 
     async def _wanted(self, request: MeshRequest, call: PeerCall, kind: type[W]) -> W:
-        known = self._mesh.map().version
-        if known < call.map_version and not await self._mesh.newer_than(call.map_version - 1, _PATIENCE):
-            raise StaleMapError(self._mesh.map().version)
+        known = self._mesh.current_map().version
+        if known < call.map_version and not await self._mesh.wait_for_newer_map(
+            call.map_version - 1, _PATIENCE
+        ):
+            raise StaleMapError(self._mesh.current_map().version)
         try:
-            return msgspec.msgpack.decode(await call.read(request, _MAX_REBALANCE_MESSAGE), type=kind)
+            return msgspec.msgpack.decode(await call.read_body(request, _MAX_REBALANCE_MESSAGE), type=kind)
         except msgspec.MsgspecError as error:
             raise S3Error("InvalidRequest", f"A peer of another version: {error}") from error
 
@@ -83,20 +85,20 @@ class RebalanceHandlers:
     async def _digests(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, DigestsRequest)
         if not wanted.after:
-            await self._offers.fence(call.map_version)
-        return peer_reply(encode(await self._offers.digests(wanted)), self._now)
+            await self._offers.fence_writes(call.map_version)
+        return peer_reply(encode(await self._offers.read_digests(wanted)), self._now)
 
     async def _inventory(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, InventoryRequest)
-        return peer_reply(encode(await self._offers.inventory(wanted)), self._now)
+        return peer_reply(encode(await self._offers.read_inventory(wanted)), self._now)
 
     async def _documents(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, DocumentsRequest)
-        return peer_reply(encode(await self._offers.documents(wanted)), self._now)
+        return peer_reply(encode(await self._offers.list_documents(wanted)), self._now)
 
     async def _fetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, FetchRequest)
-        return await stream_reply(request, self._offers.frames(wanted), self._now)
+        return await stream_reply(request, self._offers.fetch_frames(wanted), self._now)
 
 
 _MAX_HANDED_BODY: Final = 5 << 20
@@ -111,7 +113,7 @@ class HandedConnection(msgspec.Struct, frozen=True, tag="guest"):
 
 def handoff_routes(routes: Sequence[HttpRoute], door: WorkerSocket) -> list[HttpRoute]:
     """The same doors, of which all calls go on behind `door`."""
-    return [peer_route(route.method, route.prefix, _HandoffHandler(route, door).hand) for route in routes]
+    return [peer_route(route.method, route.prefix, _HandoffHandler(route, door).hand_off) for route in routes]
 
 
 class _HandoffHandler:
@@ -120,7 +122,7 @@ class _HandoffHandler:
     def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
         self._here, self._door = cast("UnsignedHandler", route.handler), door
 
-    async def hand(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def hand_off(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the peer closed the connection")
@@ -128,12 +130,12 @@ class _HandoffHandler:
         whole = "Content-Length" in headers and "Expect" not in headers
         if is_encrypted(transport) or not whole or POOL_HEADER not in headers:
             return await self._here(request)
-        body = await call.raw(request, _MAX_HANDED_BODY)
+        body = await call.read_raw_body(request, _MAX_HANDED_BODY)
         if transport.is_closing() or transport.get_write_buffer_size():
             raise ConnectionResetError("the peer closed the connection")
         fd = os.dup(transport.get_extra_info("socket").fileno())
         try:
-            stream = await self._door.enter()
+            stream = await self._door.connect()
             try:
                 await stream.send(HandedConnection(_head(request) + body), [fd])
             finally:
@@ -160,13 +162,13 @@ class HandoffServer:
     ) -> None:
         self._routes, self._gate, self._clock = tuple(routes), gate, clock
         self._server = make_server(self._handle, clock, http)
-        self.answering = 0
+        self.requests_in_flight = 0
         """Requests under way."""
 
     def __repr__(self) -> str:
-        return f"<GuestServer, {self._server.open_ones} connections>"
+        return f"<GuestServer, {self._server.connection_count} connections>"
 
-    async def welcome(self, guest: HandedConnection, fds: Sequence[int]) -> None:
+    async def adopt_connection(self, guest: HandedConnection, fds: Sequence[int]) -> None:
         """Takes the connection over."""
         if len(fds) != 1:
             return
@@ -188,7 +190,7 @@ class HandoffServer:
         path = request.raw_path.partition("?")[0]
         request.trace = trace = RequestTrace(self._clock, None, request.remote)
         trace.target = path
-        self.answering += 1
+        self.requests_in_flight += 1
         try:
             response = await self._answer(request, path)
             if isinstance(response, Reply):
@@ -198,13 +200,13 @@ class HandoffServer:
             trace.finish(CLIENT_GONE)
             raise
         finally:
-            self.answering -= 1
+            self.requests_in_flight -= 1
         trace.finish(response.status)
         return response
 
     def _route(self, method: str, path: str) -> HttpRoute:
         for route in self._routes:
-            if route.takes(method, path):
+            if route.matches(method, path):
                 return route
         raise S3Error("NoSuchKey", "Only what moves data is answered on this connection.")
 

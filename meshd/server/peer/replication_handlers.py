@@ -57,14 +57,17 @@ class ReplicaHandlers:
 
     def routes(self) -> list[HttpRoute]:
         """The doors."""
-        return [peer_route("POST", CHANGE_PATH, self.change), peer_route("POST", BYTES_PATH, self.data)]
+        return [
+            peer_route("POST", CHANGE_PATH, self.apply_change),
+            peer_route("POST", BYTES_PATH, self.receive_data),
+        ]
 
-    async def change(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        told: ReplicaChange = _decode_or_refuse(_decode_change, await call.read(request, _MAX_FACTS))
-        return self._answer(await self._enter(told.epoch, self._store.apply(told.change)))
+    async def apply_change(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        told: ReplicaChange = _decode_or_refuse(_decode_change, await call.read_body(request, _MAX_FACTS))
+        return self._answer(await self._apply_under_fence(told.epoch, self._store.apply_change(told.change)))
 
-    async def data(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        self._admit(call.map_version)
+    async def receive_data(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        self._require_current_map(call.map_version)
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         try:
             bucket, key, size = query["bucket"], query["key"], int(query["size"])
@@ -72,7 +75,7 @@ class ReplicaHandlers:
             raise S3Error("InvalidArgument", "bucket, key and size must be given") from error
         writer = self._store.replica_writer(bucket, key, size=size)
         try:
-            return self._answer(await self._receive(writer, size, call.pieces(request)))
+            return self._answer(await self._receive(writer, size, call.iter_body(request)))
         except StoreError as error:
             raise to_s3_error(error) from error
         finally:
@@ -81,27 +84,27 @@ class ReplicaHandlers:
     async def _receive(self, writer: ReplicaWriter, size: int, pieces: AsyncIterator[bytes]) -> ReplicaAck:
         left, ending = size, bytearray()
         if not left:
-            await writer.settle()
+            await writer.make_durable()
         async for piece in pieces:
             data = memoryview(piece)[:left] if left else memoryview(b"")
             if data:
                 await writer.write(data if len(data) < len(piece) else piece)
                 left -= len(data)
                 if not left:
-                    await writer.settle()
+                    await writer.make_durable()
             ending += piece[len(data) :]
             if len(ending) > _MAX_FACTS:
                 raise S3Error("EntityTooLarge")
         facts: ReplicaFacts = _decode_or_refuse(_decode_facts, bytes(ending))
-        return await self._enter(facts.epoch, writer.commit_as(facts.record, facts.part))
+        return await self._apply_under_fence(facts.epoch, writer.commit_at_stamp(facts.record, facts.part))
 
-    async def _enter(self, epoch: int, doing: Awaitable[Applied]) -> ReplicaAck:
+    async def _apply_under_fence(self, epoch: int, doing: Awaitable[Applied]) -> ReplicaAck:
         """What the store made of it. Raises StaleMapError, S3Error."""
         try:
-            self._admit(epoch)
+            self._require_current_map(epoch)
             with epoch_scope(epoch):
                 applied = await doing
-            self._admit(epoch)
+            self._require_current_map(epoch)
         except StaleEpochError as error:
             raise StaleMapError(error.version) from error
         except ReplicaLacksError:
@@ -116,9 +119,9 @@ class ReplicaHandlers:
         metrics.replica_facts.labels("yes" if applied.changed else "no").inc()
         return ReplicaAck(applied.newest, applied.changed)
 
-    def _admit(self, epoch: int) -> None:
+    def _require_current_map(self, epoch: int) -> None:
         """Raises StaleMapError: whoever decided by an older map may not be the decider any more."""
-        version = self._mesh.map().version
+        version = self._mesh.current_map().version
         if epoch < version:
             raise StaleMapError(version)
 
@@ -153,16 +156,16 @@ class HandoverHandler:
         return f"<HandoverDoor of {self._mesh.node_id}>"
 
     async def hand_over(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        await call.read(request, 0)
+        await call.read_body(request, 0)
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         if "bucket" not in query or "key" not in query:
             raise S3Error("InvalidArgument", "bucket and key must be given")
         mesh = self._mesh
-        if call.map_version > mesh.map().version:
-            await mesh.newer_than(call.map_version - 1, _PATIENCE)
-        node = mesh.map().node(call.node_id)
-        if call.map_version != mesh.map().version or node is None:
-            raise StaleMapError(mesh.map().version)
+        if call.map_version > mesh.current_map().version:
+            await mesh.wait_for_newer_map(call.map_version - 1, _PATIENCE)
+        node = mesh.current_map().node(call.node_id)
+        if call.map_version != mesh.current_map().version or node is None:
+            raise StaleMapError(mesh.current_map().version)
         try:
             await self._store.hand_over(query["bucket"], query["key"], call.map_version, node)
         except StoreError as error:

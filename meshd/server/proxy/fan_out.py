@@ -60,7 +60,7 @@ class FanOut:
 
     # --- names that may be members --------------------------------------------------------------------
 
-    async def addressed(self, operation: ops.Operation) -> ops.Operation:
+    async def resolve_members(self, operation: ops.Operation) -> ops.Operation:
         """As `MemberService.addressed`, wherever the archive lies. Raises S3Error SlowDown."""
         if (
             isinstance(operation, ops.GetObject)
@@ -81,10 +81,10 @@ class FanOut:
 
     async def _member(self, bucket: str, key: str) -> tuple[str, str] | None:
         paths = [path for path in member_paths(key) if path.member]
-        if not paths or await self._far.has(bucket, key):
+        if not paths or await self._far.has_versions(bucket, key):
             return None
         for path in paths:
-            if await self._far.has(bucket, path.key):
+            if await self._far.has_versions(bucket, path.key):
                 return path
         return None
 
@@ -93,26 +93,26 @@ class FanOut:
         paths = member_paths(operation.prefix)
         if not paths:
             return None
-        page = await self._merged.entries(operation.bucket, prefix=operation.prefix, limit=1)
+        page = await self._merged.list_entries(operation.bucket, prefix=operation.prefix, limit=1)
         if page.entries:
             return None
         for path in paths:
-            if await self._far.has(operation.bucket, path.key):
+            if await self._far.has_versions(operation.bucket, path.key):
                 return ObjectName(operation.bucket, path.key, reading=True)
         return None
 
     # --- deletions --------------------------------------------------------------------------------------
 
-    def mine(self, bucket: str, asked: DeleteRequest, hop: Hop) -> DeleteRequest:
+    def local_keys(self, bucket: str, asked: DeleteRequest, hop: Hop) -> DeleteRequest:
         """The keys that this node decides about, by the map of the node that asks. Raises
         MisdirectedError."""
-        version = self._mesh.map().version
+        version = self._mesh.current_map().version
         if version != hop.map_version:
             raise MisdirectedError(version)
-        keys = tuple(entry for entry in asked.keys if self._mesh.is_decider(bucket, entry.key))
+        keys = tuple(entry for entry in asked.keys if self._mesh.is_primary(bucket, entry.key))
         return asked._replace(keys=keys)
 
-    async def delete(
+    async def delete_keys(
         self,
         request: MeshRequest,
         operation: ops.DeleteObjects,
@@ -125,7 +125,7 @@ class FanOut:
         left = asked.keys
         results: list[DeleteResult] = []
         while left:
-            version = self._mesh.map().version
+            version = self._mesh.current_map().version
             again: list[DeleteKey] = []
             groups, nodes = self._grouped(operation.bucket, left)
             asking = [
@@ -143,7 +143,7 @@ class FanOut:
                     raise S3Error(
                         "SlowDown", f"Nobody decides about {len(left)} of these keys now; try again."
                     )
-                await self._mesh.newer_than(version, 0.5)
+                await self._mesh.wait_for_newer_map(version, 0.5)
         return _merge_results(asked, results)
 
     def _grouped(
@@ -152,7 +152,7 @@ class FanOut:
         groups: dict[str, list[DeleteKey]] = defaultdict(list)
         nodes: dict[str, Node | None] = {}
         for entry in keys:
-            decider = self._mesh.route(bucket, entry.key).decider
+            decider = self._mesh.route_for(bucket, entry.key).primary
             node_id = "" if decider is None else decider.node_id
             groups[node_id].append(entry)
             nodes[node_id] = decider
@@ -174,12 +174,12 @@ class FanOut:
         if node.node_id == self._mesh.node_id:
             return keys, await here(asked._replace(keys=tuple(keys)))
         try:
-            status, body = await self._forwarder.part(request, node, AIM_KEYS)
+            status, body = await self._forwarder.forward_part(request, node, AIM_KEYS)
         except MisdirectedError as error:
-            await self._mesh.newer_than(max(version, error.version - 1), 1.0)
+            await self._mesh.wait_for_newer_map(max(version, error.version - 1), 1.0)
             return keys, None
         except PeerUnreachableError as error:
-            await self._mesh.suspect(node.node_id, version)
+            await self._mesh.report_suspect(node.node_id, version)
             if error.begun:
                 raise S3Error(
                     "SlowDown", f"Node {node.node_id} went away; some keys may be deleted. Try again."

@@ -119,20 +119,20 @@ class _ForwardState:
         self, request: MeshRequest, name: ObjectName, trace: RequestTrace, aim: str, sending: UpstreamRequest
     ) -> None:
         self.request, self.name, self.trace, self.aim, self.sending = request, name, trace, aim, sending
-        self.avoided: set[str] = set()
+        self.unresponsive: set[str] = set()
         """Nodes that gave no answer: they are asked again once all were."""
-        self.broken: set[str] = set()
+        self.damaged: set[str] = set()
         """Nodes on which the object is damaged: they are not asked again."""
 
-    def may_be_done(self, error: PeerUnreachableError) -> bool:
+    def may_have_executed(self, error: PeerUnreachableError) -> bool:
         """Whether a node that cannot be reached any more may have carried it out, or has what would have to
         be sent again."""
         sending = self.sending
-        return sending.gone or (error.begun and not self.name.reading and not sending.streams)
+        return sending.body_started or (error.begun and not self.name.reading and not sending.streams)
 
-    def require_whole(self, refusal: str) -> None:
+    def require_resendable(self, refusal: str) -> None:
         """Raises S3Error SlowDown with that text when it cannot be sent again."""
-        if self.sending.gone:
+        if self.sending.body_started:
             raise S3Error("SlowDown", refusal)
 
 
@@ -150,7 +150,7 @@ class Forwarder:
     ) -> None:
         self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
         self._buckets, self._body_timeout = buckets, body_timeout
-        self._doubts = ReadBarrier(mesh, clock)
+        self._read_barrier = ReadBarrier(mesh, clock)
 
     def __repr__(self) -> str:
         return f"<Forwarder of {self._mesh!r}>"
@@ -159,11 +159,11 @@ class Forwarder:
     def mesh(self) -> ClusterView:
         return self._mesh
 
-    def is_mine(self, name: ObjectName) -> bool:
+    def is_local(self, name: ObjectName) -> bool:
         """Whether this node answers."""
         mesh = self._mesh
         return (
-            mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_decider(name.bucket, name.key)
+            mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_primary(name.bucket, name.key)
         )
 
     # --- asked by another node ------------------------------------------------------------------------
@@ -175,38 +175,42 @@ class Forwarder:
         if value is None:
             return None
         authorization = request.headers.get("Authorization", "")
-        return self._hops.read(value, request.method, request.raw_path, authorization)
+        return self._hops.verify_hop(value, request.method, request.raw_path, authorization)
 
-    def hop_at_once(self, head: RequestHead) -> Hop | None:
+    def hop_of_head(self, head: RequestHead) -> Hop | None:
         """`hop_of` of a head that was read here. Raises S3Error AccessDenied."""
         value = head.headers.get(HOP_HEADER)
         if value is None:
             return None
-        return self._hops.read(value, head.method, head.raw_path, head.headers.get("authorization", ""))
+        return self._hops.verify_hop(value, head.method, head.raw_path, head.headers.get("authorization", ""))
 
-    def knows(self, hop: Hop) -> bool:
+    def is_current_with(self, hop: Hop) -> bool:
         """Whether this node knows as much as the one that passed a whole request on."""
-        return not hop.aim and self._mesh.map().version >= hop.map_version and self._buckets() >= hop.buckets
+        return (
+            not hop.aim
+            and self._mesh.current_map().version >= hop.map_version
+            and self._buckets() >= hop.buckets
+        )
 
-    def at_once(
+    def idle_upstream(
         self, connection: Connection, bucket: str, key: str, head: RequestHead
     ) -> tuple[HttpConnection, bytes] | None:
         """A free connection to a node that answers reads of a name, and the line to be added to the head with
         its end; None when there is none at this moment."""
         for node in self._candidates(ObjectName(bucket, key, reading=True)):
-            wire = self._peers.idle(node)
+            wire = self._peers.idle_connection(node)
             if wire is not None:
                 transport = connection.transport
                 tls = None if transport is None else transport.get_extra_info("ssl_object")
                 hop = Hop(
                     self._mesh.node_id,
-                    self._mesh.map().version,
+                    self._mesh.current_map().version,
                     self._buckets(),
                     connection.remote,
                     connection.secure,
                     "" if tls is None else (tls.version() or "").removeprefix("TLSv"),
                 )
-                signed = self._hops.write(
+                signed = self._hops.sign_hop(
                     hop, head.method, head.raw_path, head.headers.get("authorization", "")
                 )
                 return wire, f"{HOP_HEADER}: {signed}\r\n\r\n".encode("utf-8", "surrogateescape")
@@ -214,28 +218,28 @@ class Forwarder:
 
     async def catch_up(self, hop: Hop) -> None:
         """Know what the node knew that passed the request on: its map, and its buckets."""
-        if hop.map_version > self._mesh.map().version:
-            await self._mesh.newer_than(hop.map_version - 1, 1.0)
+        if hop.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(hop.map_version - 1, 1.0)
         for _ in range(20):
             if self._buckets() >= hop.buckets:
                 return
             await asyncio.sleep(_PAUSE)
 
-    async def require(self, name: ObjectName, hop: Hop) -> None:
+    async def require_local(self, name: ObjectName, hop: Hop) -> None:
         """Raises MisdirectedError unless this node answers for the name, and has since it was asked; S3Error
         SlowDown when it may not any more, and cannot find out."""
-        if self.is_mine(name):
-            await self.dispel(name, 1.0)
-        left = 0 if name.reading else self._mesh.left_at(self._mesh.node_id)
-        if not self.is_mine(name) or hop.map_version < left:
-            raise MisdirectedError(self._mesh.map().version)
+        if self.is_local(name):
+            await self.wait_until_current(name, 1.0)
+        left = 0 if name.reading else self._mesh.last_absence_version(self._mesh.node_id)
+        if not self.is_local(name) or hop.map_version < left:
+            raise MisdirectedError(self._mesh.current_map().version)
 
-    async def dispel(self, name: ObjectName, patience: float = 5.0) -> None:
+    async def wait_until_current(self, name: ObjectName, patience: float = 5.0) -> None:
         """Makes sure that the map by which this node answers a read is one it is still in. Raises S3Error
         SlowDown. Writes need no such question: the other owners refuse them."""
-        if not name.reading or self._mesh.sure:
+        if not name.reading or self._mesh.lease_valid:
             return
-        why = await self._doubts.dispel(name.bucket, name.key, patience)
+        why = await self._read_barrier.wait_until_current(name.bucket, name.key, patience)
         if why:
             raise S3Error(
                 "SlowDown",
@@ -244,18 +248,20 @@ class Forwarder:
 
     # --- asked by a client ----------------------------------------------------------------------------
 
-    async def part(self, request: MeshRequest, node: Node, aim: str) -> tuple[int, bytes]:
+    async def forward_part(self, request: MeshRequest, node: Node, aim: str) -> tuple[int, bytes]:
         """(status, body) of what a node answers to its part of a deletion whose body is held. Raises
         PeerUnreachableError, MisdirectedError; S3Error SlowDown when nobody may wait for it any more."""
         answer = PeerResponse()
-        wire = answer.wire = await self._peers.wire(node)
+        wire = answer.wire = await self._peers.acquire_connection(node)
         try:
             self._require_caller()
-            wire.start(answer, upstream_head(request, self.stamp(request, aim)), patience=_PART_SILENCE)
-            head = await answer.head()
+            wire.send_request(
+                answer, upstream_head(request, self.signed_hop(request, aim)), patience=_PART_SILENCE
+            )
+            head = await answer.wait_head()
             if is_stale_map_reply(head):
                 raise MisdirectedError(int(head.headers[MAP_HEADER]))
-            return head.status, await answer.read()
+            return head.status, await answer.read_body()
         finally:
             answer.close()
 
@@ -274,15 +280,15 @@ class Forwarder:
         one, or when those that hold it have it `damaged`, as this one has. Raises S3Error SlowDown when none
         answers, ConnectionError when the client is gone. `begun`: a body of which a part was read."""
         sending = UpstreamRequest(request, head, self._body_timeout, begun)
-        await sending.hold(_HOLD)
+        await sending.buffer_small_body(_HOLD)
         errand = _ForwardState(request, name, trace, aim, sending)
         deadline = self._clock.monotonic() + _PATIENCE
         if damaged:
-            errand.broken.add(self._mesh.node_id)
+            errand.damaged.add(self._mesh.node_id)
         while True:
-            version = self._mesh.map().version
-            nodes = [node for node in self._candidates(name) if node.node_id not in errand.broken]
-            if errand.broken and not nodes:
+            version = self._mesh.current_map().version
+            nodes = [node for node in self._candidates(name) if node.node_id not in errand.damaged]
+            if errand.damaged and not nodes:
                 if damaged:
                     return None
                 raise S3Error("InternalError", _ALL_DAMAGED)
@@ -290,12 +296,12 @@ class Forwarder:
                 return None
             left = deadline - self._clock.monotonic()
             if left <= 0:
-                raise self._nobody(nodes)
-            target = next((node for node in nodes if node.node_id not in errand.avoided), None)
+                raise self._no_owner_error(nodes)
+            target = next((node for node in nodes if node.node_id not in errand.unresponsive), None)
             if target is None:
-                errand.avoided.clear()
-                await self._mesh.newer_than(version, min(left, 0.5 if nodes else 2.0))
-            elif await self._ask(target, errand, version, left):
+                errand.unresponsive.clear()
+                await self._mesh.wait_for_newer_map(version, min(left, 0.5 if nodes else 2.0))
+            elif await self._forward_to(target, errand, version, left):
                 return sending.reply()
 
     def _require_caller(self) -> None:
@@ -306,7 +312,7 @@ class Forwarder:
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
 
-    async def _ask(self, node: Node, errand: _ForwardState, version: int, left: float) -> bool:
+    async def _forward_to(self, node: Node, errand: _ForwardState, version: int, left: float) -> bool:
         """Whether a node has answered the client. If not, what it said is noted, so that the next is asked.
         `version`: of the map by which it was chosen; `left`: seconds. Raises S3Error SlowDown when none may
         be asked any more."""
@@ -314,59 +320,59 @@ class Forwarder:
             kept_back = await self._try(node, errand)
         except PeerUnreachableError as error:
             metrics.forwarded.labels("unreachable").inc()
-            if errand.may_be_done(error):
+            if errand.may_have_executed(error):
                 self._mesh.note_silence(node.node_id)
                 raise _unknown_outcome(node) from error
-            errand.avoided.add(node.node_id)
-            await self._mesh.suspect(node.node_id, version)
+            errand.unresponsive.add(node.node_id)
+            await self._mesh.report_suspect(node.node_id, version)
             return False
         if kept_back is None:
             metrics.forwarded.labels("answered").inc()
             return True
         if is_damaged_reply(kept_back):
             metrics.forwarded.labels("damaged").inc()
-            errand.broken.add(node.node_id)
+            errand.damaged.add(node.node_id)
         elif is_clock_skew_reply(kept_back):
             metrics.forwarded.labels("skewed").inc()
-            errand.require_whole(_SKEWED)
-            errand.avoided.add(node.node_id)
+            errand.require_resendable(_SKEWED)
+            errand.unresponsive.add(node.node_id)
         else:
             metrics.forwarded.labels("misdirected").inc()
-            errand.require_whole(_CHANGED)
-            await self._agree(int(kept_back.headers[MAP_HEADER]), version, left)
+            errand.require_resendable(_CHANGED)
+            await self._wait_for_newer_map(int(kept_back.headers[MAP_HEADER]), version, left)
         return False
 
-    async def _agree(self, theirs: int, version: int, left: float) -> None:
+    async def _wait_for_newer_map(self, theirs: int, version: int, left: float) -> None:
         """A node goes by another map than the one it was chosen by: wait for the newer of the two."""
         if theirs > version:
-            await self._mesh.newer_than(theirs - 1, min(left, 2.0))
+            await self._mesh.wait_for_newer_map(theirs - 1, min(left, 2.0))
         else:
             await asyncio.sleep(_PAUSE)
 
     def _candidates(self, name: ObjectName) -> Sequence[Node]:
         """Who may answer, the nearest first."""
-        route = self._mesh.route(name.bucket, name.key)
+        route = self._mesh.route_for(name.bucket, name.key)
         if not name.reading:
-            return () if route.decider is None else (route.decider,)
-        me = self._mesh.me
-        if me is None or len(route.readers) < 2:
-            return route.readers
-        return sorted(route.readers, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
+            return () if route.primary is None else (route.primary,)
+        me = self._mesh.own_node
+        if me is None or len(route.read_set) < 2:
+            return route.read_set
+        return sorted(route.read_set, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
 
     async def _try(self, node: Node, errand: _ForwardState) -> ResponseHead | None:
         """Send it to one node. The head of an answer that says it is not the one; None when it has answered.
         Raises PeerUnreachableError while nothing of an answer went out."""
         request, sending = errand.request, errand.sending
-        wire = await self._peers.wire(node)
-        relay = ResponseRelay(request.protocol, wire, sending.connection, is_peer_status)
+        wire = await self._peers.acquire_connection(node)
+        relay = ResponseRelay(request.protocol, wire, sending.connection_header, is_peer_status)
         protocol = cast("Connection", request.protocol)
-        protocol.when_lost = relay.cancel
+        protocol.on_lost = relay.cancel
         try:
             if not errand.name.reading:
                 self._require_caller()
-            head = sending.head(self.stamp(request, errand.aim))
+            head = sending.head_bytes(self.signed_hop(request, errand.aim))
             head_only = request.method == "HEAD"
-            wire.start(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)
+            wire.send_request(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)
             return await self._follow(node, wire, relay, sending)
         except asyncio.CancelledError:
             if relay.outcome.cancelled():
@@ -374,14 +380,14 @@ class Forwarder:
             relay.cancel()
             raise
         except Exception as error:
-            relay.give_up(error)
+            relay.fail(error)
             if relay.head is None:
                 raise
-            if relay.broken:
+            if relay.aborted_by_peer:
                 metrics.forwarded.labels("broken").inc()
             raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
         finally:
-            protocol.when_lost = None
+            protocol.on_lost = None
             sending.relay = relay
             errand.trace.sent += relay.sent
             errand.trace.received += sending.received
@@ -391,7 +397,7 @@ class Forwarder:
         self, node: Node, wire: HttpConnection, relay: ResponseRelay, sending: UpstreamRequest
     ) -> ResponseHead | None:
         """Until the answer is sent, or none comes."""
-        body = asyncio.ensure_future(sending.run(relay, wire)) if sending.streams else None
+        body = asyncio.ensure_future(sending.stream_body(relay, wire)) if sending.streams else None
         waiting: set[asyncio.Future[Any]] = {relay.outcome}
         if body is not None:
             waiting.add(body)
@@ -404,22 +410,22 @@ class Forwarder:
                     body.result()  # what is wrong with the client's body is the client's to hear
                     waiting.discard(body)
                 if not done and relay.head is None:
-                    await self._doubt(node, relay)
+                    await self._check_liveness(node, relay)
             return relay.outcome.result()
         finally:
             if body is not None:
                 body.cancel()
                 await asyncio.gather(body, return_exceptions=True)
 
-    async def _doubt(self, node: Node, relay: ResponseRelay) -> None:
+    async def _check_liveness(self, node: Node, relay: ResponseRelay) -> None:
         """No answer for a while: is the node there? One that the map has given up is not waited for."""
-        version = self._mesh.map().version
-        await self._mesh.suspect(node.node_id, version)
-        known = self._mesh.map().node(node.node_id)
+        version = self._mesh.current_map().version
+        await self._mesh.report_suspect(node.node_id, version)
+        known = self._mesh.current_map().node(node.node_id)
         if (known is None or known.state in ("away", "down")) and relay.head is None:
-            relay.give_up(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
+            relay.fail(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
 
-    def _nobody(self, nodes: Sequence[Node]) -> S3Error:
+    def _no_owner_error(self, nodes: Sequence[Node]) -> S3Error:
         if not nodes:
             return S3Error(
                 "SlowDown",
@@ -429,20 +435,20 @@ class Forwarder:
         names = ", ".join(node.node_id for node in nodes)
         return S3Error("SlowDown", f"The nodes that hold this name ({names}) do not answer; try again.")
 
-    def stamp(self, request: MeshRequest, aim: str = "") -> str:
+    def signed_hop(self, request: MeshRequest, aim: str = "") -> str:
         """`x-mesh-hop` for a client's request."""
         transport = request.transport
         tls = None if transport is None else transport.get_extra_info("ssl_object")
         hop = Hop(
             self._mesh.node_id,
-            self._mesh.map().version,
+            self._mesh.current_map().version,
             self._buckets(),
             request.remote or "",
             request.secure,
             (tls.version() or "").removeprefix("TLSv") if tls is not None else "",
             aim,
         )
-        return self._hops.write(
+        return self._hops.sign_hop(
             hop, request.method, request.raw_path, request.headers.get("Authorization", "")
         )
 

@@ -70,14 +70,14 @@ class HopSigner:
     def __repr__(self) -> str:
         return "<Hops>"
 
-    def write(self, hop: Hop, method: str, target: str, authorization: str) -> str:
+    def sign_hop(self, hop: Hop, method: str, target: str, authorization: str) -> str:
         """The header's value, for this one request."""
         secure = "1" if hop.secure else "0"
         fields = (hop.sender, str(hop.map_version), str(hop.buckets), hop.remote, secure, hop.tls, hop.aim)
         text = ",".join((*fields, str(self._clock.now_ms())))
         return f"{text},{self._mac(text, method, target, authorization)}"
 
-    def read(self, value: str, method: str, target: str, authorization: str) -> Hop:
+    def verify_hop(self, value: str, method: str, target: str, authorization: str) -> Hop:
         """Raises S3Error AccessDenied, SkewedError."""
         text, _, mac = value.rpartition(",")
         fields = text.split(",")
@@ -108,12 +108,12 @@ class LocalDamageError(Exception):
 
     def __init__(self, told: S3Error) -> None:
         super().__init__("damaged on this node")
-        self.told = told
+        self.client_error = told
 
 
 def map_headers(mesh: ClusterView) -> list[Header]:
     """What tells the SDK that there are more nodes."""
-    return [] if mesh.alone else [(MAP_HEADER, str(mesh.map().version))]
+    return [] if mesh.single_node else [(MAP_HEADER, str(mesh.current_map().version))]
 
 
 def stale_map_reply(version: int, now: int) -> Reply:

@@ -52,15 +52,15 @@ class ResponseRelay:
         self._connection, self._kept_back = connection, kept_back
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[ResponseHead | None] = self._loop.create_future()
-        self.wanted: asyncio.Future[bool] = self._loop.create_future()
+        self.body_requested: asyncio.Future[bool] = self._loop.create_future()
         """Whether the request's body is asked for."""
         self.head: ResponseHead | None = None
         """Of the answer that is being handed on."""
         self.sent = 0
         """Bytes of its body."""
-        self.closing = False
+        self.closes_connection = False
         """Whether the client's connection is to be closed after it."""
-        self.broken = False
+        self.aborted_by_peer = False
         """Whether the other node broke it off when a part of it was out."""
         self._chunked = False
         self._early: bytes | None = None  # what goes out before the rest is spliced
@@ -79,7 +79,7 @@ class ResponseRelay:
             self.outcome.cancel()
             self._wire.abort()
 
-    def give_up(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """No answer is waited for any more; one of which a part is out is cut."""
         if self.outcome.done():
             return
@@ -88,13 +88,13 @@ class ResponseRelay:
 
     # --- what the other node's connection tells -------------------------------------------------------
 
-    def continued(self) -> None:
-        if not self.wanted.done():
-            self.wanted.set_result(True)
+    def on_continue(self) -> None:
+        if not self.body_requested.done():
+            self.body_requested.set_result(True)
 
-    def begun(self, head: ResponseHead) -> None:
-        if not self.wanted.done():
-            self.wanted.set_result(False)
+    def on_head(self, head: ResponseHead) -> None:
+        if not self.body_requested.done():
+            self.body_requested.set_result(False)
         if self.outcome.done():
             self._wire.abort()
             return
@@ -103,7 +103,7 @@ class ResponseRelay:
             return
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
-            self.give_up(_client_gone())
+            self.fail(_client_gone())
             return
         self.head = head
         self._wire.patience = _SILENCE
@@ -111,7 +111,7 @@ class ResponseRelay:
         self._chunked = head.length is None
         if self._chunked:  # its end is the connection's: rare, and the same for every client
             word = "close"
-        self.closing = word == "close"
+        self.closes_connection = word == "close"
         text = _rewritten(head, word)
         if head.length is not None and head.length >= _SPLICED and not self._is_encrypted(transport):
             self._early = text
@@ -120,39 +120,39 @@ class ResponseRelay:
         else:
             self._write(transport, text)
 
-    def came(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         if self._dropping is not None:
             return
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
-            self.give_up(_client_gone())
+            self.fail(_client_gone())
             return
         self.sent += len(data)
         if self._early is not None:
             self._early += data
             return
         self._write(transport, data)
-        if self._wire.left and self._helper is None and transport.get_write_buffer_size() > _HIGH:
+        if self._wire.body_left and self._helper is None and transport.get_write_buffer_size() > _HIGH:
             self._wire.pause()
             self._helper = self._loop.create_task(self._await_client())
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         if not self.outcome.done():
             self.outcome.set_result(self._dropping)
 
-    def broke(self, error: PeerUnreachableError) -> None:
+    def on_error(self, error: PeerUnreachableError) -> None:
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._stop()
-        if not self.wanted.done():
-            self.wanted.set_result(False)
+        if not self.body_requested.done():
+            self.body_requested.set_result(False)
         if self.outcome.done():
             return
         self.outcome.set_exception(error)
         self.outcome.exception()  # whoever waits is told; it may have left
         if self.head is not None:
-            self.broken = isinstance(error, PeerUnreachableError)
+            self.aborted_by_peer = isinstance(error, PeerUnreachableError)
             if self._protocol.transport is not None:
                 self._protocol.transport.abort()
 
@@ -164,7 +164,7 @@ class ResponseRelay:
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.close()
-            self.sent += pump.passed
+            self.sent += pump.bytes_sent
         own, self._own = self._own, None
         if own is not None:
             own.close()
@@ -181,7 +181,7 @@ class ResponseRelay:
             async with asyncio.timeout(_IDLE_SECONDS):
                 await self._protocol._drain_helper()
         except (ConnectionError, TimeoutError) as error:
-            self.give_up(error)
+            self.fail(error)
         else:
             self._helper = None
             self._wire.resume()
@@ -193,14 +193,14 @@ class ResponseRelay:
             return
         transport, past = self._protocol.transport, self._protocol.past_the_queue()
         if transport is None or transport.is_closing():
-            self.give_up(_client_gone())
+            self.fail(_client_gone())
             return
         if past is not None and not transport.get_write_buffer_size():
             try:
                 with suppress(BlockingIOError):
                     early = early[past.sock.send(early, socket.MSG_MORE) :]
             except OSError as error:
-                self.give_up(error)
+                self.fail(error)
                 return
         if early:
             self._write(transport, early)
@@ -221,7 +221,7 @@ class ResponseRelay:
                 finally:
                     transport.set_write_buffer_limits(high=high, low=low)
         except (OSError, TimeoutError) as error:
-            self.give_up(error)
+            self.fail(error)
         else:
             self._helper = None
             self._start(self._protocol.past_the_queue())
@@ -235,19 +235,21 @@ class ResponseRelay:
                 self._own = duplicate_socket(transport)
             drain = past.sock if past is not None else self._own
             assert drain is not None
-            self._pump = Splice(self._wire.beside(), drain, self._wire.left, self._moved, self._spliced)
+            self._pump = Splice(
+                self._wire.side_socket(), drain, self._wire.body_left, self._moved, self._spliced
+            )
         except OSError as error:
-            self.give_up(error)
+            self.fail(error)
         else:
             self._pump.start()
 
     def _spliced(self, error: Exception | None) -> None:
         self._stop()
         if error is not None:
-            self.give_up(error)
+            self.fail(error)
             return
         self._wire.resume()
-        self._wire.passed(self._wire.left)
+        self._wire.body_spliced(self._wire.body_left)
 
     def _moved(self) -> None:
         self._protocol.moved += 1
@@ -297,31 +299,31 @@ class ProxiedResponse(PendingResponse):
         return f"<PassedOn {self.relay!r}, {len(self.held)} bytes held>"
 
     @property
-    def answered(self) -> bool:
+    def response_started(self) -> bool:
         return self.relay.head is not None
 
     @property
-    def closing(self) -> bool:
-        return self.relay.closing
+    def closes_connection(self) -> bool:
+        return self.relay.closes_connection
 
     def start(self, sent: bytes, *, head_only: bool) -> None:
         """Ask with `sent`."""
         self.relay.outcome.add_done_callback(self._done)
-        self._wire.start(self.relay, sent, patience=_FIRST_BYTE, head_only=head_only)
+        self._wire.send_request(self.relay, sent, patience=_FIRST_BYTE, head_only=head_only)
 
     def _word(self) -> str:
-        return "close" if self.last and not self.held else ""
+        return "close" if self.is_last and not self.held else ""
 
     def _done(self, _: asyncio.Future[Any]) -> None:
         transport, trace, head = self._protocol.transport, self._trace, self.relay.head
         trace.sent += self.relay.sent
         gone = transport is None or transport.is_closing()
         if head is None and not gone:
-            trace.drop()
+            trace.discard()
         else:
             trace.finish(CLIENT_GONE if gone or head is None else head.status, later=True)
         if head is not None:
-            metrics.forwarded.labels("broken" if self.relay.broken else "answered").inc()
+            metrics.forwarded.labels("broken" if self.relay.aborted_by_peer else "answered").inc()
         if not gone:
             self._read_on()
         self._ended(self)

@@ -82,7 +82,7 @@ class Splice:
         return f"<Splice, {self._passed} bytes passed, {self._left} to come, {self._held} held>"
 
     @property
-    def passed(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes that went out."""
         return self._passed
 

@@ -31,7 +31,7 @@ _NOT_SENT: Final = frozenset(
 class PartialBody(NamedTuple):
     """A body that was begun to be read: what was read, and what is left."""
 
-    read: Sequence[bytes]
+    received: Sequence[bytes]
     rest: AsyncIterator[bytes]
 
 
@@ -46,12 +46,12 @@ class UpstreamRequest:
         self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
         self.streams = False
         """Whether the body goes out as it comes."""
-        self.gone = False
+        self.body_started = False
         """Whether a part of it has: then the request cannot be begun again."""
         self.received = 0
         self.relay: ResponseRelay | None = None
 
-    async def hold(self, most: int) -> None:
+    async def buffer_small_body(self, most: int) -> None:
         """Read the body now if it is small, and whoever sends it does not wait to be asked."""
         length = self._request.content_length
         self.streams = self._begun is not None
@@ -60,54 +60,54 @@ class UpstreamRequest:
         if length is None or length > most or (length and "Expect" in self._request.headers):
             self.streams = True
             return
-        self._request.held_body = b"".join([data async for data in self._body.raw()])
+        self._request.held_body = b"".join([data async for data in self._body.iter_raw()])
         self.received = len(self._request.held_body)
 
-    def head(self, hop: str) -> bytes:
+    def head_bytes(self, hop: str) -> bytes:
         """The request as it goes out, a body that is held included."""
         return upstream_head(self._request, hop, streams=self.streams)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         assert self._body is not None
         if self._begun is None:
-            async for data in self._body.raw():
+            async for data in self._body.iter_raw():
                 yield data
             return
-        for data in self._begun.read:
+        for data in self._begun.received:
             yield data
         async for data in self._begun.rest:
             yield data
 
-    async def run(self, relay: ResponseRelay, wire: HttpConnection) -> None:
+    async def stream_body(self, relay: ResponseRelay, wire: HttpConnection) -> None:
         """Send the body when it is asked for. Raises S3Error for one that does not come as it should,
         ConnectionError when the client is gone."""
         assert self._body is not None
-        if not await relay.wanted:
+        if not await relay.body_requested:
             return
         left = self._request.content_length
-        wire.sending = self.gone = True
+        wire.sending = self.body_started = True
         try:
             async for data in self._pieces():
                 self.received += len(data)
                 if left is None:
-                    wire.send(b"%x\r\n%b\r\n" % (len(data), data))
+                    wire.send_body(b"%x\r\n%b\r\n" % (len(data), data))
                 else:
-                    wire.send(data)
+                    wire.send_body(data)
                     left -= len(data)
                     if not left:
-                        wire.sent_all()
-                await wire.drained()
+                        wire.finish_body()
+                await wire.drain()
                 if relay.outcome.done() or relay.head is not None:
                     return
             if left is None:
-                wire.send(b"0\r\n\r\n")
-                wire.sent_all()
+                wire.send_body(b"0\r\n\r\n")
+                wire.finish_body()
         except PeerUnreachableError:
             return  # the relay hears of it, too
         finally:
             wire.sending = False
 
-    def connection(self) -> str:
+    def connection_header(self) -> str:
         """What the answer says of the client's connection; asked when its head is here."""
         request = self._request
         return connection_header(request, bool(request.keep_alive) and not must_close_connection(request))
@@ -117,7 +117,7 @@ class UpstreamRequest:
         relay = self.relay
         assert relay is not None
         assert relay.head is not None
-        keep_alive = bool(self._request.keep_alive) and not relay.closing
+        keep_alive = bool(self._request.keep_alive) and not relay.closes_connection
         return StreamedReply(relay.head.status, keep_alive=keep_alive)
 
 

@@ -68,8 +68,8 @@ class VerifiedSigner:
     identity: Identity
     claim: Claim | SigV2Claim | None
     verified: Verified | None
-    then: int = 0
-    tables: object = None
+    verified_at: int = 0
+    identity_tables: object = None
 
 
 _SIGV2_HEADER_REFUSED = (
@@ -162,21 +162,21 @@ class Authenticator:
         trace.access_key = claim.access_key
         signer = self._verified(claim, head, self._clock.now_ms() // 1000)
         trace.identity = signer.identity
-        self._sessions.proved(signer.identity)
+        self._sessions.record_use(signer.identity)
         return signer
 
-    def again(self, head: RequestHead, signer: VerifiedSigner) -> VerifiedSigner:
+    def reauthenticate(self, head: RequestHead, signer: VerifiedSigner) -> VerifiedSigner:
         """Who signed `head` by now: its body took its time, and what was disabled, revoked or changed
         meanwhile carries out nothing more. Raises S3Error as `authenticate`."""
         claim = signer.claim
-        if claim is None or signer.tables is self._sessions.tables:
+        if claim is None or signer.identity_tables is self._sessions.table_state:
             return signer
-        return self._verified(claim, head, signer.then)
+        return self._verified(claim, head, signer.verified_at)
 
     def _verified(self, claim: Claim | SigV2Claim, head: RequestHead, now: int) -> VerifiedSigner:
-        tables = self._sessions.tables
+        tables = self._sessions.table_state
         try:
-            identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+            identity, secret_key = self._sessions.resolve(claim.access_key, claim.session_token)
         except S3Error:
             with suppress(S3Error):  # an unknown key costs the same time as a wrong signature
                 _verify(claim, head, _NO_SECRET, now)
@@ -189,7 +189,7 @@ class Authenticator:
         if claim.scope is None and self._sigv2 == "off":
             raise S3Error("InvalidRequest", SIGV4_REQUIRED_MESSAGE)
         try:
-            identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+            identity, secret_key = self._sessions.resolve(claim.access_key, claim.session_token)
         except S3Error:
             verify_policy_signature(claim, _NO_SECRET)  # see `_verified`
             raise
@@ -197,7 +197,7 @@ class Authenticator:
             extra = {"AWSAccessKeyId": claim.access_key[:128], "SignatureProvided": claim.signature[:128]}
             raise S3Error("SignatureDoesNotMatch", extra=extra)
         trace.identity = identity
-        self._sessions.proved(identity)
+        self._sessions.record_use(identity)
         return identity
 
     def _read_old(self, head: RequestHead) -> SigV2Claim | None:

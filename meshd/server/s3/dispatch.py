@@ -48,9 +48,9 @@ class S3Call:
         "body",
         "born",
         "context",
-        "far",
         "head",
         "operation",
+        "remote_source",
         "request",
         "signer",
         "trace",
@@ -67,7 +67,7 @@ class S3Call:
         request: MeshRequest,
         far: Record | None = None,
     ) -> None:
-        self.request, self.far = request, far
+        self.request, self.remote_source = request, far
         self.head, self.signer, self.body = head, signer, body
         self.operation = self.admitted = operation
         self.born = 0
@@ -130,94 +130,108 @@ class OperationDispatcher:
         }
 
     @property
-    def _alone(self) -> bool:
-        return self._deps.mesh.alone
+    def _single_node(self) -> bool:
+        return self._deps.mesh.single_node
 
     async def __call__(self, call: S3Call) -> Result:
         """The operation's result. Raises S3Error."""
-        call.born = self._deps.versions.born(getattr(call.operation, "bucket", ""))
-        call.operation = await self._deps.views.redirected(self._deps.acls.admitted(call.operation))
+        call.born = self._deps.versions.bucket_created(getattr(call.operation, "bucket", ""))
+        call.operation = await self._deps.views.redirect(self._deps.acls.resolve_operation(call.operation))
         if self._deps.backed is not None:
             self._deps.backed.check(call.operation)
         carry_out = self._table.get(type(call.operation))
         if carry_out is None:
             raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented.")
         result = await carry_out(call)
-        if not self._alone and self._deps.news is not None and isinstance(call.operation, _ABOUT_BUCKETS):
-            await self._deps.news.spread()
+        if (
+            not self._single_node
+            and self._deps.bucket_changes is not None
+            and isinstance(call.operation, _ABOUT_BUCKETS)
+        ):
+            await self._deps.bucket_changes.broadcast()
         return result
 
     async def _document(self, call: S3Call, digests: BodyDigests) -> bytes:
         """The whole body. Who sends it is admitted once more when it is here: it may come over hours."""
         document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
-        call.signer = self._authenticator.again(call.head, call.signer)
-        self._deps.access.admit(call.identity, call.admitted, call.context)
+        call.signer = self._authenticator.reauthenticate(call.head, call.signer)
+        self._deps.access.authorize(call.identity, call.admitted, call.context)
         return document
 
     # --- buckets ------------------------------------------------------------------------------------
 
     async def _list_buckets(self, call: S3Call) -> Result:
-        return self._deps.buckets.list_all(cast("ops.ListBuckets", call.operation), call.identity)
+        return self._deps.buckets.list_buckets(cast("ops.ListBuckets", call.operation), call.identity)
 
     async def _create_bucket(self, call: S3Call) -> Result:
         document = await self._document(call, _NO_DIGESTS)
         new = xml_documents.parse_create_bucket(document)
         operation = cast("ops.CreateBucket", call.operation)
-        return await self._deps.buckets.create(operation, call.identity, new)
+        return await self._deps.buckets.create_bucket(operation, call.identity, new)
 
     async def _head_bucket(self, call: S3Call) -> Result:
-        return self._deps.buckets.head(cast("ops.HeadBucket", call.operation))
+        return self._deps.buckets.head_bucket(cast("ops.HeadBucket", call.operation))
 
     async def _delete_bucket(self, call: S3Call) -> Result:
-        return await self._deps.buckets.delete(cast("ops.DeleteBucket", call.operation))
+        return await self._deps.buckets.delete_bucket(cast("ops.DeleteBucket", call.operation))
 
     async def _bucket_location(self, call: S3Call) -> Result:
-        return self._deps.buckets.location(cast("ops.GetBucketLocation", call.operation))
+        return self._deps.buckets.get_location(cast("ops.GetBucketLocation", call.operation))
 
     async def _get_setting(self, call: S3Call) -> Result:
-        return self._deps.settings.get(cast("ops.GetBucketSetting", call.operation))
+        return self._deps.settings.get_setting(cast("ops.GetBucketSetting", call.operation))
 
     async def _put_setting(self, call: S3Call) -> Result:
         operation = cast("ops.PutBucketSetting", call.operation)
         document = await self._document(call, operation.digests)
-        return await self._deps.settings.put(operation, document)
+        return await self._deps.settings.put_setting(operation, document)
 
     async def _delete_setting(self, call: S3Call) -> Result:
-        return await self._deps.settings.delete(cast("ops.DeleteBucketSetting", call.operation))
+        return await self._deps.settings.delete_setting(cast("ops.DeleteBucketSetting", call.operation))
 
     async def _preflight(self, call: S3Call) -> Result:
         return self._deps.buckets.preflight(cast("ops.Preflight", call.operation))
 
     async def _list_objects(self, call: S3Call) -> Result:
         operation = cast("ops.ListObjects", call.operation)
-        if self._deps.backed is not None and (backed := await self._deps.backed.listing(operation)):
+        if self._deps.backed is not None and (backed := await self._deps.backed.list_objects(operation)):
             return backed
-        page = await self._deps.views.listing(operation)
+        page = await self._deps.views.list_page(operation)
         if page is None:
-            page = await self._deps.members.listing(
+            page = await self._deps.members.list_member_keys(
                 operation, partial(self._may_read, call, operation.bucket)
             )
         if page is not None:
             return page
         listings = self._deps.listings
-        return listings.list_objects(operation) if self._alone else await listings.all_objects(operation)
+        return (
+            listings.list_objects(operation)
+            if self._single_node
+            else await listings.list_objects_on_all_nodes(operation)
+        )
 
     def _may_read(self, call: S3Call, bucket: str, key: str) -> bool:
         access = self._deps.access
         return access.allows(call.identity, "s3:GetObject", bucket, key, context=call.context)
 
     async def _list_members(self, call: S3Call) -> Result:
-        return await self._deps.members.members(cast("ops.ListMembers", call.operation))
+        return await self._deps.members.list_members(cast("ops.ListMembers", call.operation))
 
     async def _list_versions(self, call: S3Call) -> Result:
         operation, listings = cast("ops.ListObjectVersions", call.operation), self._deps.listings
-        return listings.list_versions(operation) if self._alone else await listings.all_versions(operation)
+        return (
+            listings.list_versions(operation)
+            if self._single_node
+            else await listings.list_versions_on_all_nodes(operation)
+        )
 
     # --- objects ------------------------------------------------------------------------------------
 
     async def _put(self, call: S3Call) -> Result:
         call.body.require_length()
-        return await self._deps.objects.put(cast("ops.PutObject", call.operation), call.identity, call.body)
+        return await self._deps.objects.put_object(
+            cast("ops.PutObject", call.operation), call.identity, call.body
+        )
 
     async def _post(self, call: S3Call) -> Result:
         return await self._forms(call, cast("ops.PostObject", call.operation))
@@ -227,75 +241,77 @@ class OperationDispatcher:
 
     async def _copy_found(self, call: S3Call) -> Result:
         operation = cast("ops.CopyObject", call.operation)
-        if call.far is not None and self._deps.far is not None:
-            return await self._copy_far(call, operation, call.far, self._deps.far)
-        made = None if self._deps.backed is None else await self._deps.backed.copied(operation)
+        if call.remote_source is not None and self._deps.copy_sources is not None:
+            return await self._copy_remote(call, operation, call.remote_source, self._deps.copy_sources)
+        made = None if self._deps.backed is None else await self._deps.backed.copy_as_upload(operation)
         if made is None:
-            made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
-        self._deps.versions.require_same(operation.bucket, call.born)
+            made = await self._deps.members.member_as_upload(operation) or await self._deps.views.plan_copy(
+                operation
+            )
+        self._deps.versions.require_same_bucket(operation.bucket, call.born)
         if made is None:
-            return await self._deps.objects.copy(operation, call.identity)
-        stored = await self._deps.objects.put(made[0], call.identity, made[1])
+            return await self._deps.objects.copy_object(operation, call.identity)
+        stored = await self._deps.objects.put_object(made[0], call.identity, made[1])
         now = self._deps.clock.now_ms()
         return CopyResult(stored.etag, now, stored.checksums, stored.checksum_type, stored.version)
 
-    async def _copy_far(
+    async def _copy_remote(
         self, call: S3Call, operation: ops.CopyObject, record: Record, far: RemoteCopySources
     ) -> Result:
-        put, body = await far.copied(operation, record)
-        self._deps.versions.require_same(operation.bucket, call.born)
-        stored = await self._deps.objects.put(put, call.identity, body)
+        put, body = await far.copy_as_upload(operation, record)
+        self._deps.versions.require_same_bucket(operation.bucket, call.born)
+        stored = await self._deps.objects.put_object(put, call.identity, body)
         return CopyResult(
             stored.etag,
             self._deps.clock.now_ms(),
             stored.checksums,
             stored.checksum_type,
             stored.version,
-            self._deps.versions.name(operation.source.bucket, record),
+            self._deps.versions.version_header(operation.source.bucket, record),
         )
 
     async def _delete(self, call: S3Call) -> Result:
-        return await self._deps.deleter.delete(cast("ops.DeleteObject", call.operation))
+        return await self._deps.deleter.delete_object(cast("ops.DeleteObject", call.operation))
 
     async def _delete_many(self, call: S3Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
         document = await self._document(call, operation.digests)
-        request, hop, scatterer = xml_documents.parse_delete(document), call.request.hop, self._deps.scatterer
+        request, hop, scatterer = xml_documents.parse_delete(document), call.request.hop, self._deps.fan_out
         here = partial(self._delete_here, call, operation)
-        if self._alone or scatterer is None:
+        if self._single_node or scatterer is None:
             return await here(request)
         if hop is not None and hop.aim == AIM_KEYS:
-            return await here(scatterer.mine(operation.bucket, request, hop))
-        return await scatterer.delete(call.request, operation, request, here)
+            return await here(scatterer.local_keys(operation.bucket, request, hop))
+        return await scatterer.delete_keys(call.request, operation, request, here)
 
     async def _delete_here(
         self, call: S3Call, operation: ops.DeleteObjects, request: xml_documents.DeleteRequest
     ) -> DeleteResult:
         call.trace.keys = tuple(key.key for key in request.keys)
-        allowed, refused = await self._deps.access.sift(
+        allowed, refused = await self._deps.access.filter_deletions(
             call.identity, operation.bucket, request.keys, call.context
         )
-        done = await self._deps.deleter.delete_many(operation, request._replace(keys=allowed))
+        done = await self._deps.deleter.delete_objects(operation, request._replace(keys=allowed))
         return replace(done, failures=done.failures + refused)
 
     async def _get_tags(self, call: S3Call) -> Result:
-        return self._deps.tagging.get(cast("ops.GetObjectTagging", call.operation))
+        return self._deps.tagging.get_tags(cast("ops.GetObjectTagging", call.operation))
 
     async def _put_tags(self, call: S3Call) -> Result:
         operation = cast("ops.PutObjectTagging", call.operation)
         document = await self._document(call, operation.digests)
         tags = parse_tagging(document)
-        self._deps.access.admit(call.identity, operation, call.context, tags)  # now that they are known
-        return await self._deps.tagging.put(operation, tags)
+        self._deps.access.authorize(call.identity, operation, call.context, tags)  # now that they are known
+        return await self._deps.tagging.put_tags(operation, tags)
 
     async def _delete_tags(self, call: S3Call) -> Result:
-        return await self._deps.tagging.delete(cast("ops.DeleteObjectTagging", call.operation))
+        return await self._deps.tagging.delete_tags(cast("ops.DeleteObjectTagging", call.operation))
 
     async def _attributes(self, call: S3Call) -> Result:
         operation = cast("ops.GetObjectAttributes", call.operation)
-        record = await self._deps.views.described(operation)
+        record = await self._deps.views.find_record(operation)
         if record is None and self._deps.backed is not None:
-            record = await self._deps.backed.described(operation.bucket, operation.key)
+            record = await self._deps.backed.head_record(operation.bucket, operation.key)
         return (
             object_attributes(self._deps.versions, operation)
             if record is None
@@ -303,18 +319,18 @@ class OperationDispatcher:
         )
 
     async def _get_object_acl(self, call: S3Call) -> Result:
-        return self._deps.object_acls.get(cast("ops.GetObjectAcl", call.operation))
+        return self._deps.object_acls.get_acl(cast("ops.GetObjectAcl", call.operation))
 
     async def _put_object_acl(self, call: S3Call) -> Result:
         operation = cast("ops.PutObjectAcl", call.operation)
         document = await self._document(call, operation.digests)
-        return await self._deps.object_acls.put(operation, document)
+        return await self._deps.object_acls.put_acl(operation, document)
 
     # --- multipart ----------------------------------------------------------------------------------
 
     async def _create_upload(self, call: S3Call) -> Result:
         operation = cast("ops.CreateMultipartUpload", call.operation)
-        return await self._deps.uploads.create(operation, call.identity)
+        return await self._deps.uploads.create_upload(operation, call.identity)
 
     async def _put_part(self, call: S3Call) -> Result:
         call.body.require_length()
@@ -325,16 +341,16 @@ class OperationDispatcher:
 
     async def _copy_part_found(self, call: S3Call) -> Result:
         operation = cast("ops.UploadPartCopy", call.operation)
-        if call.far is not None and self._deps.far is not None:
-            part = await self._deps.far.part_copied(operation, call.far)
+        if call.remote_source is not None and self._deps.copy_sources is not None:
+            part = await self._deps.copy_sources.copy_as_part(operation, call.remote_source)
             done = await self._deps.uploads.put_part(*part)
-            version = self._deps.versions.name(operation.source.bucket, call.far)
+            version = self._deps.versions.version_header(operation.source.bucket, call.remote_source)
             return CopyResult(done.etag, self._deps.clock.now_ms(), done.checksums, "", "", version)
-        made = None if self._deps.backed is None else await self._deps.backed.part_copied(operation)
+        made = None if self._deps.backed is None else await self._deps.backed.copy_as_part(operation)
         if made is None:
-            made = await self._deps.members.part_copied(operation)
+            made = await self._deps.members.member_as_part(operation)
         if made is None:
-            made = await self._deps.views.part_copied(operation)
+            made = await self._deps.views.plan_part_copy(operation)
         if made is None:
             return await self._deps.uploads.copy_part(operation)
         stored = await self._deps.uploads.put_part(*made)
@@ -344,15 +360,19 @@ class OperationDispatcher:
         operation = cast("ops.CompleteMultipartUpload", call.operation)
         # x-amz-checksum-* of a completion are of the object, not of this document.
         document = await self._document(call, _NO_DIGESTS)
-        done = await self._deps.uploads.complete(operation, xml_documents.parse_complete(document))
+        done = await self._deps.uploads.complete_upload(operation, xml_documents.parse_complete(document))
         return replace(done, location=call.url(operation.bucket, operation.key))
 
     async def _abort(self, call: S3Call) -> Result:
-        return await self._deps.uploads.abort(cast("ops.AbortMultipartUpload", call.operation))
+        return await self._deps.uploads.abort_upload(cast("ops.AbortMultipartUpload", call.operation))
 
     async def _list_parts(self, call: S3Call) -> Result:
         return self._deps.uploads.list_parts(cast("ops.ListParts", call.operation))
 
     async def _list_uploads(self, call: S3Call) -> Result:
         operation, listings = cast("ops.ListMultipartUploads", call.operation), self._deps.listings
-        return listings.list_uploads(operation) if self._alone else await listings.all_uploads(operation)
+        return (
+            listings.list_uploads(operation)
+            if self._single_node
+            else await listings.list_uploads_on_all_nodes(operation)
+        )

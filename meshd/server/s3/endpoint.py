@@ -81,9 +81,9 @@ class PreparedRequest(NamedTuple):
     this one's."""
 
     operation: ops.Operation
-    far: Record | None = None
+    remote_source: Record | None = None
     error: S3Error | None = None
-    near: Record | None = None
+    nearby_record: Record | None = None
 
 
 class S3Endpoint:
@@ -99,7 +99,7 @@ class S3Endpoint:
         trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote)
         try:
             reply = await self._reply(request, trace)
-            reply.say_when_to_retry(self._deps.mesh)
+            reply.add_retry_after(self._deps.mesh)
             await finish_response(request, reply)
         except BaseException:
             trace.finish(CLIENT_GONE)
@@ -131,18 +131,18 @@ class S3Endpoint:
 
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: RequestTrace) -> Reply:
         deps = self._deps
-        caller = deps.mesh.node_id, deps.mesh.sure_of
+        caller = deps.mesh.node_id, deps.mesh.lease_confirmed_version
         elsewhere: PreparedRequest | None = None
-        if not deps.mesh.alone and deps.forwarder is not None:
+        if not deps.mesh.single_node and deps.forwarder is not None:
             with accepted_by(*caller):
-                answer = await self._elsewhere(request, head, trace, deps.forwarder)
+                answer = await self._forward_or_prepare(request, head, trace, deps.forwarder)
             if request.hop is not None:
                 caller = request.hop.sender, request.hop.map_version
             if isinstance(answer, Reply):
                 return answer
             elsewhere = answer
-        with deps.still():
-            trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+        with deps.control_snapshot():
+            trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
             operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
             if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
@@ -152,27 +152,27 @@ class S3Endpoint:
                 set_tenant(signer.identity.account)
                 context = request_context(request.hop or request, head, signer)
                 if elsewhere is None:
-                    operation = trace.target = deps.members.addressed(operation)
-                deps.access.admit(signer.identity, operation, context)
+                    operation = trace.target = deps.members.resolve_member_key(operation)
+                deps.access.authorize(signer.identity, operation, context)
         try:
             if elsewhere is not None and elsewhere.error is not None:
                 raise elsewhere.error
-            if elsewhere is not None and elsewhere.near is not None:
-                return await self._near(request, elsewhere, signer.identity, context, trace)
+            if elsewhere is not None and elsewhere.nearby_record is not None:
+                return await self._get_nearby(request, elsewhere, signer.identity, context, trace)
             if isinstance(operation, ops.GetObject):
                 try:
                     return await self._get(request, operation, signer.identity, context, trace)
                 except LocalDamageError as error:
-                    return await self._from_another(request, head, operation, trace, error)
+                    return await self._get_from_peer(request, head, operation, trace, error)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
-            far = None if elsewhere is None else elsewhere.far
+            far = None if elsewhere is None else elsewhere.remote_source
             call = S3Call(head, operation, signer, body, context, trace, request, far)
             with accepted_by(*caller):
                 return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
-            raise deps.access.veiled(signer.identity, operation, error, context) from error
+            raise deps.access.mask_missing_key(signer.identity, operation, error, context) from error
 
-    async def _from_another(
+    async def _get_from_peer(
         self,
         request: MeshRequest,
         head: RequestHead,
@@ -182,26 +182,26 @@ class S3Endpoint:
     ) -> Reply:
         """What is damaged here, as another owner has it. Raises S3Error when nobody has it whole."""
         forwarder = self._deps.forwarder
-        if forwarder is None or self._deps.mesh.alone:
-            raise error.told from error
+        if forwarder is None or self._deps.mesh.single_node:
+            raise error.client_error from error
         if request.hop is not None:
             return damaged_reply(self._now())
         name = object_name_of(operation)
-        if name is None or self._deps.views.is_view(name.bucket) or not forwarder.is_mine(name):
-            raise error.told from error
+        if name is None or self._deps.views.is_view(name.bucket) or not forwarder.is_local(name):
+            raise error.client_error from error
         reply = await forwarder.forward(request, head, name, trace, damaged=True)
         if reply is None:
-            raise error.told from error
-        trace.passed_on()
+            raise error.client_error from error
+        trace.mark_forwarded()
         return reply
 
-    async def _elsewhere(
+    async def _forward_or_prepare(
         self, request: MeshRequest, head: RequestHead, trace: RequestTrace, forwarder: Forwarder
     ) -> Reply | PreparedRequest:
         """The answer of the node that answers for the name asked about, or the request as this one carries it
         out. Raises as `_reply`."""
         deps = self._deps
-        trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+        trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
         REMOTE_RECORD.set(None)
@@ -210,10 +210,10 @@ class S3Endpoint:
             await forwarder.catch_up(hop)
             trace.remote = hop.remote
             if isinstance(operation, ops.GetObject):  # who passed it on has looked where the archive lies
-                operation = deps.members.addressed(operation)
+                operation = deps.members.resolve_member_key(operation)
             name = object_name_of(operation)
             if name is not None and not hop.aim:
-                await forwarder.require(name, hop)
+                await forwarder.require_local(name, hop)
             return await self._prepared(operation)
         operation = await self._addressed(operation)
         name, aim = object_name_of(operation), ""
@@ -222,21 +222,25 @@ class S3Endpoint:
         if isinstance(operation, ops.DeleteObjects):
             self._admit(request, head, operation, trace)
             await self._hold(request, head)
-        if name is not None and not deps.mesh.sure and forwarder.is_mine(name):
-            await forwarder.dispel(name)
-        if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_mine(name):
-            if isinstance(operation, ops.GetObject) and deps.near is not None and deps.near.takes(operation):
-                record = await deps.near.find(operation)
+        if name is not None and not deps.mesh.lease_valid and forwarder.is_local(name):
+            await forwarder.wait_until_current(name)
+        if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_local(name):
+            if (
+                isinstance(operation, ops.GetObject)
+                and deps.nearby_reader is not None
+                and deps.nearby_reader.handles(operation)
+            ):
+                record = await deps.nearby_reader.find_record(operation)
                 if record is not None:
                     REMOTE_RECORD.set(((operation.bucket, operation.key, None), record))
-                    return PreparedRequest(operation, near=record)
+                    return PreparedRequest(operation, nearby_record=record)
             reply = await forwarder.forward(request, head, name, trace, aim=aim)
             if reply is not None:
-                trace.passed_on()
+                trace.mark_forwarded()
                 return reply
         return await self._prepared(operation)
 
-    async def _near(
+    async def _get_nearby(
         self,
         request: MeshRequest,
         asked: PreparedRequest,
@@ -245,38 +249,38 @@ class S3Endpoint:
         trace: RequestTrace,
     ) -> Reply:
         """An object of other nodes through this one's copies."""
-        deps, operation, record = self._deps, cast("ops.GetObject", asked.operation), asked.near
-        assert deps.near is not None
+        deps, operation, record = self._deps, cast("ops.GetObject", asked.operation), asked.nearby_record
+        assert deps.nearby_reader is not None
         assert record is not None
         if operation.overrides and identity is ANONYMOUS_IDENTITY:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
-        opened = await deps.near.opened(operation, record)
+        opened = await deps.nearby_reader.open_object(operation, record)
         found = opened.found
         if found.head.tag_count and not deps.access.may_count_tags(identity, operation, context):
             opened = opened._replace(found=replace(found, head=replace(found.head, tag_count=0)))
-        return await self._send_assembled(request, operation, opened, trace)
+        return await self._send_spans(request, operation, opened, trace)
 
     async def _addressed(self, operation: ops.Operation) -> ops.Operation:
-        scatterer = self._deps.scatterer
-        return operation if scatterer is None else await scatterer.addressed(operation)
+        scatterer = self._deps.fan_out
+        return operation if scatterer is None else await scatterer.resolve_members(operation)
 
     async def _archive_of(self, operation: ops.ListObjects) -> ObjectName | None:
-        scatterer = self._deps.scatterer
+        scatterer = self._deps.fan_out
         if scatterer is None or self._deps.views.is_view(operation.bucket):
             return None
         return await scatterer.archive_of(operation)
 
     async def _prepared(self, operation: ops.Operation) -> PreparedRequest:
         """With the source of a copy, where other nodes hold it."""
-        far = self._deps.far
+        far = self._deps.copy_sources
         if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
             return PreparedRequest(operation)
         operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._addressed(operation))
         source = operation.source
-        if self._deps.views.is_view(source.bucket) or not far.is_far(source):
+        if self._deps.views.is_view(source.bucket) or not far.is_remote(source):
             return PreparedRequest(operation)
         try:
-            record = await far.find(source)
+            record = await far.find_source(source)
         except S3Error as error:  # told to whoever may know it: after admission
             return PreparedRequest(operation, None, error)
         REMOTE_RECORD.set(((source.bucket, source.key, source.version), record))
@@ -286,17 +290,17 @@ class S3Endpoint:
         self, request: MeshRequest, head: RequestHead, operation: ops.Operation, trace: RequestTrace
     ) -> None:
         """Raises S3Error for whoever has no right to it: a body of theirs is not kept."""
-        with self._deps.still():
+        with self._deps.control_snapshot():
             signer = self._authenticator.authenticate(head, trace)
             set_tenant(signer.identity.account)
-            self._deps.access.admit(signer.identity, operation, request_context(request, head, signer))
+            self._deps.access.authorize(signer.identity, operation, request_context(request, head, signer))
 
     async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
         """Read a small body as it comes: it goes to several nodes."""
         most = 2 * self._deps.http.max_xml_bytes
         pieces, size = [], 0
         with reserve_body_memory(request.content_length, most):
-            async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).raw():
+            async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).iter_raw():
                 pieces.append(data)
                 size += len(data)
                 if size > most:
@@ -311,21 +315,21 @@ class S3Endpoint:
         finally:
             trace.received += call.body.received
         rendered = render(call.operation, result, trace.request_id)
-        return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
+        return Reply(rendered.status, [*rendered.headers, *trace.extra_headers], rendered.body, self._now())
 
     async def _find(
         self, asked: ops.GetObject, operation: ops.GetObject
     ) -> tuple[ops.GetObject, LookupResult]:
         """What is answered, and where it lies: for a view, the object that holds the result."""
         if operation.member is not None:
-            return operation, await self._deps.members.find(operation)
+            return operation, await self._deps.members.find_member(operation)
         try:
-            return operation, self._deps.objects.find(operation)
+            return operation, self._deps.objects.find_object(operation)
         except S3Error as error:
             if operation is asked or error.code != "NoSuchKey":
                 raise
-        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))  # evicted in between
-        return operation, self._deps.objects.find(operation)
+        operation = cast("ops.GetObject", await self._deps.views.redirect(asked))  # evicted in between
+        return operation, self._deps.objects.find_object(operation)
 
     async def _get(
         self,
@@ -349,12 +353,12 @@ class S3Endpoint:
     ) -> Reply:
         backed = self._deps.backed
         if backed is not None and asked.member is None:
-            streamed = await backed.opened(asked)
+            streamed = await backed.open_object(asked)
             if streamed is not None:
-                return await self._send_assembled(request, asked, streamed, trace)
-        opened = asked if asked.member is not None else await self._deps.views.opened(asked)
+                return await self._send_spans(request, asked, streamed, trace)
+        opened = asked if asked.member is not None else await self._deps.views.open_read(asked)
         if isinstance(opened, AssembledRead):
-            return await self._send_assembled(request, asked, opened, trace)
+            return await self._send_spans(request, asked, opened, trace)
         for _ in range(_FINDS - 1):
             with suppress(ReplacedError):  # nothing is sent yet
                 return await self._get_once(request, asked, opened, identity, context, trace)
@@ -377,7 +381,7 @@ class S3Endpoint:
         if operation.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
-            with objects.reading(operation, found) as spans:
+            with objects.open_range(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
                     await self._fetch(
                         first_window(spans)
@@ -388,12 +392,12 @@ class S3Endpoint:
                 else:
                     await self._fetch(spans)
                     # Read through the store, which verifies what is small enough to be verified on the way.
-                    return Reply(status, headers, objects.read(operation, found), self._now())
+                    return Reply(status, headers, objects.read_range(operation, found), self._now())
         except (PartialReadError, CutShortError) as error:  # the connection is cut
             log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
-            again = await self._deps.views.again(asked, found.record.etag)
+            again = await self._deps.views.rebuild_result(asked, found.record.etag)
             if again is None:
                 raise LocalDamageError(to_s3_error(error)) from error
             return Reply(status, headers, again[found.offset :][: found.length], self._now())
@@ -411,7 +415,7 @@ class S3Endpoint:
             _report_damage(spans)
             raise DiskFailedError(f"the disk failed: {error.strerror}") from error
 
-    async def _send_assembled(
+    async def _send_spans(
         self, request: MeshRequest, asked: ops.GetObject, assembled: AssembledRead, trace: RequestTrace
     ) -> Reply:
         found = assembled.found
@@ -419,7 +423,7 @@ class S3Endpoint:
         if asked.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
-            torn = None if assembled.tear is None else assembled.tear.met
+            torn = None if assembled.tear is None else assembled.tear.record_truncation
             keep_alive = await send_groups(request, status, headers, assembled.groups, self._now(), torn)
         except StoreError as error:
             raise to_s3_error(error) from error
@@ -430,7 +434,7 @@ class S3Endpoint:
         trace.code = error.code
         resource = request.raw_path.partition("?")[0]
         rendered = render_error(error, trace.request_id, resource, head=request.method == "HEAD")
-        return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
+        return Reply(rendered.status, [*rendered.headers, *trace.extra_headers], rendered.body, self._now())
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000
@@ -452,12 +456,12 @@ def body_resumer(
         if viewed is not None:
             return _resume_from_view(deps, viewed, found, torn)
         if deps.backed is not None:
-            cached = deps.backed.rest(operation.bucket, operation.key, found, torn.sent)
+            cached = deps.backed.resume_from_origin(operation.bucket, operation.key, found, torn.sent)
             if cached is not None:
                 return cached
-        if deps.rest is None or deps.mesh.alone:
+        if deps.resume_read is None or deps.mesh.single_node:
             raise torn
-        return deps.rest(operation.bucket, operation.key, found, torn.sent)
+        return deps.resume_read(operation.bucket, operation.key, found, torn.sent)
 
     return rest
 
@@ -467,7 +471,7 @@ async def _resume_from_view(
 ) -> AsyncGenerator[bytes, None]:
     """Raises CutShortError."""
     try:
-        data = await deps.views.again(viewed, found.record.etag)
+        data = await deps.views.rebuild_result(viewed, found.record.etag)
     except S3Error as error:
         metrics.reads_continued.labels("cut").inc()
         raise CutShortError(f"{viewed.bucket}/{viewed.key} cannot be made again: {error}") from error
@@ -494,5 +498,5 @@ def object_response_head(
         overrides=operation.overrides,
     )
     headers.append(("x-amz-request-id", trace.request_id))
-    headers.extend(trace.also)
+    headers.extend(trace.extra_headers)
     return 206 if found.partial else 200, headers

@@ -86,7 +86,7 @@ class FastPath:
     def __repr__(self) -> str:
         return f"<HotPath {self.answered} answered>"
 
-    def answer(self, connection: Connection, data: bytes) -> bytes | None:
+    def try_respond(self, connection: Connection, data: bytes) -> bytes | None:
         """The whole answer to the one request that `data` is, already counted; None to decline it."""
         if len(data) > self._longest:
             return None
@@ -95,7 +95,7 @@ class FastPath:
             return None
         trace = RequestTrace(self._deps.clock, self._deps.audit, connection.remote)
         try:
-            with self._deps.still():
+            with self._deps.control_snapshot():
                 answer = self._answer(connection, data, head, trace)
         except (S3Error, StoreError):
             answer = None
@@ -103,7 +103,7 @@ class FastPath:
             log.exception("the short way failed; the request takes the ordinary one")
             answer = None
         if answer is None:
-            trace.drop()
+            trace.discard()
         return answer
 
     def _pass_on(
@@ -118,13 +118,13 @@ class FastPath:
         forwarder = self._deps.forwarder
         if forwarder is None or MEMBER_SEPARATOR in operation.key:
             return False
-        asked = forwarder.at_once(connection, operation.bucket, operation.key, head)
+        asked = forwarder.idle_upstream(connection, operation.bucket, operation.key, head)
         if asked is None:
             return False
         wire, hop = asked
         trace.operation, trace.target = operation_name(operation), operation
-        trace.passed_on()
-        connection.pass_on(wire, data, data[:-2] + hop, trace, head_only=operation.head)
+        trace.mark_forwarded()
+        connection.proxy_to_peer(wire, data, data[:-2] + hop, trace, head_only=operation.head)
         self.passed_on += 1
         return True
 
@@ -132,34 +132,34 @@ class FastPath:
         self, connection: Connection, data: bytes, head: RequestHead, trace: RequestTrace
     ) -> bytes | None:
         deps = self._deps
-        trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+        trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
         operation = parse_request(head)
-        if type(operation) is not GetObject or not deps.views.leaves(operation):
+        if type(operation) is not GetObject or not deps.views.is_plain_bucket(operation):
             return None
         hop: Hop | None = None
-        if not deps.mesh.alone and deps.forwarder is not None:
-            hop = deps.forwarder.hop_at_once(head)
+        if not deps.mesh.single_node and deps.forwarder is not None:
+            hop = deps.forwarder.hop_of_head(head)
             if not deps.mesh.is_reader(operation.bucket, operation.key):
-                if deps.near is not None and deps.near.takes(operation):
+                if deps.nearby_reader is not None and deps.nearby_reader.handles(operation):
                     return None  # a copy of this node's may do
                 return (
                     b"" if hop is None and self._pass_on(connection, data, head, operation, trace) else None
                 )
-            if not deps.mesh.sure or (hop is not None and not deps.forwarder.knows(hop)):
+            if not deps.mesh.lease_valid or (hop is not None and not deps.forwarder.is_current_with(hop)):
                 return None
         counted: Callable[[], None] | None = None
         if deps.backed is not None:
-            counted = deps.backed.leaves(operation)
+            counted = deps.backed.hit_recorder(operation)
             if counted is None:
                 return None
         trace.operation, trace.target = operation_name(operation), operation
         asking = connection if hop is None else hop
         trace.remote = asking.remote
         signer = self._authenticator.authenticate(head, trace)
-        deps.access.admit(signer.identity, operation, request_context(asking, head, signer))
+        deps.access.authorize(signer.identity, operation, request_context(asking, head, signer))
         if counted is not None:
             counted()
-        found = deps.objects.find(operation)
+        found = deps.objects.find_object(operation)
         if SMALL_BYTES < found.length <= _AT_ONCE and not operation.head and not found.head.tag_count:
             return self._send(connection, operation, found, trace)
         body = self._body(operation, found)
@@ -182,7 +182,7 @@ class FastPath:
         status, headers = object_response_head(operation, found, trace)
         head = head_bytes(status, headers, self._deps.clock.now_ms() // 1000)
         rest = body_resumer(self._deps, operation, found, [span])
-        if not connection.send_at_once(head, span, rest):
+        if not connection.send_direct(head, span, rest):
             return None
         self.answered += 1
         trace.sent = found.length
@@ -194,7 +194,7 @@ class FastPath:
             return None
         if operation.head or not found.length:
             return b""
-        return None if found.length > SMALL_BYTES else self._deps.objects.read_now(found)
+        return None if found.length > SMALL_BYTES else self._deps.objects.read_range_now(found)
 
 
 def parse_simple_head(data: bytes) -> RequestHead | None:
@@ -231,7 +231,7 @@ class RequestBoundary:
         self._left = 0  # bytes of the present request that are still to come; -1: unknown
 
     @property
-    def between(self) -> bool:
+    def at_boundary(self) -> bool:
         """Whether the next byte begins a request."""
         return self._left == 0
 

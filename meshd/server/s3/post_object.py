@@ -68,16 +68,16 @@ class PostObjectHandler:
         await form.read_fields()
         fields = expand_filename(form.reader.fields, form.reader.filename)
         claim = read_form_claim(form.reader.fields)
-        identity, policy = self._judge(call, operation.bucket, claim, fields)
+        identity, policy = self._check_policy(call, operation.bucket, claim, fields)
         put = read_post_object(fields, operation.bucket, call.head.headers)
         call.trace.target = put
-        await self._pass_on(call, put, form)
+        await self._forward_to_owner(call, put, form)
         headers = _policy_headers(call.context.headers, fields)
         context = replace(call.context, headers=headers, form=True, signature=_signature(claim))
-        self._deps.access.admit(identity, put, context)
-        admitted: Any = self._deps.acls.admitted(put)
+        self._deps.access.authorize(identity, put, context)
+        admitted: Any = self._deps.acls.resolve_operation(put)
         form.policy = policy
-        stored = await self._deps.objects.put(admitted, identity, form)
+        stored = await self._deps.objects.put_object(admitted, identity, form)
         return PostStored(
             put.bucket,
             put.key,
@@ -90,24 +90,24 @@ class PostObjectHandler:
             stored.checksum_type,
         )
 
-    async def _pass_on(self, call: S3Call, put: PutObject, form: _Form) -> None:
+    async def _forward_to_owner(self, call: S3Call, put: PutObject, form: _Form) -> None:
         """Have the node store it that decides about its key. Raises AnsweredError when one did,
         MisdirectedError when another one was to."""
         forwarder = self._deps.forwarder
-        if self._deps.mesh.alone or forwarder is None:
+        if self._deps.mesh.single_node or forwarder is None:
             return
         name = ObjectName(put.bucket, put.key, reading=False)
         if call.request.hop is not None:
-            await forwarder.require(name, call.request.hop)
-        elif not forwarder.is_mine(name):
-            begun = PartialBody(form.read, form.source)
+            await forwarder.require_local(name, call.request.hop)
+        elif not forwarder.is_local(name):
+            begun = PartialBody(form.received, form.source)
             reply = await forwarder.forward(call.request, call.head, name, call.trace, begun=begun)
             if reply is None:
                 raise S3Error("SlowDown", "The nodes that hold this name change just now; try again.")
-            call.trace.passed_on()
+            call.trace.mark_forwarded()
             raise AlreadyAnsweredError(reply)
 
-    def _judge(
+    def _check_policy(
         self, call: S3Call, bucket: str, claim: FormClaim | None, fields: dict[str, str]
     ) -> tuple[Identity, PostPolicy]:
         """Who signed, and what they allow; a form without policy is anybody's."""
@@ -142,8 +142,8 @@ class _Form:
             self.reader = FormReader(read_boundary(content_type))
         except FormError as error:
             raise _malformed(error) from None
-        self.source = call.body.raw()
-        self.read: list[bytes] = []
+        self.source = call.body.iter_raw()
+        self.received: list[bytes] = []
         """What was read of the form as it came, its fields and perhaps some of its file."""
         self._first: list[bytes] = []
         self._digest: BodyDigest | None = None
@@ -159,7 +159,7 @@ class _Form:
     async def read_fields(self) -> None:
         """Up to the beginning of the file. Raises S3Error."""
         async for data in self.source:
-            self.read.append(data)
+            self.received.append(data)
             self._first = self._feed(data)
             if self.reader.in_file:
                 return

@@ -42,7 +42,7 @@ class DataDirLock:
         self._fds = fds
 
     @classmethod
-    def share(cls, data_dir: Path, writer: str) -> DataDirLock:
+    def acquire_shared(cls, data_dir: Path, writer: str) -> DataDirLock:
         """A worker's locks. Raises StoreInUseError."""
         if not _NAME.match(writer):
             raise ValueError(f"a writer is called by 1–32 of a-z, 0-9, _ and -; not {writer!r}")
@@ -60,7 +60,7 @@ class DataDirLock:
         return cls(shared, mine)
 
     @classmethod
-    def alone(cls, data_dir: Path) -> DataDirLock:
+    def acquire_exclusive(cls, data_dir: Path) -> DataDirLock:
         """The lock of recovery and checking. Raises StoreInUseError."""
         return cls(
             _hold(

@@ -83,7 +83,7 @@ def _written_and_read(path: str) -> bytes:
     finally:
         os.close(fd)
     with DirectFile(path) as found:
-        return b"".join(map(bytes, found.pieces(0, len(_PROBE))))
+        return b"".join(map(bytes, found.iter_chunks(0, len(_PROBE))))
 
 
 class DiskState(msgspec.Struct, frozen=True):
@@ -127,31 +127,31 @@ class DiskHealthMonitor:
         self._cleared: set[int] = set()
         self._looking = asyncio.Lock()
         self._news = False
-        disks.learn_by(self.heed)
+        disks.set_refresh(self.apply_published_changes)
 
     def __repr__(self) -> str:
         return f"<DiskWatch, out of service: {sorted(self._disks.lost)}>"
 
-    def heed(self) -> None:
+    def apply_published_changes(self) -> None:
         """Puts out of service here what another process found to fail, and in what it put in."""
         lost = self._index.get_meta(LOST_DISKS_KEY) or ()
         for disk in lost:
-            self._disks.take_out(disk)
+            self._disks.retire_disk(disk)
         for disk, path in (self._index.get_meta("disks") or {}).items():
             if disk not in lost:
-                self._disks.put_in(disk, Path(path))
+                self._disks.add_disk(disk, Path(path))
 
     @property
-    def any(self) -> bool:
+    def has_disk(self) -> bool:
         """Whether there is a disk in service."""
         return bool(self._disks.roots)
 
-    def take_news(self) -> bool:
+    def take_data_lost_flag(self) -> bool:
         """Whether bytes were found to be lost with a disk since this was last asked."""
         news, self._news = self._news, False
         return news
 
-    def states(self) -> list[DiskState]:
+    def disk_states(self) -> list[DiskState]:
         """Of every directory that is to be a disk, and of the index's if its device has failed (blocking)."""
         serving = set(self._disks.roots.values())
         found = [
@@ -192,7 +192,7 @@ class DiskHealthMonitor:
         else:
             self._index_failures, self.index_failed = 0, ""
 
-    async def look(self) -> bool:
+    async def probe_disks(self) -> bool:
         """Probes every disk, and the index's device; a disk that fails for the third time goes out, one that
         was emptied or taken away at once; an empty one in its place goes in. Whether one that has failed is
         in doubt: look again in a moment. Raises StoreError."""
@@ -203,7 +203,7 @@ class DiskHealthMonitor:
         await self._look_at_index()
         if self._index_failures:  # nothing could be said about disks: that is in the index
             return not self.index_failed
-        self.heed()
+        self.apply_published_changes()
         for disk, root in list(self._disks.roots.items()):
             try:
                 await self._run(lambda root=root, disk=disk: probe_disk(root, disk))
@@ -211,20 +211,22 @@ class DiskHealthMonitor:
                 failures = self._failures[disk] = self._failures.get(disk, 0) + 1
                 metrics.store_disk_errors.labels("failed").inc()
                 _log.warning("a disk failed a probe", extra={"disk": str(root), "why": str(error)})
-                if failures >= _FAILURES or not await self._run(lambda disk=disk: self._disks.there(disk)):
-                    await self._take_out(disk, root, str(error))
+                if failures >= _FAILURES or not await self._run(
+                    lambda disk=disk: self._disks.is_present(disk)
+                ):
+                    await self._retire_disk(disk, root, str(error))
             else:
                 self._failures.pop(disk, None)
         await self._settle()
         return bool(self._failures)
 
-    async def look_for_gone(self) -> None:
+    async def check_missing_disks(self) -> None:
         """As `look`, without a probe: cheap enough to be done again and again."""
         async with self._looking:
             roots = dict(self._disks.roots)
-            gone = await self._run(lambda: [disk for disk in roots if not self._disks.there(disk)])
+            gone = await self._run(lambda: [disk for disk in roots if not self._disks.is_present(disk)])
             for disk in gone:
-                await self._take_out(disk, roots[disk], "it was emptied, or taken away")
+                await self._retire_disk(disk, roots[disk], "it was emptied, or taken away")
             if gone or len(roots) < len(self._wanted):
                 await self._settle()
 
@@ -236,13 +238,13 @@ class DiskHealthMonitor:
             if root not in self._disks.roots.values() and await self._run(
                 lambda root=root: can_replace_disk(root, mounted=root in self._was_mounted())
             ):
-                await self._put_in(root)
+                await self._add_disk(root)
         serving = set(self._disks.roots.values())
         metrics.store_disks_lost.set(sum(root not in serving for root in self._wanted))
 
-    async def _take_out(self, disk: int, root: Path, why: str) -> None:
+    async def _retire_disk(self, disk: int, root: Path, why: str) -> None:
         await self._committer.submit(RetireDisk(disk))
-        self._disks.take_out(disk)
+        self._disks.retire_disk(disk)
         self._failures.pop(disk, None)
         _log.error(
             "a disk is out of service: what it had comes from other nodes, if they have it; put an empty one "
@@ -251,15 +253,15 @@ class DiskHealthMonitor:
         )
         await self._run(lambda: write_lost_disks(self._disks))
 
-    async def _put_in(self, root: Path) -> None:
+    async def _add_disk(self, root: Path) -> None:
         number = await self._committer.submit(AddDisk(root))
-        self._disks.put_in(number, root)
+        self._disks.add_disk(number, root)
         await self._run(lambda: write_lost_disks(self._disks))
         _log.warning("an empty disk took the place of one that was lost", extra={"disk": str(root)})
 
     async def _clear(self, disk: int) -> None:
         """All that lies on a lost disk goes into quarantine."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             if is_disk_unused(self._index, txn, disk):
                 return
         self._news = True

@@ -103,40 +103,40 @@ class Disks:
 
     def __init__(self, roots: Mapping[int, Path], lost: Mapping[int, Path] | None = None) -> None:
         self.lost: Mapping[int, Path] = dict(lost or {})
-        self._lent: Mapping[int, str] = {}
-        self._learn: Callable[[], None] = lambda: None
+        self._readable: Mapping[int, str] = {}
+        self._refresh: Callable[[], None] = lambda: None
         self._serve(dict(sorted(roots.items())))
 
     def _serve(self, roots: Mapping[int, Path]) -> None:
         self.roots: Mapping[int, Path] = roots
         self._bases = {number: str(root / EXTENTS) for number, root in roots.items()}
         lost = {number: str(root / EXTENTS) for number, root in self.lost.items()}
-        self._paths = {**self._lent, **lost, **self._bases}
+        self._paths = {**self._readable, **lost, **self._bases}
         self._numbers = tuple(roots)
 
     def __repr__(self) -> str:
         return f"<Disks {self.roots}>"
 
-    def lend(self, others: Disks) -> None:
+    def add_readable_disks(self, others: Disks) -> None:
         """From here on paths on another store's disks are known, too; nothing is placed there."""
-        self._lent = others._bases
+        self._readable = others._bases
         self._serve(self.roots)
 
-    def learn_by(self, learn: Callable[[], None]) -> None:
+    def set_refresh(self, learn: Callable[[], None]) -> None:
         """`learn` is called when a disk is asked for that is not known here: another process put it in."""
-        self._learn = learn
+        self._refresh = learn
 
-    def put_in(self, disk: int, root: Path) -> None:
+    def add_disk(self, disk: int, root: Path) -> None:
         """From here on a new disk is in service. Idempotent."""
         if disk not in self.roots and disk not in self.lost:
             self._serve({**self.roots, disk: root})
 
-    def there(self, disk: int) -> bool:
+    def is_present(self, disk: int) -> bool:
         """Whether a disk is in service, and has not been emptied or taken away."""
-        base = self._bases.get(disk) or self._lent.get(disk)
+        base = self._bases.get(disk) or self._readable.get(disk)
         return base is not None and os.path.exists(f"{base}/{MARKER}")
 
-    def take_out(self, disk: int) -> None:
+    def retire_disk(self, disk: int) -> None:
         """From here on nothing is placed on a disk, nor looked for by walking it. Idempotent."""
         if disk in self.roots:
             self.lost = {**self.lost, disk: self.roots[disk]}
@@ -148,18 +148,18 @@ class Disks:
 
     def _base(self, disk: int) -> str:
         if disk not in self._paths:
-            self._learn()
+            self._refresh()
         return self._paths[disk]
 
     def path(self, disk: int, file: int) -> str:
         """Path of a committed data file."""
         return f"{self._base(disk)}/{file % FANOUT:02x}/{file:012x}.tar"
 
-    def draft(self, disk: int, file: int, writer: str) -> str:
+    def draft_path(self, disk: int, file: int, writer: str) -> str:
         """Path of a file of its own while it is written: swept when its writer starts again."""
         return f"{self._base(disk)}/{DRAFTS}/{file:012x}.{writer}.part"
 
-    def order(self, bucket: str, key: str) -> tuple[int, ...]:
+    def placement_order(self, bucket: str, key: str) -> tuple[int, ...]:
         """Disks for a new object, its own first: rendezvous hashing, so that another disk moves only its
         share. Raises DiskFailedError."""
         if not self._numbers:
@@ -234,14 +234,14 @@ class FreeSpace:
         return f"<Rooms {self._spare}>"
 
     @property
-    def most(self) -> int:
+    def largest_free(self) -> int:
         """Bytes that the emptiest disk takes (blocking). Raises OSError."""
         return max(map(self._of, tuple(self._disks.roots)), default=0)
 
-    def place(self, bucket: str, key: str, size: int) -> int:
+    def choose_disk(self, bucket: str, key: str, size: int) -> int:
         """The disk for `size` bytes of a name; the emptiest where none has room (blocking). Raises OSError,
         DiskFailedError."""
-        order = self._disks.order(bucket, key)
+        order = self._disks.placement_order(bucket, key)
         if len(order) == 1:
             return order[0]
         found = next((disk for disk in order if self._of(disk) > size), None)

@@ -48,7 +48,7 @@ class RetireDisk(Mutation):
     def __init__(self, disk: int) -> None:
         self.disk = disk
 
-    def apply(self, work: WriteBatch, txn: Any) -> bool:
+    def update_index(self, work: WriteBatch, txn: Any) -> bool:
         known = work.index.get_meta(LOST_DISKS_KEY, txn) or []
         if self.disk in known:
             return False
@@ -64,7 +64,7 @@ class AddDisk(Mutation):
     def __init__(self, root: Path) -> None:
         self.root, self.number = root, 0
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         index = work.index
         known, lost = index.get_meta("disks", txn) or {}, index.get_meta(LOST_DISKS_KEY, txn) or []
         marker = read_marker(self.root)
@@ -78,7 +78,7 @@ class AddDisk(Mutation):
         write_marker(self.root, marker)
         (self.root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
 
-    def apply(self, work: WriteBatch, txn: Any) -> int:
+    def update_index(self, work: WriteBatch, txn: Any) -> int:
         index = work.index
         index.put_meta(txn, "disks", {**index.get_meta("disks", txn), self.number: str(self.root)})
         if is_mounted(self.root):
@@ -121,7 +121,7 @@ def is_disk_unused(index: Index, txn: Any, disk: int) -> bool:
 
 def extent_uses_on(index: Index, lost: Container[int]) -> Iterator[tuple[ExtentUse, Extent]]:
     """Everybody who uses bytes on these disks, and is not in quarantine: goes through the whole index."""
-    with index.reading() as txn:
+    with index.read_transaction() as txn:
         for name, record in index.all_records(txn):
             if record.broken:
                 continue
@@ -149,20 +149,20 @@ def quarantine_lost_disks(index: Index, disks: Disks) -> int:
     """As the steward does while a node runs, before anybody reads: all that lay on lost disks into
     quarantine; how many versions (blocking)."""
     clock = SystemClock()
-    with index.reading() as txn:
+    with index.read_transaction() as txn:
         lost = {disk for disk in disks.lost if not is_disk_unused(index, txn, disk)}
     if not lost:
         return 0
     done, uses = 0, [found for found in extent_uses_on(index, lost) if not found[0].manifest]
     for start in range(0, len(uses), _AT_ONCE):
         work = WriteBatch(index, disks, clock, _no_segment, writer="recovery", durable=True)
-        with index.writing() as txn:
+        with index.write_transaction() as txn:
             done += sum(
-                bool(quarantine_mutation_for(use, extent, clock.now_ms()).apply(work, txn))
+                bool(quarantine_mutation_for(use, extent, clock.now_ms()).update_index(work, txn))
                 for use, extent in uses[start : start + _AT_ONCE]
             )
-            work.settle(txn)
-        work.committed()
+            work.write_accounts(txn)
+        work.finish_commit()
     return done
 
 

@@ -114,7 +114,7 @@ def _find(index: Index, settings: StoreSettings, spare: MissingDiskPolicy, faili
         disks = _recognise(known, index.get_meta("store"), settings.disks, failing)
         if disks is not None:
             return disks
-    with index.writing() as txn:
+    with index.write_transaction() as txn:
         store = index.get_meta("store", txn)
         if store is None:
             _refuse_orphaned(settings, failing)
@@ -280,7 +280,7 @@ def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_di
     that are gone goes into quarantine: how many versions. Raises StoreInUseError, FormatError.
     """
     failing = _Failing(writing=True)
-    with DataDirLock.alone(settings.data_dir):
+    with DataDirLock.acquire_exclusive(settings.data_dir):
         while True:
             try:
                 return _recover(settings, spare, failing)
@@ -294,7 +294,7 @@ def _recover(settings: StoreSettings, spare: MissingDiskPolicy, failing: _Failin
         disks = open_disks(index, settings, spare, failing)
         sweep_drafts(disks, None)
         lost = quarantine_lost_disks(index, disks)
-        with index.writing() as txn:
+        with index.write_transaction() as txn:
             record_mounts(index, disks, txn)
             _cut_tails(index, disks, txn)
             unused = _forget_unused(index, disks, txn)

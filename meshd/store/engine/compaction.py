@@ -50,9 +50,9 @@ class _Piece:
     old: Extent
     data: bytes
 
-    def append(self, work: WriteBatch) -> StagedMember:
+    def append_to(self, work: WriteBatch) -> StagedMember:
         member = msgspec.structs.replace(self.member, moves=self.member.moves + 1)
-        return work.append(member, int(member.stamp), (self.data,), len(self.data))
+        return work.append_member(member, int(member.stamp), (self.data,), len(self.data))
 
 
 class MoveMember(Mutation):
@@ -60,18 +60,18 @@ class MoveMember(Mutation):
 
     def __init__(self, piece: _Piece) -> None:
         self.piece = piece
-        self.weight = len(piece.data)
-        self.placed: StagedMember | None = None
+        self.data_bytes = len(piece.data)
+        self.staged: StagedMember | None = None
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        self.placed = self.piece.append(work)
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        self.staged = self.piece.append_to(work)
         failpoints.hit("store.compact.placed")
 
-    def apply(self, work: WriteBatch, txn: Any) -> None:
-        assert self.placed is not None
-        work.spare(self.piece.old.file)
-        if not self._turn(work, txn, self.piece.old, self.placed.extent):
-            work.waste(self.placed)
+    def update_index(self, work: WriteBatch, txn: Any) -> None:
+        assert self.staged is not None
+        work.keep_unused_file(self.piece.old.file)
+        if not self._turn(work, txn, self.piece.old, self.staged.extent):
+            work.discard_member(self.staged)
 
     def _turn(self, work: WriteBatch, txn: Any, old: Extent, new: Extent) -> bool:
         member, index = self.piece.member, work.index
@@ -87,15 +87,15 @@ class MoveMember(Mutation):
                 return False
             moved_part = msgspec.structs.replace(part, extents=(new,), moves=member.moves + 1)
             index.put_part(txn, member.upload, moved_part)
-            work.release((old,))
-            work.adopt((new,))
+            work.release_extents((old,))
+            work.retain_extents((new,))
         else:
             upload = index.get_upload(txn, member.bucket, member.key, member.upload)
             if member.kind != "upload" or upload is None or upload.place != old:
                 return False
             index.put_upload(txn, msgspec.structs.replace(upload, place=new, moves=member.moves + 1))
-            work.release((old,))
-            work.adopt((new,))
+            work.release_extents((old,))
+            work.retain_extents((new,))
         return True
 
 
@@ -106,32 +106,32 @@ class MoveManifestedExtent(Mutation):
 
     def __init__(self, piece: _Piece) -> None:
         self.piece = piece
-        self.weight = len(piece.data)
+        self.data_bytes = len(piece.data)
         self.record: Record | None = None
         self.existing: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         record = version_using_extent(work.index, txn, self.piece.member, self.piece.old)
         if record is not None and record.manifest is not None:
             self.existing = record
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         existing, piece = self.existing, self.piece
         if existing is None:  # overwritten since it was looked at: what it ended must stay ended
             if cancels_others(piece.member):
-                RewriteTombstoneMember(piece.member).place(work, txn)
+                RewriteTombstoneMember(piece.member).write_data(work, txn)
             return
         extents = existing.extents
         if piece.old != existing.manifest:
-            new = piece.append(work).extent
+            new = piece.append_to(work).extent
             extents = tuple(new if extent == piece.old else extent for extent in extents)
         moved = msgspec.structs.replace(existing, extents=extents, manifest=None, moves=existing.moves + 1)
         upload = piece.member.upload if cancels_others(piece.member) else ""
         self.record = write_manifest(work, piece.member.bucket, piece.member.key, moved, upload)
 
-    def apply(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, work: WriteBatch, txn: Any) -> None:
         if self.record is not None and self.existing is not None:
-            work.spare(self.piece.old.file)
+            work.keep_unused_file(self.piece.old.file)
             name = object_key(self.piece.member.bucket, self.piece.member.key)
             replace_version(work, txn, name, self.record, self.existing)
 
@@ -143,8 +143,8 @@ class RewriteTombstoneMember(Mutation):
         kind = "aborted" if member.upload else "deleted"
         self.member = msgspec.structs.replace(member, kind=kind, crc32c=0)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        work.append(self.member, int(self.member.stamp), (), 0)
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        work.append_member(self.member, int(self.member.stamp), (), 0)
 
 
 class RetireFile(Mutation):
@@ -155,7 +155,7 @@ class RetireFile(Mutation):
     def __init__(self, file: int) -> None:
         self.file = file
 
-    def apply(self, work: WriteBatch, txn: Any) -> bool:
+    def update_index(self, work: WriteBatch, txn: Any) -> bool:
         info = work.index.get_file(txn, self.file)
         if info is None:
             return True  # its last user went meanwhile, and the file with it
@@ -174,7 +174,7 @@ class ForgetRetiredFiles(Mutation):
     def __init__(self, files: list[int]) -> None:
         self.files = files
 
-    def apply(self, work: WriteBatch, txn: Any) -> list[str]:
+    def update_index(self, work: WriteBatch, txn: Any) -> list[str]:
         paths = []
         for file in self.files:
             info = work.index.get_file(txn, file)
@@ -208,7 +208,7 @@ class Compactor:
 
     def candidates(self, dead_share: float) -> list[int]:
         """Sealed segments of which at least this share is dead, the most dead first."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             files = [(file, info) for file, info in self._index.all_files(txn) if self._is_candidate(info)]
         shares = [
             (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file) for file, info in files
@@ -223,7 +223,7 @@ class Compactor:
 
         Raises CorruptExtentError, DiskFullError, DiskFailedError; then the file stays as it is.
         """
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         if info is None:
             return True  # its last user went meanwhile, and the file with it
@@ -246,7 +246,7 @@ class Compactor:
     async def purge(self) -> int:
         """Unlinks files that were retired, or first seen retired, a grace time ago; how many."""
         now = self._clock.monotonic()
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             retired = [file for file, info in self._index.all_files(txn) if info.state == "retired"]
         for file in retired:
             self._retired.setdefault(file, now)
@@ -272,13 +272,13 @@ class Compactor:
             intent = self._intent(survey, found, oldest)
             if intent is not None:
                 yield intent
-                weight += intent.weight + 1024
+                weight += intent.data_bytes + 1024
                 if weight >= _GROUP_BYTES:
                     return
 
     def _intent(self, survey: DataFileScan, found: ScannedMember, oldest: int) -> Mutation | None:
         member, extent = found.member, found.extent
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             record = version_using_extent(self._index, txn, member, extent)
             if record is not None:
                 piece = _Piece(member, extent, _whole(survey, extent))
@@ -309,12 +309,12 @@ class Compactor:
             return oldest <= (stamp_of_version_id(member.version) or 0)
         if member.kind != "deleted":
             return oldest < stamp
-        null = self._index.versions.null(txn, object_key(member.bucket, member.key))
+        null = self._index.versions.null_version(txn, object_key(member.bucket, member.key))
         return oldest < stamp and (null is None or null.stamp < stamp)
 
     def _oldest_buried(self, file: int) -> int:
         """The lowest stamp that a member undone by one of `file` may have, looking at all other files."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
         return min((info.first_stamp for info in files), default=1 << 64)
 
@@ -324,12 +324,12 @@ def _sealed_segment(info: DataFile) -> bool:
 
 
 def _whole(survey: DataFileScan, extent: Extent) -> bytes:
-    if not survey.intact(extent):
+    if not survey.is_intact(extent):
         metrics.store_corrupt_reads.inc()
         raise CorruptExtentError(
             f"{extent.length} bytes at {extent.offset} of {survey.path} are damaged; run meshd fsck"
         )
-    return survey.read(extent)
+    return survey.read_extent(extent)
 
 
 def _unlink(paths: list[str]) -> None:

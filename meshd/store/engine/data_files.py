@@ -59,11 +59,11 @@ class Segment:
         self.tail = data + size + fill
         return data
 
-    def patch(self, offset: int, data: bytes) -> None:
+    def patch_header(self, offset: int, data: bytes) -> None:
         """Changes bytes of a member that is written but not committed."""
         os.pwrite(self._fd, data, offset)
 
-    def write(self) -> None:
+    def write_pending(self) -> None:
         """Writes the pending members. Raises OSError; then call `drop`."""
         if self._pending:
             failpoints.hit("store.data.before_write")
@@ -81,11 +81,11 @@ class Segment:
             sync_directory(self._directory)
             self._named = True
 
-    def committed(self) -> None:
+    def mark_committed(self) -> None:
         """The index knows everything up to the tail."""
         self.end = self.tail
 
-    def drop(self) -> None:
+    def truncate_uncommitted(self) -> None:
         """Forgets and cuts off what was not committed."""
         self._pending = []
         self.tail = self.end
@@ -93,7 +93,7 @@ class Segment:
 
     def seal(self, durable: bool) -> None:
         """Ends the tar and closes the file."""
-        self.drop()
+        self.truncate_uncommitted()
         os.pwrite(self._fd, tar.END, self.end)
         if durable:
             os.fdatasync(self._fd)
@@ -114,7 +114,7 @@ class LargeObjectFile:
     def __init__(self, disks: Disks, disk: int, file: int, writer: str) -> None:
         self.disk, self.file = disk, file
         self._directory = disks.directory(disk, file)
-        self._draft = disks.draft(disk, file, writer)
+        self._draft = disks.draft_path(disk, file, writer)
         self.path = disks.path(disk, file)
         self._fd = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self.size = self.crc = 0
@@ -142,13 +142,13 @@ class LargeObjectFile:
                 syscalls.finish_writeback(self._fd, RESERVE + self._asked - _WINDOW, _WINDOW)
             self._asked = self.size
 
-    def finish(self) -> None:
+    def write_trailer(self) -> None:
         """Ends the tar."""
         if not self.eager:
             syscalls.start_writeback(self._fd, RESERVE, self.size)
         syscalls.write_all(self._fd, [bytes(tar.padding(self.size)) + tar.END], RESERVE + self.size)
 
-    def share(self) -> tuple[int, int]:
+    def duplicate_fd(self) -> tuple[int, int]:
         """A descriptor of its own for whoever reads the file as it grows, and where the data begin."""
         return os.dup(self._fd), RESERVE
 
@@ -169,12 +169,12 @@ class LargeObjectFile:
             sync_directory(self._directory)
         failpoints.hit("store.own.after_rename")
 
-    def withdraw(self) -> None:
+    def unpublish(self) -> None:
         """Takes the name back before the index knows the file: it is a draft again. Raises OSError."""
         os.rename(self.path, self._draft)
         self._published = False
 
-    def patch(self, offset: int, data: bytes) -> None:
+    def patch_header(self, offset: int, data: bytes) -> None:
         """Changes header bytes before the index knows the file."""
         os.pwrite(self._fd, data, offset)
         os.fdatasync(self._fd)

@@ -116,11 +116,11 @@ class DataFileScan:
         failpoints.hit("store.survey.before_read")
         return os.pread(self.fd, length, offset)
 
-    def read(self, extent: Extent) -> bytes:
+    def read_extent(self, extent: Extent) -> bytes:
         """All bytes of an extent (manifests and uploads: small)."""
         return os.pread(self.fd, extent.length, extent.offset)
 
-    def intact(self, extent: Extent) -> bool:
+    def is_intact(self, extent: Extent) -> bool:
         """Whether the bytes match their checksum; reads them in pieces."""
         crc, at, stop = 0, extent.offset, extent.offset + extent.length
         while at < stop:
@@ -166,7 +166,7 @@ class DirectFile:
                 raise
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
+    def iter_chunks(self, offset: int, length: int) -> Iterator[memoryview]:
         """The bytes, up to a MiB at a time; fewer than `length` where the file ends."""
         at, end = offset - offset % _BLOCK, offset + length
         while at < end:
@@ -188,23 +188,23 @@ class DirectFile:
         self._fd = self._open(0)
         return os.preadv(self._fd, [self._buffer[:wanted]], at)
 
-    def intact(self, extent: Extent) -> bool:
+    def is_intact(self, extent: Extent) -> bool:
         """Whether the bytes match their checksum."""
         bad: list[Extent] = []
-        for _ in self.compared(extent, bad):
+        for _ in self.compare_extent(extent, bad):
             pass
         return not bad
 
-    def compared(self, extent: Extent, bad: list[Extent]) -> Iterator[int]:
+    def compare_extent(self, extent: Extent, bad: list[Extent]) -> Iterator[int]:
         """The sizes of pieces as they are read; in the end the extent is among the `bad`, or not."""
         crc = seen = 0
-        for piece in self.pieces(extent.offset, extent.length):
+        for piece in self.iter_chunks(extent.offset, extent.length):
             crc, seen = crc32c(piece, crc), seen + len(piece)
             yield len(piece)
         if seen != extent.length or crc != extent.crc32c:
             bad.append(extent)
 
-    def forget(self, extent: Extent) -> None:
+    def evict_cached_pages(self, extent: Extent) -> None:
         """Have the kernel drop what it remembers of these bytes."""
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:

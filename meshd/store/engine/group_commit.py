@@ -64,7 +64,7 @@ def store_error_from(error: OSError) -> StoreError:
 class _Ticket:
     """An intent and the future that waits for it."""
 
-    intent: Mutation
+    mutation: Mutation
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
     result: Any = None
@@ -102,7 +102,7 @@ class Committer:
         self._index, self._disks, self._clock, self._writer = index, disks, clock, writer
         self._durable = settings.durability == "commit"
         self._segment_bytes = settings.segment_bytes
-        self._keep_graves = settings.tombstone_seconds > 0
+        self._keep_tombstones = settings.tombstone_seconds > 0
         self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._ids: deque[int] = deque()
         self._segments: dict[int, Segment] = {}
@@ -125,17 +125,17 @@ class Committer:
         """
         if self._closed:
             raise StoreClosedError("the store is closing; retry on another worker")
-        intent.epoch, intent.asked = current_epoch(), self._clock.stamp()
+        intent.epoch, intent.submitted_stamp = current_epoch(), self._clock.stamp()
         loop = asyncio.get_running_loop()
         ticket = _Ticket(intent, loop.create_future(), loop)
-        if is_past_deadline(intent.asked):
+        if is_past_deadline(intent.submitted_stamp):
             ticket.error = StaleEpochError(intent.epoch)
             loop.call_soon(_resolve, [ticket])
         else:
             self._queue.put(ticket)
         return ticket.future
 
-    def take_id(self) -> int | None:
+    def next_file_id(self) -> int | None:
         """A file number for this process alone, None when the committer has to be asked for more."""
         try:
             return self._ids.popleft()
@@ -151,7 +151,7 @@ class Committer:
         self._thread.join()
         for segment in self._segments.values():
             with suppress(OSError):
-                segment.drop()
+                segment.truncate_uncommitted()
             segment.close()
 
     # the thread's side ------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Committer:
 
     def _gather(self, first: _Ticket) -> tuple[list[_Ticket], bool]:
         """All that is pending, within bounds; False when the end of the queue was met."""
-        group, weight = [first], first.intent.weight
+        group, weight = [first], first.mutation.data_bytes
         while weight < _GROUP_BYTES and len(group) < _GROUP_INTENTS:
             try:
                 ticket = self._queue.get_nowait()
@@ -174,7 +174,7 @@ class Committer:
             if ticket is None:
                 return group, False
             group.append(ticket)
-            weight += ticket.intent.weight
+            weight += ticket.mutation.data_bytes
         return group, True
 
     def _commit(self, group: list[_Ticket]) -> None:
@@ -185,49 +185,49 @@ class Committer:
             self._segment,
             writer=self._writer,
             durable=self._durable,
-            keep_graves=self._keep_graves,
+            keep_graves=self._keep_tombstones,
         )
         try:
             self._top_up()
             self._roll(work)
             self._refuse_when_full(work, group)
-            if any(ticket.intent.exclusive for ticket in group):
+            if any(ticket.mutation.exclusive for ticket in group):
                 self._commit_exclusive(work, group)
             else:
                 self._commit_plain(work, group)
         except Exception as error:
-            work.undo()
+            work.roll_back()
             self._fail(group, error)
         else:
-            work.committed()
+            work.finish_commit()
         metrics.store_commits.inc()
         metrics.store_writes.inc(len(group))
         self._answer(group)
 
     def _commit_plain(self, work: WriteBatch, group: list[_Ticket]) -> None:
-        with self._index.reading() as txn:
-            work.learn_floor(txn)
+        with self._index.read_transaction() as txn:
+            work.load_last_stamp(txn)
         for ticket in group:
-            work.asked = ticket.intent.asked
+            work.submitted_stamp = ticket.mutation.submitted_stamp
             ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, None))  # type: ignore[misc]  # bound at once
-        work.flush()
-        with self._index.writing() as txn:
+        work.flush_segments()
+        with self._index.write_transaction() as txn:
             for ticket in group:
                 self._apply(work, txn, ticket)
-            work.settle(txn)
+            work.write_accounts(txn)
 
     def _commit_exclusive(self, work: WriteBatch, group: list[_Ticket]) -> None:
-        with self._index.writing() as txn:
-            work.learn_floor(txn)
+        with self._index.write_transaction() as txn:
+            work.load_last_stamp(txn)
             for ticket in group:
-                work.asked = ticket.intent.asked
-                if ticket.intent.epoch:
-                    ticket.attempt(lambda ticket=ticket: work.fence(txn, ticket.intent.epoch))  # type: ignore[misc]  # bound at once
+                work.submitted_stamp = ticket.mutation.submitted_stamp
+                if ticket.mutation.epoch:
+                    ticket.attempt(lambda ticket=ticket: work.check_epoch(txn, ticket.intent.epoch))  # type: ignore[misc]  # bound at once
                 ticket.attempt(lambda ticket=ticket: ticket.intent.judge(work, txn))  # type: ignore[misc]  # bound at once
                 ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, txn))  # type: ignore[misc]  # bound at once
                 self._apply(work, txn, ticket)
-            work.flush()
-            work.settle(txn)
+            work.flush_segments()
+            work.write_accounts(txn)
 
     @staticmethod
     def _apply(work: WriteBatch, txn: Any, ticket: _Ticket) -> None:
@@ -235,13 +235,13 @@ class Committer:
         if ticket.error is not None:
             return
         try:
-            if ticket.intent.epoch:
-                work.fence(txn, ticket.intent.epoch)
-            ticket.result = ticket.intent.apply(work, txn)
+            if ticket.mutation.epoch:
+                work.check_epoch(txn, ticket.mutation.epoch)
+            ticket.result = ticket.mutation.update_index(work, txn)
         except StaleEpochError as error:
             ticket.error = error
-            if ticket.intent.placed is not None:
-                work.withdraw(ticket.intent.placed)
+            if ticket.mutation.staged is not None:
+                work.withdraw_member(ticket.mutation.staged)
         except StoreError as error:
             ticket.error = error
 
@@ -265,26 +265,26 @@ class Committer:
     def _refuse_when_full(self, work: WriteBatch, group: list[_Ticket]) -> None:
         """What grows is refused while there is still room for the tombstones and index pages of deletes. What
         the emptiest disk takes has a place, whichever disks its names belong to."""
-        puts = [ticket for ticket in group if ticket.intent.grows]
+        puts = [ticket for ticket in group if ticket.mutation.needs_free_space]
         if not puts or not self._disks.roots:
             return
         index = index_has_free_space(str(self._index.path))
-        left = work.rooms.most
+        left = work.free_space.largest_free
         for ticket in puts:
             if not index:
                 ticket.error = DiskFullError(
                     "the index's file system is nearly full; free space under --index-dir"
                 )
-            elif ticket.intent.weight >= left:
+            elif ticket.mutation.data_bytes >= left:
                 ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
             else:
-                left -= ticket.intent.weight
+                left -= ticket.mutation.data_bytes
 
     # segments and numbers ---------------------------------------------------------------------------------
 
     def _resume(self) -> None:
         """Goes on with the segments this writer left open; cuts what a crash left behind their end."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             mine = list(self._index.open_files(txn, self._writer))
         for file, info in mine:
             usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
@@ -303,9 +303,9 @@ class Committer:
             if segment.end >= self._segment_bytes:
                 segment.seal(self._durable)
                 del self._segments[disk]
-                work.seal(segment.file)
+                work.seal_segment(segment.file)
         for file in self._broken:
-            work.seal(file)
+            work.seal_segment(file)
         self._broken.clear()
 
     def _retire_segments(self) -> None:
@@ -323,7 +323,7 @@ class Committer:
     def _top_up(self) -> None:
         if len(self._ids) >= _IDS_LOW:
             return
-        with self._index.writing() as txn:
+        with self._index.write_transaction() as txn:
             first = self._index.get_meta("next_file", txn) or 1
             self._index.put_meta(txn, "next_file", first + _IDS_BLOCK)
         self._ids.extend(range(first, first + _IDS_BLOCK))

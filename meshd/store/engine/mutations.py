@@ -62,9 +62,10 @@ def version_using_extent(index: Index, txn: Any, member: Member, extent: Extent)
     name = object_key(member.bucket, member.key)
     if member.kind == "part":
         return next(
-            (record for record in index.versions.of(txn, name) if extent in used_extents(record)), None
+            (record for record in index.versions.all_versions(txn, name) if extent in used_extents(record)),
+            None,
         )
-    own = index.versions.at(txn, name, int(member.stamp))
+    own = index.versions.version_at(txn, name, int(member.stamp))
     return own if own is not None and extent in used_extents(own) else None
 
 
@@ -74,19 +75,19 @@ class Mutation:
     """
 
     exclusive = False
-    grows = False
-    weight = 0
+    needs_free_space = False
+    data_bytes = 0
     epoch = 0  # see `epochs`
-    asked = 0  # the stamp of the moment it was submitted
-    placed: StagedMember | None = None
+    submitted_stamp = 0  # the stamp of the moment it was submitted
+    staged: StagedMember | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         """Raises StoreError when the request must not take place."""
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         """Lays members out. `txn` is the write transaction of an exclusive group, else None."""
 
-    def apply(self, work: WriteBatch, txn: Any) -> Any:
+    def update_index(self, work: WriteBatch, txn: Any) -> Any:
         """Enters the request in the index; its result."""
 
 
@@ -96,22 +97,22 @@ def stamp_floor(work: WriteBatch, txn: Any, name: bytes, newest: Record | None, 
     """
     if newest is not None and not newest.version and not newest.marker:
         return newest.stamp
-    return max(newest.stamp if newest else 0, work.graves(txn).floor(txn, name, placed.stamp))
+    return max(newest.stamp if newest else 0, work.tombstones(txn).stamp_floor(txn, name, placed.stamp))
 
 
 def push_version(
     work: WriteBatch, txn: Any, name: bytes, record: Record, newest: Record | None
 ) -> Record | None:
     """Puts `record` on top of the versions of a key and keeps the accounts; the null version it replaced."""
-    replaced = work.index.versions.add(txn, name, record, newest)
-    work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
+    replaced = work.index.versions.push_version(txn, name, record, newest)
+    work.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
     return replaced
 
 
 def replace_version(work: WriteBatch, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
     """Puts `record` where `existing`, of the same stamp, was, and keeps the accounts of both."""
-    work.exchange(used_extents(existing), used_extents(record))
-    work.index.versions.replace(txn, name, record)
+    work.replace_extents(used_extents(existing), used_extents(record))
+    work.index.versions.replace_version(txn, name, record)
     return record
 
 
@@ -153,16 +154,16 @@ class Payload:
     chunks: Sequence[Buffer] = ()
     own: LargeObjectFile | None = None
 
-    def lay(self, work: WriteBatch, member: Member, stamp: int) -> StagedMember:
+    def stage_member(self, work: WriteBatch, member: Member, stamp: int) -> StagedMember:
         if self.own is not None:
-            return work.publish(self.own, member, stamp)
-        return work.append(member, stamp, self.chunks, self.size)
+            return work.publish_file(self.own, member, stamp)
+        return work.append_member(member, stamp, self.chunks, self.size)
 
 
 class PutObject(Mutation):
     """A new version of an object."""
 
-    grows = True
+    needs_free_space = True
 
     def __init__(
         self,
@@ -176,15 +177,15 @@ class PutObject(Mutation):
         self.bucket, self.key, self.meta, self.payload = bucket, key, meta, payload
         self.conditions, self.versioning = conditions, versioning
         self.exclusive = self.exclusive or conditions is not None
-        self.weight = 0 if payload.own else payload.size
-        self.placed: StagedMember | None = None
+        self.data_bytes = 0 if payload.own else payload.size
+        self.staged: StagedMember | None = None
         self.modified = 0
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp, meta = work.stamp(), self.meta
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp, meta = work.next_stamp(), self.meta
         self.modified = work.clock.now_ms()
         member = Member(
             stamp_text(stamp),
@@ -203,18 +204,18 @@ class PutObject(Mutation):
             tags=meta.tags,
             acl=meta.acl,
         )
-        self.placed = self.payload.lay(work, member, stamp)
+        self.staged = self.payload.stage_member(work, member, stamp)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Record:
-        placed = self.placed
+    def update_index(self, work: WriteBatch, txn: Any) -> Record:
+        placed = self.staged
         assert placed is not None
         name = object_key(self.bucket, self.key)
-        newest = work.index.versions.newest(txn, name)
+        newest = work.index.versions.newest_version(txn, name)
         record = make_record(
             self.meta,
             self.versioning,
             size=self.payload.size,
-            stamp=work.overtake(placed, stamp_floor(work, txn, name, newest, placed)),
+            stamp=work.restamp_if_behind(placed, stamp_floor(work, txn, name, newest, placed)),
             modified=self.modified,
             extents=(placed.extent,),
         )
@@ -228,25 +229,25 @@ class PutWithManifest(PutObject):
     exclusive = True  # a manifest without use would be believed by a rebuild
     record: Record | None = None
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.stamp()
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.next_stamp()
         member = Member(stamp_text(stamp), "part", self.bucket, self.key, self.payload.crc)
-        self.placed = self.payload.lay(work, member, stamp)
+        self.staged = self.payload.stage_member(work, member, stamp)
         record = make_record(
             self.meta,
             self.versioning,
             size=self.payload.size,
-            stamp=work.stamp(),
+            stamp=work.next_stamp(),
             modified=work.clock.now_ms(),
-            extents=(self.placed.extent,),
+            extents=(self.staged.extent,),
             parts=self.meta.parts,
         )
         self.record = write_manifest(work, self.bucket, self.key, record)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, work: WriteBatch, txn: Any) -> Record:
         assert self.record is not None
         name = object_key(self.bucket, self.key)
-        push_version(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        push_version(work, txn, name, self.record, work.index.versions.newest_version(txn, name))
         return self.record
 
 
@@ -265,7 +266,7 @@ def write_manifest(work: WriteBatch, bucket: str, key: str, record: Record, uplo
         upload=upload_id,
         version=record.version,
     )
-    placed = work.append(member, record.stamp, (body,), len(body))
+    placed = work.append_member(member, record.stamp, (body,), len(body))
     return msgspec.structs.replace(record, manifest=placed.extent)
 
 
@@ -273,7 +274,7 @@ class LinkObject(Mutation):
     """A copy that shares the source's own files; `copied` holds the bytes of extents in segments."""
 
     exclusive = True
-    grows = True
+    needs_free_space = True
 
     def __init__(
         self,
@@ -287,21 +288,21 @@ class LinkObject(Mutation):
     ) -> None:
         self.bucket, self.key, self.source, self.copied = bucket, key, source, copied
         self.meta, self.conditions, self.versioning = meta, conditions, versioning
-        self.weight = sum(map(len, copied.values()))
+        self.data_bytes = sum(map(len, copied.values()))
         self.record: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         for extent in self.source.extents:
             if extent not in self.copied and work.index.get_file(txn, extent.file) is None:
                 raise ExtentGoneError("the object to copy was removed meanwhile; look it up again")
         check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         record = make_record(
             self.meta,
             self.versioning,
             size=self.source.size,
-            stamp=work.stamp(),
+            stamp=work.next_stamp(),
             modified=work.clock.now_ms(),
             extents=tuple(self._extent(work, extent) for extent in self.source.extents),
             parts=self.source.parts,
@@ -312,21 +313,21 @@ class LinkObject(Mutation):
         data = self.copied.get(extent)
         if data is None:
             return extent
-        stamp = work.stamp()
+        stamp = work.next_stamp()
         member = Member(stamp_text(stamp), "part", self.bucket, self.key, extent.crc32c)
-        return work.append(member, stamp, (data,), len(data)).extent
+        return work.append_member(member, stamp, (data,), len(data)).extent
 
-    def apply(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, work: WriteBatch, txn: Any) -> Record:
         assert self.record is not None
         name = object_key(self.bucket, self.key)
-        push_version(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        push_version(work, txn, name, self.record, work.index.versions.newest_version(txn, name))
         return self.record
 
 
 class RefillFileIds(Mutation):
     """Asks for nothing: when it is done, the committer has topped up the free file numbers."""
 
-    def apply(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, work: WriteBatch, txn: Any) -> None:
         return None
 
 
@@ -339,14 +340,14 @@ class RemoveVersion(Mutation):
     def __init__(self, bucket: str, key: str, version: str, conditions: Conditions | None) -> None:
         self.bucket, self.key, self.version, self.conditions = bucket, key, version, conditions
         self.exclusive = conditions is not None
-        self.placed: StagedMember | None = None
+        self.staged: StagedMember | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
-        existing = work.index.versions.find(txn, object_key(self.bucket, self.key), self.version)
+    def check(self, work: WriteBatch, txn: Any) -> None:
+        existing = work.index.versions.find_version(txn, object_key(self.bucket, self.key), self.version)
         check_write_conditions(self.conditions, existing)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp, version = work.stamp(), "" if self.version == NULL else self.version
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp, version = work.next_stamp(), "" if self.version == NULL else self.version
         member = Member(
             stamp_text(stamp),
             "deleted",
@@ -355,22 +356,22 @@ class RemoveVersion(Mutation):
             modified=work.clock.now_ms(),
             version=version,
         )
-        self.placed = work.append(member, stamp, (), 0)
+        self.staged = work.append_member(member, stamp, (), 0)
         failpoints.hit("store.delete.placed")
 
-    def apply(self, work: WriteBatch, txn: Any) -> Removed:
+    def update_index(self, work: WriteBatch, txn: Any) -> Removed:
         name = object_key(self.bucket, self.key)
-        existing = work.index.versions.find(txn, name, self.version)
-        assert self.placed is not None
+        existing = work.index.versions.find_version(txn, name, self.version)
+        assert self.staged is not None
         if existing is None:
             if self.version == NULL:  # its member ends what is older all the same
-                work.graves(txn).bury(txn, name, self.placed.stamp)
+                work.tombstones(txn).add(txn, name, self.staged.stamp)
             return Removed()
         # of the null version it ends what is older than itself
-        stamp = self.placed.stamp if existing.version else work.overtake(self.placed, existing.stamp)
-        work.graves(txn).bury(txn, name, stamp, existing.version)
-        work.release(used_extents(existing))
-        work.index.versions.remove(txn, name, existing)
+        stamp = self.staged.stamp if existing.version else work.restamp_if_behind(self.staged, existing.stamp)
+        work.tombstones(txn).add(txn, name, stamp, existing.version)
+        work.release_extents(used_extents(existing))
+        work.index.versions.remove_version(txn, name, existing)
         return Removed(existing, stamp=stamp)
 
 
@@ -380,14 +381,14 @@ class PutDeleteMarker(Mutation):
     def __init__(self, bucket: str, key: str, conditions: Conditions | None, versioning: Versioning) -> None:
         self.bucket, self.key, self.conditions, self.versioning = bucket, key, conditions, versioning
         self.exclusive = conditions is not None
-        self.placed: StagedMember | None = None
+        self.staged: StagedMember | None = None
         self.modified = 0
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.stamp()
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.next_stamp()
         self.modified = work.clock.now_ms()
         member = Member(
             stamp_text(stamp),
@@ -397,15 +398,15 @@ class PutDeleteMarker(Mutation):
             modified=self.modified,
             version=version_id_of(stamp) if self.versioning == "Enabled" else "",
         )
-        self.placed = work.append(member, stamp, (), 0)
+        self.staged = work.append_member(member, stamp, (), 0)
         failpoints.hit("store.marker.placed")
 
-    def apply(self, work: WriteBatch, txn: Any) -> Removed:
-        placed = self.placed
+    def update_index(self, work: WriteBatch, txn: Any) -> Removed:
+        placed = self.staged
         assert placed is not None
         name = object_key(self.bucket, self.key)
-        newest = work.index.versions.newest(txn, name)
-        stamp = work.overtake(placed, stamp_floor(work, txn, name, newest, placed))
+        newest = work.index.versions.newest_version(txn, name)
+        stamp = work.restamp_if_behind(placed, stamp_floor(work, txn, name, newest, placed))
         version = version_id_of(stamp) if self.versioning == "Enabled" else ""
         marker = Record(0, "", stamp, self.modified, (placed.extent,), version=version, marker=True)
         return Removed(push_version(work, txn, name, marker, newest), marker)
@@ -415,7 +416,7 @@ class UpdateTagsAndAcl(Mutation):
     """Changes tags and ACL of the current or a given version, in a manifest of the same stamp."""
 
     exclusive = True
-    grows = True
+    needs_free_space = True
 
     def __init__(
         self, bucket: str, key: str, version: str | None, tags: dict[str, str] | None, acl: Acl | None
@@ -424,16 +425,18 @@ class UpdateTagsAndAcl(Mutation):
         self.existing: Record | None = None
         self.record: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         name, versions = object_key(self.bucket, self.key), work.index.versions
         found = (
-            versions.current(txn, name) if self.version is None else versions.find(txn, name, self.version)
+            versions.current_version(txn, name)
+            if self.version is None
+            else versions.find_version(txn, name, self.version)
         )
         if found is None or found.marker:
             raise NoSuchVersionError("the object or this version of it was removed; list its versions")
         self.existing = found
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         existing = self.existing
         assert existing is not None
         amended = msgspec.structs.replace(
@@ -442,12 +445,12 @@ class UpdateTagsAndAcl(Mutation):
             acl=existing.acl if self.acl is None else self.acl,
             manifest=None,
             moves=existing.moves + 1,
-            amended=work.stamp(),
+            amended=work.next_stamp(),
         )
         self.record = write_manifest(work, self.bucket, self.key, amended)
         failpoints.hit("store.amend.placed")
 
-    def apply(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, work: WriteBatch, txn: Any) -> Record:
         assert self.existing is not None
         assert self.record is not None
         return replace_version(work, txn, object_key(self.bucket, self.key), self.record, self.existing)
@@ -461,5 +464,5 @@ class PruneTombstones(Mutation):
     def __init__(self, before: int, start: bytes) -> None:
         self.before, self.start = before, start
 
-    def apply(self, work: WriteBatch, txn: Any) -> bytes:
-        return work.graves(txn).forget(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)
+    def update_index(self, work: WriteBatch, txn: Any) -> bytes:
+        return work.tombstones(txn).prune(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)

@@ -67,7 +67,7 @@ class ExtentReader:
         return f"<Reader cached={len(self._cache)}>"
 
     @contextmanager
-    def reading(self, record: Record, offset: int, length: int) -> Iterator[list[Span]]:
+    def open_spans(self, record: Record, offset: int, length: int) -> Iterator[list[Span]]:
         """See ObjectStore.reading."""
         handles: list[_Handle] = []
         require_not_quarantined(record)
@@ -83,7 +83,7 @@ class ExtentReader:
                 self._release(handle)
 
     @contextmanager
-    def reading_many(self, wanted: Sequence[tuple[Record, int, int]]) -> Iterator[list[list[Span] | None]]:
+    def open_spans_many(self, wanted: Sequence[tuple[Record, int, int]]) -> Iterator[list[list[Span] | None]]:
         """See ObjectStore.reading_many."""
         handles: list[_Handle] = []
         try:
@@ -112,7 +112,7 @@ class ExtentReader:
             return None
         return spans
 
-    def read(self, record: Record, offset: int, length: int) -> bytes:
+    def read_range(self, record: Record, offset: int, length: int) -> bytes:
         """See ObjectStore.read."""
         require_not_quarantined(record)
         pieces = [
@@ -121,7 +121,7 @@ class ExtentReader:
         ]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
+    def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
         """See ObjectStore.read_now."""
         if len(record.extents) != 1 or record.broken:
             return None
@@ -139,7 +139,7 @@ class ExtentReader:
         self._check(extent, data, length)
         return bytes(data)
 
-    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+    def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
         """See ObjectStore.span_now."""
         if len(record.extents) != 1 or record.broken:
             return None
@@ -198,7 +198,7 @@ class ExtentReader:
         try:
             handle = _Handle(os.open(self._disks.path(extent.disk, extent.file), os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError as error:
-            if not self._disks.there(extent.disk):
+            if not self._disks.is_present(extent.disk):
                 raise _lost() from error
             raise ExtentGoneError("the object was removed or moved meanwhile; look it up again") from error
         except OSError as error:

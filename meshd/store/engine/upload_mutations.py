@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 class CreateUpload(Mutation):
     """Begins a multipart upload; the id is made here so that ids rise in commit order of one process."""
 
-    grows = True
+    needs_free_space = True
 
     def __init__(self, upload: Upload) -> None:
         self.upload = upload
-        self.placed: StagedMember | None = None
+        self.staged: StagedMember | None = None
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.stamp()
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.next_stamp()
         upload_id = f"{stamp:016x}{os.urandom(8).hex()}"
         self.upload = msgspec.structs.replace(
             self.upload, upload_id=upload_id, initiated=work.clock.now_ms(), stamp=stamp
@@ -55,12 +55,12 @@ class CreateUpload(Mutation):
         member = Member(
             stamp_text(stamp), "upload", self.upload.bucket, self.upload.key, crc, upload=upload_id
         )
-        self.placed = work.append(member, stamp, (body,), len(body))
+        self.staged = work.append_member(member, stamp, (body,), len(body))
 
-    def apply(self, work: WriteBatch, txn: Any) -> Upload:
-        assert self.placed is not None
-        upload = msgspec.structs.replace(self.upload, place=self.placed.extent)
-        work.adopt((self.placed.extent,))
+    def update_index(self, work: WriteBatch, txn: Any) -> Upload:
+        assert self.staged is not None
+        upload = msgspec.structs.replace(self.upload, place=self.staged.extent)
+        work.retain_extents((self.staged.extent,))
         work.index.put_upload(txn, upload)
         return upload
 
@@ -68,16 +68,16 @@ class CreateUpload(Mutation):
 class PutPart(Mutation):
     """A part of an upload; a later one with the same number replaces it."""
 
-    grows = True
+    needs_free_space = True
 
     def __init__(self, upload: Upload, number: int, meta: Meta, payload: Payload) -> None:
         self.upload, self.number, self.meta, self.payload = upload, number, meta, payload
-        self.weight = 0 if payload.own else payload.size
-        self.placed: StagedMember | None = None
+        self.data_bytes = 0 if payload.own else payload.size
+        self.staged: StagedMember | None = None
         self.modified = 0
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.stamp()
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = work.next_stamp()
         self.modified = work.clock.now_ms()
         member = Member(
             stamp_text(stamp),
@@ -91,19 +91,19 @@ class PutPart(Mutation):
             upload=self.upload.upload_id,
             part=self.number,
         )
-        self.placed = self.payload.lay(work, member, stamp)
+        self.staged = self.payload.stage_member(work, member, stamp)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Record:
-        placed, upload, meta = self.placed, self.upload, self.meta
+    def update_index(self, work: WriteBatch, txn: Any) -> Record:
+        placed, upload, meta = self.staged, self.upload, self.meta
         assert placed is not None
         if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
-            work.waste(placed)
+            work.discard_member(placed)
             raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
         existing = work.index.get_part(txn, upload.upload_id, self.number)
-        stamp = work.overtake(placed, existing.stamp if existing else 0)
+        stamp = work.restamp_if_behind(placed, existing.stamp if existing else 0)
         if existing is not None:
-            work.release(existing.extents)
-        work.adopt((placed.extent,))
+            work.release_extents(existing.extents)
+        work.retain_extents((placed.extent,))
         size = self.payload.size
         part = UploadedPart(
             self.number, size, meta.etag, meta.checksums, self.modified, (placed.extent,), stamp
@@ -138,7 +138,7 @@ class CompleteUpload(Mutation):
         self.parts: list[UploadedPart] = []
         self.record: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         upload = self.upload = _stored(work, txn, self.upload)
         wanted = self.etags or (None,) * len(self.numbers)
         for number, etag in zip(self.numbers, wanted, strict=True):
@@ -148,12 +148,12 @@ class CompleteUpload(Mutation):
             self.parts.append(part)
         check_write_conditions(self.conditions, work.index.get_in(txn, upload.bucket, upload.key))
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         record = make_record(
             self.meta,
             self.versioning,
             size=sum(part.size for part in self.parts),
-            stamp=work.stamp(),
+            stamp=work.next_stamp(),
             modified=work.clock.now_ms(),
             extents=tuple(extent for part in self.parts for extent in part.extents),
             parts=tuple(Part(part.size, part.etag, part.checksums) for part in self.parts),
@@ -161,10 +161,10 @@ class CompleteUpload(Mutation):
         self.record = write_manifest(work, self.upload.bucket, self.upload.key, record, self.upload.upload_id)
         failpoints.hit("store.complete.placed")
 
-    def apply(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, work: WriteBatch, txn: Any) -> Record:
         assert self.record is not None
         name = object_key(self.upload.bucket, self.upload.key)
-        push_version(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        push_version(work, txn, name, self.record, work.index.versions.newest_version(txn, name))
         end_upload(work, txn, self.upload, self.record.stamp)
         failpoints.hit("store.complete.applied")
         return self.record
@@ -172,17 +172,17 @@ class CompleteUpload(Mutation):
 
 def end_upload(work: WriteBatch, txn: Any, upload: Upload, stamp: int) -> None:
     """Removes an upload and all its parts from the index; it ended with `stamp`."""
-    work.graves(txn).bury(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
+    work.tombstones(txn).add(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
     drop_unowned_upload(work, txn, upload)
 
 
 def drop_unowned_upload(work: WriteBatch, txn: Any, upload: Upload) -> None:
     """Takes an upload and its parts out of the index, and remembers nothing of it."""
     for part in list(work.index.parts_of(txn, upload.upload_id)):
-        work.release(part.extents)
+        work.release_extents(part.extents)
         work.index.delete_part(txn, upload.upload_id, part.number)
     if upload.place is not None:
-        work.release((upload.place,))
+        work.release_extents((upload.place,))
     work.index.delete_upload(txn, upload)
 
 
@@ -195,16 +195,16 @@ class AbortUpload(Mutation):
         self.upload = upload
         self.stamp = 0
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         self.upload = _stored(work, txn, self.upload)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = self.stamp = work.stamp()
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        stamp = self.stamp = work.next_stamp()
         member = Member(
             stamp_text(stamp), "aborted", self.upload.bucket, self.upload.key, upload=self.upload.upload_id
         )
-        work.append(member, stamp, (), 0)
+        work.append_member(member, stamp, (), 0)
 
-    def apply(self, work: WriteBatch, txn: Any) -> int:
+    def update_index(self, work: WriteBatch, txn: Any) -> int:
         end_upload(work, txn, self.upload, self.stamp)
         return self.stamp

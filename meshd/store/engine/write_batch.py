@@ -84,7 +84,7 @@ def _reserve(member: Member, size: int, start: int) -> int | None:
 
 
 def _restamp_own(own: LargeObjectFile, member: Member) -> None:
-    own.patch(0, render_member_header(member, own.size, reserve=RESERVE))
+    own.patch_header(0, render_member_header(member, own.size, reserve=RESERVE))
 
 
 class Syncable(Protocol):
@@ -117,29 +117,29 @@ class WriteBatch:
         keep_graves: bool = False,
     ) -> None:
         self.index, self.disks, self.clock, self.writer, self.durable = index, disks, clock, writer, durable
-        self.rooms = FreeSpace(disks)
-        self._keep_graves = keep_graves
+        self.free_space = FreeSpace(disks)
+        self._keep_tombstones = keep_graves
         self._segment = segment
         self._segments: dict[int, Segment] = {}
         self._changes: dict[int, _Change] = {}
         self._owned: list[LargeObjectFile] = []
         self._doomed: list[str] = []
-        self._graves: Tombstones | None = None
+        self._tombstones: Tombstones | None = None
         self._restamped = False
-        self.asked = 0
+        self.submitted_stamp = 0
         self.last_stamp = 0
 
     # placing ----------------------------------------------------------------------------------------------
 
-    def learn_floor(self, txn: Any) -> None:
+    def load_last_stamp(self, txn: Any) -> None:
         """Stamps of this group lie above every committed one, whatever the machine's clock did."""
         self.last_stamp = max(self.last_stamp, self.index.get_meta("last_stamp", txn) or 0)
 
-    def observe(self, stamp: int) -> None:
+    def observe_stamp(self, stamp: int) -> None:
         """Another node's stamp is entered: later ones of this node lie above it, whatever its clock says."""
         self.last_stamp = max(self.last_stamp, stamp)
 
-    def fence(self, txn: Any, epoch: int) -> None:
+    def check_epoch(self, txn: Any, epoch: int) -> None:
         """Lets a write pass that was decided by version `epoch` of the map, and none of an earlier one after
         it. Raises StaleEpochError."""
         known: int = self.index.get_meta("epoch", txn) or 0
@@ -148,17 +148,17 @@ class WriteBatch:
         if epoch > known:
             self.index.put_meta(txn, "epoch", epoch)
 
-    def stamp(self) -> int:
+    def next_stamp(self) -> int:
         """The next one: of the moment at which the present intent was submitted, above all that are known."""
-        self.last_stamp = max(self.asked, self.last_stamp + 1)
+        self.last_stamp = max(self.submitted_stamp, self.last_stamp + 1)
         return self.last_stamp
 
     def _change(self, file: int) -> _Change:
         return self._changes.setdefault(file, _Change())
 
-    def append(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> StagedMember:
+    def append_member(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> StagedMember:
         """Lays a member out in the open segment of its disk. Raises OSError, DiskFailedError."""
-        segment = self._segment(self.rooms.place(member.bucket, member.key, size))
+        segment = self._segment(self.free_space.choose_disk(member.bucket, member.key, size))
         start = segment.tail
         member = msgspec.structs.replace(member, file=segment.file, at=start)
         reserve = _reserve(member, size, start)
@@ -172,11 +172,11 @@ class WriteBatch:
         extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
 
         def patch(late: Member) -> None:
-            segment.patch(start, render_member_header(late, size, reserve=reserve))
+            segment.patch_header(start, render_member_header(late, size, reserve=reserve))
 
         return StagedMember(extent, stamp, patch, member, False)
 
-    def publish(self, own: LargeObjectFile, member: Member, stamp: int) -> StagedMember:
+    def publish_file(self, own: LargeObjectFile, member: Member, stamp: int) -> StagedMember:
         """Gives a file of its own its header and name. Raises OSError."""
         member = msgspec.structs.replace(member, file=own.file)
         own.publish(render_member_header(member, own.size, reserve=RESERVE), self.durable)
@@ -188,40 +188,40 @@ class WriteBatch:
         extent = Extent(own.disk, own.file, RESERVE, own.size, own.crc)
         return StagedMember(extent, stamp, partial(_restamp_own, own), member, True, own)
 
-    def flush(self) -> None:
+    def flush_segments(self) -> None:
         """Everything laid out is written and durable. Raises OSError."""
         for segment in self._segments.values():
-            segment.write()
+            segment.write_pending()
             if self.durable:
                 timed_sync(segment, self.clock)
 
     # settling ---------------------------------------------------------------------------------------------
 
-    def overtake(self, placed: StagedMember, existing: int) -> int:
+    def restamp_if_behind(self, placed: StagedMember, existing: int) -> int:
         """The stamp to commit with: above `existing`, changed in the data file if another was quicker."""
         if placed.stamp > existing:
             return placed.stamp
         self.last_stamp = max(self.last_stamp, existing)
-        placed.stamp = self.stamp()
+        placed.stamp = self.next_stamp()
         version = version_id_of(placed.stamp) if placed.member.version else ""
         placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp), version=version))
         self._restamped = self._restamped or not placed.durable
         return placed.stamp
 
-    def graves(self, txn: Any) -> Tombstones:
+    def tombstones(self, txn: Any) -> Tombstones:
         """What was removed for good, as this group's transaction sees it."""
-        if self._graves is None:
-            self._graves = Tombstones(self.index, txn, keep=self._keep_graves)
-        return self._graves
+        if self._tombstones is None:
+            self._tombstones = Tombstones(self.index, txn, keep=self._keep_tombstones)
+        return self._tombstones
 
-    def adopt(self, extents: Sequence[Extent]) -> None:
+    def retain_extents(self, extents: Sequence[Extent]) -> None:
         """A record begins to use these extents."""
         for extent in extents:
             change = self._change(extent.file)
             change.live += extent.length
             change.refs += 1
 
-    def release(self, extents: Sequence[Extent]) -> None:
+    def release_extents(self, extents: Sequence[Extent]) -> None:
         """A record stops using these extents."""
         for extent in extents:
             change = self._change(extent.file)
@@ -230,52 +230,52 @@ class WriteBatch:
             change.refs -= 1
             change.buried += 1
 
-    def exchange(self, old: Sequence[Extent], new: Sequence[Extent]) -> None:
+    def replace_extents(self, old: Sequence[Extent], new: Sequence[Extent]) -> None:
         """One record takes another's place; what both use stays in use."""
         if len(new) > 1 and old and not set(old).isdisjoint(new):  # a single one has just been written
             both = Counter(old) & Counter(new)
             old, new = tuple((Counter(old) - both).elements()), tuple((Counter(new) - both).elements())
-        self.release(old)
-        self.adopt(new)
+        self.release_extents(old)
+        self.retain_extents(new)
 
-    def waste(self, placed: StagedMember) -> None:
+    def discard_member(self, placed: StagedMember) -> None:
         """A member was written that nothing will use."""
         change = self._change(placed.extent.file)
         change.dead += placed.extent.length
         change.buried += 1
 
-    def void(self, placed: StagedMember) -> None:
+    def void_member(self, placed: StagedMember) -> None:
         """As `waste`, of an object that a rebuild would believe: its member says so."""
-        self.waste(placed)
+        self.discard_member(placed)
         if placed.member.kind == "object":
             placed.patch(msgspec.structs.replace(placed.member, kind="wasted"))
             self._restamped = self._restamped or not placed.durable
 
-    def withdraw(self, placed: StagedMember) -> None:
+    def withdraw_member(self, placed: StagedMember) -> None:
         """Nothing will use it as it was placed: it is void, but a file of its own is a draft again, for its
         writer may ask once more. Raises OSError."""
-        self.void(placed)
+        self.void_member(placed)
         if placed.own is not None:
-            placed.own.withdraw()
+            placed.own.unpublish()
             self._owned.remove(placed.own)
             del self._changes[placed.extent.file]
 
-    def seal(self, file: int) -> None:
+    def seal_segment(self, file: int) -> None:
         """A segment takes no more members."""
         self._change(file).sealed = True
 
-    def spare(self, file: int) -> None:
+    def keep_unused_file(self, file: int) -> None:
         """A file is kept though nothing uses it: compaction retires it in its time."""
         self._change(file).spared = True
 
-    def settle(self, txn: Any) -> None:
+    def write_accounts(self, txn: Any) -> None:
         """Writes the accounts; the last thing before the index commits."""
-        if self._graves is not None:
-            self._graves.settle(txn)
+        if self._tombstones is not None:
+            self._tombstones.save(txn)
         if not self._changes:
             return
         if self._restamped:
-            self.flush()
+            self.flush_segments()
         self._refuse_lost(txn)
         committed = self.index.get_meta("last_stamp", txn) or 0
         self.last_stamp = max(self.last_stamp, committed + 1)  # the revision rises, whatever was entered
@@ -317,12 +317,12 @@ class WriteBatch:
 
     # after the index's commit, or instead of it -----------------------------------------------------------
 
-    def committed(self) -> None:
+    def finish_commit(self) -> None:
         """The index has it: ends move up, unused files go."""
         failpoints.hit("store.index.after_commit")
         written = sum(segment.tail - segment.end for segment in self._segments.values())
         for segment in self._segments.values():
-            segment.committed()
+            segment.mark_committed()
         for own in self._owned:
             written += own.size
             own.close()
@@ -331,11 +331,11 @@ class WriteBatch:
             with suppress(OSError):  # what cannot be removed now, recovery removes
                 os.unlink(path)
 
-    def undo(self) -> None:
+    def roll_back(self) -> None:
         """Nothing of the group happened: tails are cut, published files removed."""
         for segment in self._segments.values():
             with suppress(OSError):
-                segment.drop()
+                segment.truncate_uncommitted()
         for own in self._owned:
             with suppress(OSError):
                 own.discard()

@@ -67,29 +67,29 @@ class WriterContext:
         self._durable = settings.durability == "commit"
         self.active = 0
 
-    def piece(self) -> int:
+    def chunk_bytes(self) -> int:
         """Bytes a writer gathers before it goes to the disk: less when many write."""
         return max(_SMALLEST_PIECE, min(_PIECE, _GATHERED // (2 * max(1, self.active))))
 
-    async def run(self, call: Callable[[], None]) -> None:
+    async def run_blocking(self, call: Callable[[], None]) -> None:
         """A blocking call in the pool. Raises StoreError for OSError."""
         try:
             await asyncio.get_running_loop().run_in_executor(self.pool, call)
         except OSError as error:
             raise store_error_from(error) from error
 
-    def finish(self, own: LargeObjectFile) -> None:
+    def finish_draft(self, own: LargeObjectFile) -> None:
         """Ends a draft; its data are durable when this returns (blocking). Raises OSError."""
-        own.finish()
+        own.write_trailer()
         if self._durable:
             timed_sync(own, self._clock)
 
-    async def take_id(self) -> int:
-        while (number := self.committer.take_id()) is None:
+    async def next_file_id(self) -> int:
+        while (number := self.committer.next_file_id()) is None:
             await self.committer.submit(RefillFileIds())
         return number
 
-    def make(self, order: Sequence[int], file: int, size: int | None) -> LargeObjectFile:
+    def create_draft(self, order: Sequence[int], file: int, size: int | None) -> LargeObjectFile:
         """A draft with its room reserved, on the first disk of `order` that has it (blocking).
 
         Raises OSError, DiskFullError, DiskFailedError."""
@@ -141,17 +141,17 @@ class DiskObjectWriter:
 
     async def write(self, data: Buffer) -> None:
         self._take(data if type(data) is bytes else bytes(data))
-        if self._large and (self._gathered >= self._shop.piece() or len(self._chunks) >= _IOV_MAX):
+        if self._large and (self._gathered >= self._shop.chunk_bytes() or len(self._chunks) >= _IOV_MAX):
             await self._flush()
 
-    async def lend(self, data: memoryview) -> None:
+    async def write_borrowed(self, data: memoryview) -> None:
         if max(self._total + len(data), self._declared or 0) <= self._shop.small:
             await self.write(data)
             return
         self._take(data)
         await self._flush()
 
-    async def share(self) -> tuple[int, int] | None:
+    async def share_file(self) -> tuple[int, int] | None:
         """Of a large object whose size is declared: a descriptor of its file, the caller's to close, and
         where its bytes begin; they can be read as far as `settled` says, whatever becomes of the object. None
         for a small one. Raises StoreError."""
@@ -161,9 +161,9 @@ class DiskObjectWriter:
             await self._open_file()
         assert self._own is not None
         self._own.eager = False
-        return self._own.share()
+        return self._own.duplicate_fd()
 
-    async def settled(self) -> int:
+    async def flushed_bytes(self) -> int:
         """Bytes in the file, all that were written, when this returns. Raises StoreError."""
         await self._flush()
         await self._settle()
@@ -214,14 +214,14 @@ class DiskObjectWriter:
         if self._own is not None:
             self._own.discard()
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def read_back(self) -> AsyncGenerator[bytes, None]:
         self._expect_open()
         whole = await self._all()
         if whole.own is None:
             for chunk in whole.chunks:
                 yield bytes(chunk)
             return
-        fd, start = whole.own.share()
+        fd, start = whole.own.duplicate_fd()
         crc = 0
         try:
             for at in range(0, whole.size, _PIECE):
@@ -250,7 +250,7 @@ class DiskObjectWriter:
             _discard_after(flight, self._own)
             raise
         if self._own is not None:
-            await self._shop.run(self._own.discard)
+            await self._shop.run_blocking(self._own.discard)
 
     def __del__(self) -> None:
         if getattr(self, "_state", "") == "open":
@@ -293,7 +293,7 @@ class DiskObjectWriter:
         await self._settle()
         own, shop = self._own, self._shop
         assert own is not None
-        await shop.run(lambda: shop.finish(own))
+        await shop.run_blocking(lambda: shop.finish_draft(own))
         return Payload(own.size, own.crc, own=own)
 
     async def _flush(self) -> None:
@@ -304,7 +304,7 @@ class DiskObjectWriter:
         own, chunks = self._own, self._chunks
         self._chunks, self._gathered = [], 0
         if own is not None and chunks:
-            self._flight = asyncio.create_task(self._shop.run(lambda: own.append(chunks)))
+            self._flight = asyncio.create_task(self._shop.run_blocking(lambda: own.append(chunks)))
 
     async def _settle(self) -> None:
         flight, self._flight = self._flight, None
@@ -318,9 +318,11 @@ class DiskObjectWriter:
     async def _open_file(self) -> None:
         shop = self._shop
         name = self._key if self._upload is None else f"{self._key}\0{self._number}"
-        order, file = shop.disks.order(self._bucket, name), await shop.take_id()
+        order, file = shop.disks.placement_order(self._bucket, name), await shop.next_file_id()
         made: list[LargeObjectFile] = []
-        opening = asyncio.create_task(shop.run(lambda: made.append(shop.make(order, file, self._declared))))
+        opening = asyncio.create_task(
+            shop.run_blocking(lambda: made.append(shop.create_draft(order, file, self._declared)))
+        )
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -103,7 +103,7 @@ class Index:
         nulls = OrderedTable(self.env.open_db(b"nulls", create=create))
         self.versions = Versions(self.objects, older, nulls)
         self.quarantine = OrderedTable(self.env.open_db(b"quarantine", create=create))
-        self.graves = OrderedTable(self.env.open_db(b"graves", create=create))
+        self.tombstones = OrderedTable(self.env.open_db(b"graves", create=create))
         self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
         self.parts = self.env.open_db(b"parts", create=create)
         self.files = self.env.open_db(b"files", create=create)
@@ -124,12 +124,12 @@ class Index:
 
     # transactions -----------------------------------------------------------------------------------------
 
-    def reading(self) -> Any:
+    def read_transaction(self) -> Any:
         """A read transaction as a context manager; values are buffers valid inside it."""
         return self._begin(buffers=True)
 
     @contextmanager
-    def writing(self) -> Iterator[Any]:
+    def write_transaction(self) -> Iterator[Any]:
         """The write transaction: alone over all processes; aborted when the block raises."""
         with _translated(), self._begin(write=True) as txn:
             yield txn
@@ -160,10 +160,10 @@ class Index:
         raw = self.objects.get(txn, object_key(bucket, key))
         return None if raw is None else _record(raw)
 
-    def find(self, bucket: str, key: str, version: str) -> Record | None:
+    def find_version(self, bucket: str, key: str, version: str) -> Record | None:
         """This very version, from the latest committed state."""
-        with self.reading() as txn:
-            return self.versions.find(txn, object_key(bucket, key), version)
+        with self.read_transaction() as txn:
+            return self.versions.find_version(txn, object_key(bucket, key), version)
 
     def list(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
@@ -171,7 +171,7 @@ class Index:
         """One page, see ObjectStore.list."""
         base = bucket.encode() + b"\0"
         query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
-        with self.reading() as txn, self.objects.walk(txn, query.start()) as walk:
+        with self.read_transaction() as txn, self.objects.open_cursor(txn, query.start()) as walk:
             if slots is None:
                 return list_page(walk, query, _record)
             return list_page(SlotCursor(walk, slot_filter(slots), base + query.prefix), query, _record)
@@ -182,7 +182,7 @@ class Index:
         """One page, see ObjectStore.list_entries."""
         base = bucket.encode() + b"\0"
         query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
-        with self._begin() as txn, self.objects.runs(txn, query.start()) as runs:
+        with self._begin() as txn, self.objects.open_batch_cursor(txn, query.start()) as runs:
             if slots is None:
                 return entry_page(runs, query)
             return entry_page(SlotBatchReader(runs, slot_filter(slots), base + query.prefix), query)
@@ -202,12 +202,12 @@ class Index:
         query = VersionQuery(
             base, prefix.encode(), delimiter.encode(), key_marker.encode(), version_marker, limit
         )
-        with self.reading() as txn:
+        with self.read_transaction() as txn:
             return list_versions(self.versions, txn, query, None if slots is None else slot_filter(slots))
 
     def is_empty(self, bucket: str) -> bool:
         base = bucket.encode() + b"\0"
-        with self.reading() as txn:
+        with self.read_transaction() as txn:
             return not any(
                 next(table.items(txn, prefix=base), None) is not None
                 for table in (self.objects, self.versions.older, self.uploads)
@@ -345,7 +345,7 @@ def list_uploads(
     prefixes: list[str] = []
     last: tuple[str, str] = ("", "")
     start = base + max(want, after)
-    with index.reading() as txn, index.uploads.walk(txn, start) as every:
+    with index.read_transaction() as txn, index.uploads.open_cursor(txn, start) as every:
         walk: Cursor = every
         if slots is not None:
             walk = SlotCursor(every, slot_filter(slots), base + want, _TAIL)

@@ -151,7 +151,7 @@ def entry_page(runs: BatchReader, query: ListingQuery) -> EntryPage:
     length = _SHORTEST if query.delimiter else _RUN
     while True:
         wanted = min(length, made.room + 1)
-        run = _inside(runs.take(wanted), whole)
+        run = _inside(runs.next_batch(wanted), whole)
         at, rolled = _first_rolled(run, query)
         if at > made.room:
             made.add(run[: made.room])
@@ -209,7 +209,7 @@ class _Gathering:
     prefixes: list[str] = field(default_factory=list)
     last: tuple[str, str] = ("", "")
 
-    def take(self, key: str, record: Record, *, latest: bool) -> None:
+    def add_version(self, key: str, record: Record, *, latest: bool) -> None:
         self.entries.append((key, record))
         self.latest.append(latest)
         self.last = (key, record.version or NULL)
@@ -244,7 +244,7 @@ class _Pair:
         self._older.seek(start)
         self._settle()
 
-    def take(self) -> Record:
+    def next_version(self) -> Record:
         """The version they stand at; then on to the next."""
         walk = self._objects if self.at_current else self._older
         record: Record = decode(walk.value)
@@ -258,7 +258,10 @@ def list_versions(
 ) -> VersionPage:
     """See ObjectStore.list_versions."""
     current_from, older_from = _starts(versions, txn, query)
-    with versions.objects.walk(txn, current_from) as objects, versions.older.walk(txn, older_from) as older:
+    with (
+        versions.objects.open_cursor(txn, current_from) as objects,
+        versions.older.open_cursor(txn, older_from) as older,
+    ):
         if chosen is None:
             return _gather(_Pair(objects, older), versions, txn, query)
         within = query.base + query.prefix
@@ -276,7 +279,7 @@ def _starts(versions: Versions, txn: Any, query: VersionQuery) -> tuple[bytes, b
     stamp = _stamp(versions, txn, name, query.version_marker)
     if stamp is None:  # it went meanwhile, and its place with it: rather twice than not at all
         return name, name
-    current = versions.current(txn, name)
+    current = versions.current_version(txn, name)
     seen = current is None or current.stamp >= stamp
     return name + b"\0" if seen else name, older_version_key(name, stamp - 1)
 
@@ -284,7 +287,7 @@ def _starts(versions: Versions, txn: Any, query: VersionQuery) -> tuple[bytes, b
 def _stamp(versions: Versions, txn: Any, name: bytes, version: str) -> int | None:
     if version != NULL:
         return stamp_of_version_id(version)
-    null = versions.null(txn, name)
+    null = versions.null_version(txn, name)
     return None if null is None else null.stamp
 
 
@@ -301,10 +304,10 @@ def _gather(pair: _Pair, versions: Versions, txn: Any, query: VersionQuery) -> V
             return page.end(truncated=query.limit > 0)
         room -= 1
         if rolled is None:
-            first, record = pair.at_current or name != before, pair.take()
+            first, record = pair.at_current or name != before, pair.next_version()
             if name == begun:
-                first = record == versions.newest(txn, name)
-            page.take(name[skip:].decode(), record, latest=first)
+                first = record == versions.newest_version(txn, name)
+            page.add_version(name[skip:].decode(), record, latest=first)
             before = name
         else:
             page.roll(rolled.decode())

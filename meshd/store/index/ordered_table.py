@@ -72,17 +72,17 @@ class OrderedTable:
         """How many keys there are."""
         return int(txn.stat(self.db)["entries"])
 
-    def walk(self, txn: Any, start: bytes) -> TableCursor:
+    def open_cursor(self, txn: Any, start: bytes) -> TableCursor:
         """A walk over (key, value) pairs from the first key ≥ `start`."""
         return TableCursor(self, txn.cursor(self.db), start)
 
-    def runs(self, txn: Any, start: bytes) -> BatchCursor:
+    def open_batch_cursor(self, txn: Any, start: bytes) -> BatchCursor:
         """A walk over many pairs at a time; `txn` must copy (buffers=False)."""
         return BatchCursor(self, txn.cursor(self.db), start)
 
     def items(self, txn: Any, start: bytes = b"", prefix: bytes = b"") -> Iterator[tuple[bytes, Any]]:
         """All pairs from max(start, prefix) whose key begins with `prefix`, in order."""
-        with self.walk(txn, max(start, prefix)) as walk:
+        with self.open_cursor(txn, max(start, prefix)) as walk:
             while walk.key is not None and walk.key.startswith(prefix):
                 yield walk.key, walk.value
                 walk.next()
@@ -228,7 +228,7 @@ class BatchCursor:
         found = self._table.seek(self._cursor, start)
         self._pairs = self._cursor.iternext(keys=True, values=True) if found else iter(())
 
-    def take(self, count: int) -> list[tuple[bytes, bytes]]:
+    def next_batch(self, count: int) -> list[tuple[bytes, bytes]]:
         """The next `count` pairs, fewer only at the end."""
         pairs: list[tuple[bytes, bytes]] = list(islice(self._pairs, count))
         if pairs and max([len(key) for key, _ in pairs]) >= LONG:
@@ -261,7 +261,7 @@ class BatchReader(Protocol):
 
     def seek(self, start: bytes) -> None: ...
 
-    def take(self, count: int) -> list[tuple[bytes, bytes]]: ...
+    def next_batch(self, count: int) -> list[tuple[bytes, bytes]]: ...
 
 
 def slot_filter(slots: bytes) -> Callable[[bytes], bool]:
@@ -319,12 +319,12 @@ class SlotBatchReader:
         """To the first name ≥ `start`."""
         self._runs.seek(start)
 
-    def take(self, count: int) -> list[tuple[bytes, bytes]]:
+    def next_batch(self, count: int) -> list[tuple[bytes, bytes]]:
         """The next `count` chosen pairs, fewer only at the end."""
         found: list[tuple[bytes, bytes]] = []
         while len(found) < count:
             wanted = count - len(found)
-            run = self._runs.take(wanted)
+            run = self._runs.next_batch(wanted)
             found += [pair for pair in run if self._chosen(pair[0])]
             if len(run) < wanted or not run[-1][0].startswith(self._within):
                 break

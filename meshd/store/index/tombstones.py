@@ -44,32 +44,32 @@ class Tombstones:
         self._last, self.since = known
         self._changed = False
 
-    def bury(self, txn: Any, name: bytes, stamp: int, what: str = "") -> None:
+    def add(self, txn: Any, name: bytes, stamp: int, what: str = "") -> None:
         """A deletion with this stamp removed the null version of a key, or what has this id. In any order."""
         if what and not self._keep:
             return  # ids are never used twice: no write in flight can bring one back
-        if self.of(txn, name, what) < stamp:
-            self._index.graves.put(txn, tombstone_key(name, what), stamp.to_bytes(_STAMP, "big"))
+        if self.stamp_of(txn, name, what) < stamp:
+            self._index.tombstones.put(txn, tombstone_key(name, what), stamp.to_bytes(_STAMP, "big"))
         self._last = max(self._last, stamp)
         self._changed = True
 
-    def of(self, txn: Any, name: bytes, what: str = "") -> int:
+    def stamp_of(self, txn: Any, name: bytes, what: str = "") -> int:
         """The stamp of the deletion that is remembered of this; 0 when there is none."""
-        raw = self._index.graves.get(txn, tombstone_key(name, what))
+        raw = self._index.tombstones.get(txn, tombstone_key(name, what))
         return 0 if raw is None else int.from_bytes(raw, "big")
 
-    def floor(self, txn: Any, name: bytes, stamp: int) -> int:
+    def stamp_floor(self, txn: Any, name: bytes, stamp: int) -> int:
         """The stamp of a deletion that a write of this process with `stamp` may have missed; 0 when there is
         none. What was forgotten counts as a deletion of every key: that costs a write in flight a new stamp.
         """
         if stamp > self._last:
             return 0
-        return self.since if stamp <= self.since else self.of(txn, name)
+        return self.since if stamp <= self.since else self.stamp_of(txn, name)
 
-    def forget(self, txn: Any, before: int, start: bytes, limit: int) -> bytes:
+    def prune(self, txn: Any, before: int, start: bytes, limit: int) -> bytes:
         """Drops those older than `before` among the next `limit` from `start` on; where to go on, b"" at the
         end of all."""
-        table = self._index.graves
+        table = self._index.tombstones
         seen = [(key, int.from_bytes(raw, "big")) for key, raw in islice(table.items(txn, start), limit)]
         for key, stamp in seen:
             if stamp < before:
@@ -78,16 +78,16 @@ class Tombstones:
         self._changed = True
         return seen[-1][0] + b"\0" if len(seen) == limit else b""
 
-    def incomplete(self, since: int) -> None:
+    def mark_incomplete(self, since: int) -> None:
         """Removals up to this stamp may be forgotten: what a rebuild says of those whose members are gone."""
         self.since, self._changed = max(self.since, since), True
 
-    def settle(self, txn: Any) -> None:
+    def save(self, txn: Any) -> None:
         """Before the commit."""
         if not self._changed:
             return
-        if not self._keep and self._index.graves.count(txn) > _IN_FLIGHT:
-            txn.drop(self._index.graves.db, delete=False)
+        if not self._keep and self._index.tombstones.count(txn) > _IN_FLIGHT:
+            txn.drop(self._index.tombstones.db, delete=False)
             self.since = self._last
         self._index.put_meta(txn, _META, (self._last, self.since))
 
@@ -101,14 +101,14 @@ def tombstones_complete_since(index: Index, txn: Any) -> int:
 def prunable_before(index: Index, txn: Any, now: int, seconds: float) -> int:
     """Graves below this stamp have been kept for long enough, or there are too many."""
     before = now - round(seconds * 1e9)
-    if index.graves.count(txn) > _MOST:
+    if index.tombstones.count(txn) > _MOST:
         before = max(before, (max(tombstones_complete_since(index, txn), before) + now) // 2)
     return max(0, before)
 
 
 def tombstones_of_name(index: Index, txn: Any, name: bytes) -> Iterator[Tombstone]:
     """What is remembered of one key."""
-    for key, raw in index.graves.items(txn, name, name):
+    for key, raw in index.tombstones.items(txn, name, name):
         what = key[len(name) :]
         if what and what[0]:
             return  # of a longer key

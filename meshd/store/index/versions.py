@@ -40,58 +40,58 @@ class Versions:
 
     # looking ----------------------------------------------------------------------------------------------
 
-    def current(self, txn: Any, name: bytes) -> Record | None:
+    def current_version(self, txn: Any, name: bytes) -> Record | None:
         """The readable version, None when the newest is a marker."""
         raw = self.objects.get(txn, name)
         return None if raw is None else decode(raw)
 
-    def newest(self, txn: Any, name: bytes) -> Record | None:
+    def newest_version(self, txn: Any, name: bytes) -> Record | None:
         """The newest version, a marker too."""
-        return self.current(txn, name) or self._newest_older(txn, name)
+        return self.current_version(txn, name) or self._newest_older(txn, name)
 
     def _newest_older(self, txn: Any, name: bytes) -> Record | None:
         if len(name) < LONG - TAIL:  # what most writes ask of an empty table
             with txn.cursor(self.older.db) as cursor:
                 if not cursor.set_range(name + b"\0"):
                     return None
-        return next(self.older_of(txn, name), None)
+        return next(self.older_versions(txn, name), None)
 
-    def null(self, txn: Any, name: bytes) -> Record | None:
+    def null_version(self, txn: Any, name: bytes) -> Record | None:
         """The null version, a marker too."""
-        current = self.current(txn, name)
+        current = self.current_version(txn, name)
         return current if current is not None and not current.version else self._older_null(txn, name)
 
-    def find(self, txn: Any, name: bytes, version: str) -> Record | None:
+    def find_version(self, txn: Any, name: bytes, version: str) -> Record | None:
         """The version of this id, or the null version."""
         if version == NULL:
-            return self.null(txn, name)
+            return self.null_version(txn, name)
         stamp = stamp_of_version_id(version)
-        found = None if stamp is None else self.at(txn, name, stamp)
+        found = None if stamp is None else self.version_at(txn, name, stamp)
         return found if found is not None and found.version == version else None
 
-    def at(self, txn: Any, name: bytes, stamp: int) -> Record | None:
+    def version_at(self, txn: Any, name: bytes, stamp: int) -> Record | None:
         """The version with this stamp."""
-        current = self.current(txn, name)
+        current = self.current_version(txn, name)
         if current is not None and current.stamp <= stamp:
             return current if current.stamp == stamp else None
         raw = self.older.get(txn, older_version_key(name, stamp))
         return None if raw is None else decode(raw)
 
-    def older_of(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
+    def older_versions(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
         """The key's versions under `below`, the current one left out; the newest first."""
         prefix, length = name + b"\0", len(name) + TAIL
-        with self.older.walk(txn, older_version_key(name, below - 1)) as walk:
+        with self.older.open_cursor(txn, older_version_key(name, below - 1)) as walk:
             while walk.key is not None and walk.key.startswith(prefix):
                 if len(walk.key) == length:
                     yield decode(walk.value)
                 walk.next()
 
-    def of(self, txn: Any, name: bytes) -> Iterator[Record]:
+    def all_versions(self, txn: Any, name: bytes) -> Iterator[Record]:
         """All versions of a key, the newest first."""
-        current = self.current(txn, name)
+        current = self.current_version(txn, name)
         if current is not None:
             yield current
-        yield from self.older_of(txn, name)
+        yield from self.older_versions(txn, name)
 
     def all_older(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
         """(name, version) of everything that is not current, in order."""
@@ -109,11 +109,11 @@ class Versions:
 
     # changing ---------------------------------------------------------------------------------------------
 
-    def add(self, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
+    def push_version(self, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
         """Puts `record` on top of `newest`, the newest so far; the null version that it replaced."""
         replaced = None if record.version or newest is None else self._null_under(txn, name, newest)
         if newest is not None and newest is not replaced and not newest.marker:
-            self.keep(txn, name, newest)
+            self.put_older(txn, name, newest)
         if replaced is not None and (replaced is not newest or replaced.marker):
             self._forget(txn, name, replaced)
         if not record.marker:
@@ -121,34 +121,34 @@ class Versions:
             return replaced
         if newest is not None and not newest.marker:
             self.objects.delete(txn, name)
-        self.keep(txn, name, record)
+        self.put_older(txn, name, record)
         return replaced
 
     def _null_under(self, txn: Any, name: bytes, newest: Record) -> Record | None:
         return self._older_null(txn, name) if newest.version else newest
 
-    def insert(self, txn: Any, name: bytes, record: Record) -> Record | None:
+    def insert_version(self, txn: Any, name: bytes, record: Record) -> Record | None:
         """Puts a version where its stamp belongs, a null one in place of an older one; which is returned."""
-        newest = self.newest(txn, name)
+        newest = self.newest_version(txn, name)
         if newest is None or newest.stamp < record.stamp:
-            return self.add(txn, name, record, newest)
+            return self.push_version(txn, name, record, newest)
         replaced = None if record.version else self._older_null(txn, name)
         if replaced is not None:
             self._forget(txn, name, replaced)
-        self.keep(txn, name, record)
+        self.put_older(txn, name, record)
         return replaced
 
-    def replace(self, txn: Any, name: bytes, record: Record) -> None:
+    def replace_version(self, txn: Any, name: bytes, record: Record) -> None:
         """Puts `record` where the version of the same stamp is."""
-        current = self.current(txn, name)
+        current = self.current_version(txn, name)
         if current is not None and current.stamp == record.stamp:
             self.objects.put(txn, name, _encode(record))
         else:
             self.older.put(txn, older_version_key(name, record.stamp), _encode(record))
 
-    def remove(self, txn: Any, name: bytes, record: Record) -> None:
+    def remove_version(self, txn: Any, name: bytes, record: Record) -> None:
         """Takes one version out; what is under the newest comes up."""
-        current = self.current(txn, name)
+        current = self.current_version(txn, name)
         if current is not None and current.stamp != record.stamp:
             self._forget(txn, name, record)
             return
@@ -156,16 +156,16 @@ class Versions:
             self.objects.delete(txn, name)
         else:
             self._forget(txn, name, record)
-        self.raise_newest(txn, name)
+        self.promote_newest(txn, name)
 
-    def raise_newest(self, txn: Any, name: bytes) -> None:
+    def promote_newest(self, txn: Any, name: bytes) -> None:
         """Makes the newest of the older versions the current one, when it can be read."""
         newest = self._newest_older(txn, name)
         if newest is not None and not newest.marker:
             self._forget(txn, name, newest)
             self.objects.put(txn, name, _encode(newest))
 
-    def keep(self, txn: Any, name: bytes, record: Record) -> None:
+    def put_older(self, txn: Any, name: bytes, record: Record) -> None:
         """Enters a version among the older ones."""
         self.older.put(txn, older_version_key(name, record.stamp), _encode(record))
         if not record.version:

@@ -60,7 +60,7 @@ class DamageAttributor:
             run,
         )
 
-    async def convict(self, extents: Iterable[Extent]) -> int:
+    async def attribute_damage(self, extents: Iterable[Extent]) -> int:
         """Looks at these again, and has what is damaged put in quarantine; how many versions and parts went
         there."""
         confined = 0
@@ -70,10 +70,10 @@ class DamageAttributor:
         for file, suspected in by_file.items():
             why, uses = await self._run(lambda file=file, suspected=suspected: self._judge(file, suspected))
             for use, bad in uses.items():
-                confined += await self._confine(use, bad, why)
+                confined += await self._quarantine(use, bad, why)
         return confined
 
-    async def _confine(self, use: ExtentUse, bad: Sequence[Extent], why: str) -> bool:
+    async def _quarantine(self, use: ExtentUse, bad: Sequence[Extent], why: str) -> bool:
         name = use.name.decode(errors="replace").replace("\0", "/", 1)
         if use.part:
             done = await self._committer.submit(DropDamagedPart(use.upload, use.part, bad))
@@ -94,7 +94,7 @@ class DamageAttributor:
 
     def _judge(self, file: int, suspected: Sequence[Extent]) -> tuple[str, Mapping[ExtentUse, list[Extent]]]:
         """What is wrong, and who uses what is damaged."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         if info is None:
             return "", {}
@@ -108,8 +108,8 @@ class DamageAttributor:
             with DirectFile(self._disks.path(info.disk, file)) as found:
                 for extent in suspected:
                     try:
-                        if found.intact(extent):
-                            found.forget(extent)  # memory may hold something else than the device
+                        if found.is_intact(extent):
+                            found.evict_cached_pages(extent)  # memory may hold something else than the device
                         else:
                             bad.append(extent)
                     except OSError as error:
@@ -133,12 +133,12 @@ class DamageAttributor:
         left = set(bad)
         if info.kind != "own" or info.refs <= 1:
             for member, extent in self._members(info, file, left):
-                use = self.user(member, extent)
+                use = self.use_of_member(member, extent)
                 if use is not None:
                     found[use].append(extent)
                     left.discard(extent)
         if left:  # shared by copies, or its header is damaged, too
-            for use, extent in self.search(left):
+            for use, extent in self.search_uses(left):
                 found[use].append(extent)
         return found
 
@@ -156,9 +156,9 @@ class DamageAttributor:
         except OSError:
             return
 
-    def user(self, member: Member, extent: Extent) -> ExtentUse | None:
+    def use_of_member(self, member: Member, extent: Extent) -> ExtentUse | None:
         """Who uses a member's bytes, by what the member says of itself."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             record = version_using_extent(self._index, txn, member, extent)
             name = f"{member.bucket}\0{member.key}".encode()
             if record is not None:
@@ -170,9 +170,9 @@ class DamageAttributor:
                 return ExtentUse(name, upload=member.upload, part=member.part)
         return None
 
-    def search(self, wanted: set[Extent]) -> Iterator[tuple[ExtentUse, Extent]]:
+    def search_uses(self, wanted: set[Extent]) -> Iterator[tuple[ExtentUse, Extent]]:
         """Everybody who uses one of these: goes through the whole index."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             for name, record in self._index.all_records(txn):
                 for extent in used_extents(record):
                     if extent in wanted:

@@ -70,7 +70,7 @@ def all_quarantined(
 def stale_entries(index: Index, txn: Any) -> Iterator[tuple[bytes, int]]:
     """(name, stamp) of what is listed and was removed or replaced meanwhile."""
     for name, stamp, _ in all_quarantined(index, txn):
-        record = index.versions.at(txn, name, stamp)
+        record = index.versions.version_at(txn, name, stamp)
         if record is None or not record.broken:
             yield name, stamp
 
@@ -83,9 +83,9 @@ class QuarantineVersion(Mutation):
     def __init__(self, name: bytes, stamp: int, extents: Sequence[Extent], found: int, why: str) -> None:
         self.name, self.stamp, self.extents, self.found, self.why = name, stamp, extents, found, why
 
-    def apply(self, work: WriteBatch, txn: Any) -> bool:
+    def update_index(self, work: WriteBatch, txn: Any) -> bool:
         index = work.index
-        record = index.versions.at(txn, self.name, self.stamp)
+        record = index.versions.version_at(txn, self.name, self.stamp)
         bad = () if record is None else tuple(each for each in record.extents if each in self.extents)
         if record is None or not bad:
             return False
@@ -96,7 +96,7 @@ class QuarantineVersion(Mutation):
         add_to_quarantine(index, txn, self.name, self.stamp, Quarantined(bad, self.found, self.why))
         failpoints.hit("store.quarantine.confined")
         if not record.broken:
-            index.versions.replace(txn, self.name, msgspec.structs.replace(record, broken=True))
+            index.versions.replace_version(txn, self.name, msgspec.structs.replace(record, broken=True))
         return not record.broken
 
 
@@ -109,11 +109,11 @@ class DropDamagedPart(Mutation):
     def __init__(self, upload_id: str, number: int, extents: Sequence[Extent]) -> None:
         self.upload_id, self.number, self.extents = upload_id, number, extents
 
-    def apply(self, work: WriteBatch, txn: Any) -> bool:
+    def update_index(self, work: WriteBatch, txn: Any) -> bool:
         part = work.index.get_part(txn, self.upload_id, self.number)
         if part is None or not any(extent in self.extents for extent in part.extents):
             return False
-        work.release(part.extents)
+        work.release_extents(part.extents)
         work.index.delete_part(txn, self.upload_id, self.number)
         return True
 
@@ -128,23 +128,23 @@ class RestoreManifest(Mutation):
         self.existing: Record | None = None
         self.record: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
-        record = work.index.versions.at(txn, self.name, self.stamp)
+    def check(self, work: WriteBatch, txn: Any) -> None:
+        record = work.index.versions.version_at(txn, self.name, self.stamp)
         if record is not None and record.manifest == self.extent:
             self.existing = record
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         if self.existing is None:
             return
         bucket, _, key = self.name.decode().partition("\0")
         moved = msgspec.structs.replace(self.existing, manifest=None, moves=self.existing.moves + 1)
         self.record = write_manifest(work, bucket, key, moved)
 
-    def apply(self, work: WriteBatch, txn: Any) -> bool:
+    def update_index(self, work: WriteBatch, txn: Any) -> bool:
         if self.existing is None or self.record is None:
             return False
-        work.exchange(used_extents(self.existing), used_extents(self.record))
-        work.index.versions.replace(txn, self.name, self.record)
+        work.replace_extents(used_extents(self.existing), used_extents(self.record))
+        work.index.versions.replace_version(txn, self.name, self.record)
         return True
 
 
@@ -153,7 +153,7 @@ class PruneQuarantine(Mutation):
 
     exclusive = True
 
-    def apply(self, work: WriteBatch, txn: Any) -> int:
+    def update_index(self, work: WriteBatch, txn: Any) -> int:
         index = work.index
         over = list(stale_entries(index, txn))
         for name, stamp in over:

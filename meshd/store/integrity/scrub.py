@@ -61,7 +61,7 @@ class SaveScrubState(Mutation):
     def __init__(self, state: ScrubState) -> None:
         self.state = state
 
-    def apply(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, work: WriteBatch, txn: Any) -> None:
         work.index.put_meta(txn, _STATE, msgspec.to_builtins(self.state))
         failpoints.hit("store.scrub.remembered")
 
@@ -87,7 +87,12 @@ class Scrub:
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
     ) -> None:
-        self._index, self._disks, self._committer, self._convictor = index, disks, committer, convictor
+        self._index, self._disks, self._committer, self._damage_attributor = (
+            index,
+            disks,
+            committer,
+            convictor,
+        )
         self._clock, self._run = clock, run
         self._remembered = clock.monotonic()
         found = index.get_meta(_STATE)
@@ -98,7 +103,7 @@ class Scrub:
     def __repr__(self) -> str:
         return f"<Scrub at file {self.state.position:x}>"
 
-    async def begin(self, asked: int | None = None) -> None:
+    async def start_pass(self, asked: int | None = None) -> None:
         """A pass from the first file on, whatever was under way."""
         old = self.state
         self.state = ScrubState(
@@ -109,7 +114,7 @@ class Scrub:
         )
         await self._keep()
 
-    async def step(self, rest: Callable[[int], Awaitable[None]]) -> bool:
+    async def scrub_next_file(self, rest: Callable[[int], Awaitable[None]]) -> bool:
         """The next data file; False when there is none and the pass is over. Raises StoreError."""
         found = self._next()
         if found is None:
@@ -130,7 +135,7 @@ class Scrub:
         self._remembered = self._clock.monotonic()
 
     def _next(self) -> tuple[int, DataFile] | None:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             return next(self._index.files_after(txn, self.state.position), None)
 
     async def _file(self, file: int, info: DataFile, rest: Callable[[int], Awaitable[None]]) -> None:
@@ -142,7 +147,7 @@ class Scrub:
             await rest(size)
         self.state = msgspec.structs.replace(self.state, extents=self.state.extents + looking.extents)
         if looking.bad:
-            confined = await self._convictor.convict(looking.bad)
+            confined = await self._damage_attributor.attribute_damage(looking.bad)
             self.state = msgspec.structs.replace(self.state, damaged=self.state.damaged + confined)
 
     # blocking ---------------------------------------------------------------------------------------------
@@ -183,10 +188,13 @@ class Scrub:
             elif found.member.kind == "upload":
                 yield found.extent, self._is_upload(found.member.bucket, found.member.key, found)
             else:
-                yield found.extent, self._convictor.user(found.member, found.extent) is not None
+                yield (
+                    found.extent,
+                    self._damage_attributor.use_of_member(found.member, found.extent) is not None,
+                )
 
     def _is_upload(self, bucket: str, key: str, found: Any) -> bool:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             upload = self._index.get_upload(txn, bucket, key, found.member.upload)
         return upload is not None and upload.place == found.extent
 
@@ -195,25 +203,25 @@ class Scrub:
         looking.extents += 1
         looking.seen.add(extent.offset)
         try:
-            yield from direct.compared(extent, looking.bad)
+            yield from direct.compare_extent(extent, looking.bad)
         except OSError:
             looking.bad.append(extent)
 
     def _missed(self, file: int, seen: int) -> bool:
         """Whether the index knows of more uses than the file's headers told."""
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         return info is not None and info.kind == "segment" and info.refs > seen
 
     def _still(self, file: int) -> bool:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         return info is not None and info.state != "retired"
 
     def _claimed(self, file: int) -> list[Extent]:
         """What the index says that is in a file: goes through all of it."""
         claimed: dict[Extent, None] = {}
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             for _, record in self._index.all_records(txn):
                 claimed.update((extent, None) for extent in used_extents(record) if extent.file == file)
             for _, part in self._index.all_parts(txn):

@@ -93,7 +93,7 @@ class StreamVerifier:
     def __repr__(self) -> str:
         return f"<Passing at {self._next} of {self._extent}>"
 
-    def take(self, span: Span, data: Buffer) -> int:
+    def verify_chunk(self, span: Span, data: Buffer) -> int:
         """`data` are the span's bytes (blocking); their crc32c, so that nobody need work it out again. Raises
         CorruptExtentError."""
         extent, crc = span.extent, int(crc32c(data))
@@ -125,7 +125,7 @@ class VerifiedExtents:
     def __repr__(self) -> str:
         return f"<Proofs of {len(self._known)} extents>"
 
-    async def require(self, spans: Iterable[Span]) -> None:
+    async def require_verified(self, spans: Iterable[Span]) -> None:
         """Read the extents that these open spans are parts of. Raises CorruptExtentError."""
         for span in spans:
             if span.extent is not None and not covers_whole_extent(span) and span.extent not in self._known:
@@ -153,7 +153,7 @@ class ExpiringVerifiedExtents:
     def __repr__(self) -> str:
         return f"<LateProofs {self._proofs!r}>"
 
-    def now(self) -> VerifiedExtents:
+    def current(self) -> VerifiedExtents:
         """Good for one use."""
         if self._clock.monotonic() - self._since > self._seconds:
             self._proofs, self._since = VerifiedExtents(), self._clock.monotonic()
@@ -163,7 +163,7 @@ class ExpiringVerifiedExtents:
 async def verify_extents(spans: Iterable[Span], name: str) -> None:
     """Read all extents that these open spans lie in. Raises CorruptExtentError."""
     with damage_context(name):
-        await VerifiedExtents().require([span.part(0, 0) for span in spans])
+        await VerifiedExtents().require_verified([span.sub_span(0, 0) for span in spans])
 
 
 def _compare(fd: int, extent: Extent, name: str) -> None:

@@ -135,7 +135,7 @@ class _Source:
     def _named(self) -> bytes | None:
         return None if self._walk.key is None else self._name_of(self._walk.key)
 
-    def take(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
+    def advance_past(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
         """Goes past `name`; what was there goes into `found`."""
         walk = self._walk
         while self.name == name:
@@ -152,11 +152,11 @@ class _PageBuilder:
     def __init__(self, index: Index, txn: Any) -> None:
         self._index, self._txn = index, txn
 
-    def held(self, name: bytes, sources: dict[str, _Source]) -> HeldName:
+    def held_name(self, name: bytes, sources: dict[str, _Source]) -> HeldName:
         """All of one name; the sources move on."""
         rows: dict[str, list[tuple[bytes, Any]]] = {kind: [] for kind in sources}
         for kind, source in sources.items():
-            source.take(name, rows[kind])
+            source.advance_past(name, rows[kind])
         return HeldName(
             name,
             tuple(self._version(raw) for _, raw in (*rows["objects"], *rows["older"])),
@@ -189,13 +189,13 @@ def read_inventory(
         "objects": (index.objects, lambda key: key),
         "older": (index.versions.older, lambda key: key[:-TAIL]),
         "uploads": (index.uploads, lambda key: key[: -UPLOAD_ID_LENGTH - 1]),
-        "graves": (index.graves, _second_nul),
+        "graves": (index.tombstones, _second_nul),
     }
     start = after + _AFTER if after else b""
     held: list[HeldName] = []
-    with index.reading() as txn, ExitStack() as stack:
+    with index.read_transaction() as txn, ExitStack() as stack:
         sources = {
-            kind: _Source(stack.enter_context(table.walk(txn, start)), name_of)
+            kind: _Source(stack.enter_context(table.open_cursor(txn, start)), name_of)
             for kind, (table, name_of) in tables.items()
         }
         taking, name = _PageBuilder(index, txn), after
@@ -206,13 +206,13 @@ def read_inventory(
                 return InventoryPage(tuple(held))
             name = min(names)
             if wants(name):
-                held.append(taking.held(name, sources))
+                held.append(taking.held_name(name, sources))
                 if len(held) == limit:
                     break
             else:
                 for source in everyone:
                     if source.name == name:
-                        source.take(name, None)
+                        source.advance_past(name, None)
     return InventoryPage(tuple(held), name)
 
 
@@ -224,17 +224,17 @@ class DropUnowned(Mutation):
     def __init__(self, names: Sequence[HeldName]) -> None:
         self.names = names
 
-    def apply(self, work: WriteBatch, txn: Any) -> int:
+    def update_index(self, work: WriteBatch, txn: Any) -> int:
         return sum(self._drop(work, txn, held) for held in self.names)
 
     @staticmethod
     def _drop(work: WriteBatch, txn: Any, held: HeldName) -> int:
         versions, dropped = work.index.versions, 0
         for told in held.versions:
-            record = versions.at(txn, held.name, told.stamp)
+            record = versions.version_at(txn, held.name, told.stamp)
             if record is not None and record.version == told.version:
-                work.release(used_extents(record))
-                versions.remove(txn, held.name, record)
+                work.release_extents(used_extents(record))
+                versions.remove_version(txn, held.name, record)
                 release_from_quarantine(work.index, txn, held.name, record.stamp)
                 dropped += 1
         for each in held.uploads:
@@ -259,5 +259,5 @@ class RecordSyncedStamp(Mutation):
     def __init__(self, stamp: int) -> None:
         self.stamp = stamp
 
-    def apply(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, work: WriteBatch, txn: Any) -> None:
         work.index.put_meta(txn, "standing", self.stamp)

@@ -44,12 +44,14 @@ newer ones, removed for good (`gone`), or a null version under a newer one (`ove
 
 def version_status(work: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
     """See Standing."""
-    return version_status_in(work.index, txn, name, record, work.graves(txn).of(txn, name, record.version))
+    return version_status_in(
+        work.index, txn, name, record, work.tombstones(txn).stamp_of(txn, name, record.version)
+    )
 
 
 def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave: int) -> VersionStatus:
     """See Standing; `grave` is the stamp of the deletion that is remembered of it."""
-    existing = index.versions.at(txn, name, record.stamp)
+    existing = index.versions.version_at(txn, name, record.stamp)
     if existing is not None and existing.version == record.version:
         if existing.amended == record.amended:
             return "known"
@@ -58,20 +60,20 @@ def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave
         return "gone"
     if record.version:
         return "new"
-    null = index.versions.null(txn, name)
+    null = index.versions.null_version(txn, name)
     return "new" if null is None or null.stamp < record.stamp else "overtaken"
 
 
 def newest_stamp_of_name(work: WriteBatch, txn: Any, name: bytes) -> int:
     """The highest stamp known of a name."""
-    newest = work.index.versions.newest(txn, name)
-    return max(newest.stamp if newest else 0, work.graves(txn).of(txn, name))
+    newest = work.index.versions.newest_version(txn, name)
+    return max(newest.stamp if newest else 0, work.tombstones(txn).stamp_of(txn, name))
 
 
 def insert_version(work: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
     """Enters a version that is `new` where its stamp belongs, and keeps the accounts."""
-    replaced = work.index.versions.insert(txn, name, record)
-    work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
+    replaced = work.index.versions.insert_version(txn, name, record)
+    work.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
 
 
 def repaired_record(existing: Record, told: Record) -> Record:
@@ -86,42 +88,42 @@ class ApplyVersion(Mutation):
     """A version with its bytes; the result is an Applied, and the Standing it had. With `mend` it may take
     the place of the same one in quarantine."""
 
-    grows = True
+    needs_free_space = True
 
     def __init__(
         self, bucket: str, key: str, record: Record, payload: Payload, *, mend: bool = False
     ) -> None:
         self.bucket, self.key, self.record, self.payload = bucket, key, record, payload
-        self.weight = 0 if payload.own else payload.size
+        self.data_bytes = 0 if payload.own else payload.size
         # a manifest without use would be believed by a rebuild, and so would the bytes of one that is mended
         self.exclusive = bool(record.parts) or mend
-        self.placed: StagedMember | None = None
+        self.staged: StagedMember | None = None
         self.entered: Record | None = None
         self.broken: Record | None = None
         self.wanted, self.mend = True, mend
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         name = object_key(self.bucket, self.key)
         self.wanted = version_status(work, txn, name, self.record) == "new"
-        existing = work.index.versions.at(txn, name, self.record.stamp) if self.mend else None
+        existing = work.index.versions.version_at(txn, name, self.record.stamp) if self.mend else None
         if existing is not None and existing.broken and existing.version == self.record.version:
             self.broken, self.wanted = existing, True
             self.record = repaired_record(existing, self.record)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         record, payload = self.record, self.payload
-        work.observe(record.stamp)
+        work.observe_stamp(record.stamp)
         if not self.wanted:
             return
         if record.parts:
-            stamp = work.stamp()
+            stamp = work.next_stamp()
             member = Member(stamp_text(stamp), "part", self.bucket, self.key, payload.crc)
-            self.placed = payload.lay(work, member, stamp)
-            entered = msgspec.structs.replace(record, extents=(self.placed.extent,))
+            self.staged = payload.stage_member(work, member, stamp)
+            entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
             self.entered = write_manifest(work, self.bucket, self.key, entered)
         else:
-            self.placed = payload.lay(work, self._member(), record.stamp)
-            self.entered = msgspec.structs.replace(record, extents=(self.placed.extent,))
+            self.staged = payload.stage_member(work, self._member(), record.stamp)
+            self.entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
         failpoints.hit("store.replica.placed")
 
     def _member(self) -> Member:
@@ -146,7 +148,7 @@ class ApplyVersion(Mutation):
             moves=record.moves,
         )
 
-    def apply(self, work: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
+    def update_index(self, work: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
         name = object_key(self.bucket, self.key)
         if self.broken is not None and self.entered is not None:
             replace_version(work, txn, name, self.entered, self.broken)
@@ -156,8 +158,8 @@ class ApplyVersion(Mutation):
         if found == "new" and self.entered is not None:
             insert_version(work, txn, name, self.entered)
             return Applied(newest_stamp_of_name(work, txn, name), True), found
-        if self.placed is not None:
-            work.void(self.placed)
+        if self.staged is not None:
+            work.void_member(self.staged)
         return Applied(newest_stamp_of_name(work, txn, name), False), found
 
 
@@ -170,12 +172,12 @@ class ApplyDeleteMarker(Mutation):
         self.bucket, self.key, self.record = change.bucket, change.key, change.record
         self.entered: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         if version_status(work, txn, object_key(self.bucket, self.key), self.record) == "new":
             self.entered = self.record
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        work.observe(self.record.stamp)
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        work.observe_stamp(self.record.stamp)
         if self.entered is None:
             return
         record = self.record
@@ -187,10 +189,10 @@ class ApplyDeleteMarker(Mutation):
             modified=record.modified,
             version=record.version,
         )
-        placed = work.append(member, record.stamp, (), 0)
+        placed = work.append_member(member, record.stamp, (), 0)
         self.entered = msgspec.structs.replace(record, extents=(placed.extent,))
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
         name = object_key(self.bucket, self.key)
         if self.entered is not None:
             insert_version(work, txn, name, self.entered)
@@ -201,24 +203,24 @@ class ApplyTagsAndAcl(Mutation):
     """Tags and ACL of a version. Raises ReplicaLacksError when the version is not here."""
 
     exclusive = True
-    grows = True
+    needs_free_space = True
 
     def __init__(self, change: Amended) -> None:
         self.bucket, self.key, self.told = change.bucket, change.key, change.record
         self.existing: Record | None = None
         self.record: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         name = object_key(self.bucket, self.key)
         found = version_status(work, txn, name, self.told)
         if found == "new":
             raise ReplicaLacksError("the version whose tags or ACL changed is not here; send it whole")
         if found == "stale":
-            self.existing = work.index.versions.at(txn, name, self.told.stamp)
+            self.existing = work.index.versions.version_at(txn, name, self.told.stamp)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         existing, told = self.existing, self.told
-        work.observe(told.amended)
+        work.observe_stamp(told.amended)
         if existing is None:
             return
         amended = msgspec.structs.replace(
@@ -229,10 +231,10 @@ class ApplyTagsAndAcl(Mutation):
             moves=existing.moves + 1,
             amended=told.amended,
         )
-        work.stamp()  # the revision rises
+        work.next_stamp()  # the revision rises
         self.record = write_manifest(work, self.bucket, self.key, amended)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
         name = object_key(self.bucket, self.key)
         if self.record is not None and self.existing is not None:
             replace_version(work, txn, name, self.record, self.existing)
@@ -253,12 +255,12 @@ class ApplyRemoval(Mutation):
         )
         self.wanted = True
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
-        known = work.graves(txn).of(txn, object_key(self.bucket, self.key), self.version)
+    def check(self, work: WriteBatch, txn: Any) -> None:
+        known = work.tombstones(txn).stamp_of(txn, object_key(self.bucket, self.key), self.version)
         self.wanted = known < self.stamp if not self.version else not known
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
-        work.observe(self.stamp)
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+        work.observe_stamp(self.stamp)
         if self.wanted:
             member = Member(
                 stamp_text(self.stamp),
@@ -268,42 +270,42 @@ class ApplyRemoval(Mutation):
                 modified=work.clock.now_ms(),
                 version=self.version,
             )
-            work.append(member, self.stamp, (), 0)
+            work.append_member(member, self.stamp, (), 0)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
         name = object_key(self.bucket, self.key)
         if self.wanted:
-            existing = work.index.versions.find(txn, name, self.version or NULL)
+            existing = work.index.versions.find_version(txn, name, self.version or NULL)
             if existing is not None and (existing.version or existing.stamp < self.stamp):
-                work.release(used_extents(existing))
-                work.index.versions.remove(txn, name, existing)
-            work.graves(txn).bury(txn, name, self.stamp, self.version)
+                work.release_extents(used_extents(existing))
+                work.index.versions.remove_version(txn, name, existing)
+            work.tombstones(txn).add(txn, name, self.stamp, self.version)
         return Applied(newest_stamp_of_name(work, txn, name), self.wanted)
 
 
 def _upload_tombstone(work: WriteBatch, txn: Any, upload: Upload) -> int:
-    return work.graves(txn).of(txn, object_key(upload.bucket, upload.key), upload.upload_id)
+    return work.tombstones(txn).stamp_of(txn, object_key(upload.bucket, upload.key), upload.upload_id)
 
 
 class ApplyUpload(Mutation):
     """A multipart upload in progress. Nothing happens when it is known, or has ended."""
 
     exclusive = True
-    grows = True
+    needs_free_space = True
 
     def __init__(self, change: UploadBegun) -> None:
         self.upload = change.upload
         self.wanted = True
-        self.placed: StagedMember | None = None
+        self.staged: StagedMember | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         upload = self.upload
         known = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
         self.wanted = known is None and not _upload_tombstone(work, txn, upload)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         upload = self.upload
-        work.observe(upload.stamp)
+        work.observe_stamp(upload.stamp)
         if self.wanted:
             body = msgspec.json.encode(upload)
             member = Member(
@@ -314,28 +316,28 @@ class ApplyUpload(Mutation):
                 checksums.crc32c(body),
                 upload=upload.upload_id,
             )
-            self.placed = work.append(member, upload.stamp, (body,), len(body))
+            self.staged = work.append_member(member, upload.stamp, (body,), len(body))
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
-        if self.placed is not None:
-            work.adopt((self.placed.extent,))
-            work.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.placed.extent))
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+        if self.staged is not None:
+            work.retain_extents((self.staged.extent,))
+            work.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.staged.extent))
         return Applied(0, self.wanted)
 
 
 class ApplyPart(Mutation):
     """A part of an upload, at its stamp. Raises NoSuchUploadError."""
 
-    grows = True
+    needs_free_space = True
 
     def __init__(self, about: PartOf, payload: Payload) -> None:
         self.upload, self.part, self.payload = about.upload, about.part, payload
-        self.weight = 0 if payload.own else payload.size
-        self.placed: StagedMember | None = None
+        self.data_bytes = 0 if payload.own else payload.size
+        self.staged: StagedMember | None = None
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         part, upload = self.part, self.upload
-        work.observe(part.stamp)
+        work.observe_stamp(part.stamp)
         member = Member(
             stamp_text(part.stamp),
             "part",
@@ -348,21 +350,21 @@ class ApplyPart(Mutation):
             upload=upload.upload_id,
             part=part.number,
         )
-        self.placed = self.payload.lay(work, member, part.stamp)
+        self.staged = self.payload.stage_member(work, member, part.stamp)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
-        placed, upload, part = self.placed, self.upload, self.part
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+        placed, upload, part = self.staged, self.upload, self.part
         assert placed is not None
         if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
-            work.waste(placed)
+            work.discard_member(placed)
             raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
         existing = work.index.get_part(txn, upload.upload_id, part.number)
         if existing is not None and existing.stamp >= part.stamp:
-            work.waste(placed)
+            work.discard_member(placed)
             return Applied(existing.stamp, False)
         if existing is not None:
-            work.release(existing.extents)
-        work.adopt((placed.extent,))
+            work.release_extents(existing.extents)
+        work.retain_extents((placed.extent,))
         work.index.put_part(
             txn, upload.upload_id, msgspec.structs.replace(part, extents=(placed.extent,), moves=0)
         )
@@ -378,18 +380,18 @@ class ApplyAbort(Mutation):
         self.change = change
         self.wanted = True
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         change = self.change
         name = object_key(change.bucket, change.key)
-        self.wanted = not work.graves(txn).of(txn, name, change.upload_id)
+        self.wanted = not work.tombstones(txn).stamp_of(txn, name, change.upload_id)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         change = self.change
-        work.observe(change.stamp)
+        work.observe_stamp(change.stamp)
         if self.wanted:
             _end(work, change.bucket, change.key, change.upload_id, change.stamp)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
         change = self.change
         if self.wanted:
             _forget(work, txn, change.bucket, change.key, change.upload_id, change.stamp)
@@ -397,7 +399,7 @@ class ApplyAbort(Mutation):
 
 
 def _end(work: WriteBatch, bucket: str, key: str, upload_id: str, stamp: int) -> None:
-    work.append(Member(stamp_text(stamp), "aborted", bucket, key, upload=upload_id), stamp, (), 0)
+    work.append_member(Member(stamp_text(stamp), "aborted", bucket, key, upload=upload_id), stamp, (), 0)
 
 
 def _forget(work: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, stamp: int) -> None:
@@ -406,14 +408,14 @@ def _forget(work: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, s
     if upload is not None:
         end_upload(work, txn, upload, stamp)
     else:
-        work.graves(txn).bury(txn, object_key(bucket, key), stamp, upload_id)
+        work.tombstones(txn).add(txn, object_key(bucket, key), stamp, upload_id)
 
 
 class ApplyCompletion(Mutation):
     """An upload that became an object. Raises ReplicaLacksError when parts of it are not here."""
 
     exclusive = True
-    grows = True
+    needs_free_space = True
 
     def __init__(self, change: UploadCompleted) -> None:
         self.change = change
@@ -422,10 +424,10 @@ class ApplyCompletion(Mutation):
         self.parts: list[UploadedPart] = []
         self.record: Record | None = None
 
-    def judge(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, work: WriteBatch, txn: Any) -> None:
         change = self.change
         name = object_key(change.bucket, change.key)
-        self.ended = work.graves(txn).of(txn, name, change.upload_id) > 0
+        self.ended = work.tombstones(txn).stamp_of(txn, name, change.upload_id) > 0
         self.standing = version_status(work, txn, name, change.record)
         if self.standing != "new":
             return
@@ -435,9 +437,9 @@ class ApplyCompletion(Mutation):
                 raise ReplicaLacksError("parts of the completed upload are not here; send the object whole")
             self.parts.append(part)
 
-    def place(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         change = self.change
-        work.observe(change.record.stamp)
+        work.observe_stamp(change.record.stamp)
         if self.standing == "new":
             extents = tuple(extent for part in self.parts for extent in part.extents)
             record = msgspec.structs.replace(change.record, extents=extents)
@@ -445,7 +447,7 @@ class ApplyCompletion(Mutation):
         elif not self.ended:
             _end(work, change.bucket, change.key, change.upload_id, change.record.stamp)
 
-    def apply(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
         change = self.change
         name = object_key(change.bucket, change.key)
         if self.record is not None:

@@ -53,7 +53,7 @@ class DiskReplicaWriter(DiskObjectWriter):
         super().__init__(shop, bucket, key, size)
         self._index = index
 
-    async def settle(self) -> None:
+    async def make_durable(self) -> None:
         self._expect_open()
         await self._all()
 
@@ -64,7 +64,7 @@ class DiskReplicaWriter(DiskObjectWriter):
             await self.abort()
             raise
 
-    async def commit_as(self, record: Record, part: PartOf | None = None) -> Applied:
+    async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
         self._expect_open()
         if self._total != record.size or (part is not None and self._total != part.part.size):
             raise SizeMismatchError(f"{self._total} bytes of {record.size} were written")
@@ -90,7 +90,7 @@ class DiskReplicaWriter(DiskObjectWriter):
 
     async def _commit_part(self, part: PartOf) -> Applied:
         begun = UploadBegun(upload_without_local_fields(part.upload))
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             known = self._index.get_upload(txn, self._bucket, self._key, part.upload.upload_id)
         if known is None:
             await asyncio.shield(self._shop.committer.submit(ApplyUpload(begun)))
@@ -117,11 +117,11 @@ class DiskReplicaWriter(DiskObjectWriter):
         """Where the version stands, the stamp of its grave, and of the newest that there is; whether it is in
         quarantine here."""
         name = object_key(self._bucket, self._key)
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             graves = Tombstones(self._index, txn)
-            grave = graves.of(txn, name, record.version)
-            newest = self._index.versions.newest(txn, name)
-            null_grave = graves.of(txn, name) if record.version else grave
+            grave = graves.stamp_of(txn, name, record.version)
+            newest = self._index.versions.newest_version(txn, name)
+            null_grave = graves.stamp_of(txn, name) if record.version else grave
             return (
                 version_status_in(self._index, txn, name, record, grave),
                 null_grave,
@@ -130,7 +130,7 @@ class DiskReplicaWriter(DiskObjectWriter):
             )
 
     def _broken(self, txn: Any, name: bytes, record: Record) -> bool:
-        existing = self._index.versions.at(txn, name, record.stamp)
+        existing = self._index.versions.version_at(txn, name, record.stamp)
         return existing is not None and existing.broken and existing.version == record.version
 
 

@@ -81,10 +81,10 @@ class Checker:
     def __init__(self, index: Index, disks: Disks, progress: Progress) -> None:
         self._index, self._disks, self._progress = index, disks, progress
         self.report = CheckReport()
-        self._confined: set[Extent] = set()
+        self._quarantined: set[Extent] = set()
 
     def run(self) -> CheckReport:
-        with self._index.reading() as txn:
+        with self._index.read_transaction() as txn:
             self._quarantine(txn)
             claims = self._claims(txn)
             self._order(txn)
@@ -110,10 +110,10 @@ class Checker:
         """What is known to be damaged, and that records and table say the same of it."""
         confined = {(name, stamp): about for name, stamp, about in all_quarantined(self._index, txn)}
         for (name, stamp), about in confined.items():
-            record = self._index.versions.at(txn, name, stamp)
+            record = self._index.versions.version_at(txn, name, stamp)
             if record is None or not record.broken:
                 continue  # it was replaced or removed: forgotten at the next look
-            self._confined.update(about.extents)
+            self._quarantined.update(about.extents)
             size = sum(extent.length for extent in about.extents)
             self._tell("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
         for name, record in self._index.all_records(txn):
@@ -169,9 +169,9 @@ class Checker:
 
     def _bytes(self, survey: DataFileScan, extent: Extent, name: str) -> None:
         self.report.bytes += extent.length
-        if extent in self._confined:
+        if extent in self._quarantined:
             return  # told already
-        if not survey.intact(extent):
+        if not survey.is_intact(extent):
             detail = f"{extent.length} bytes at {extent.offset} do not match their checksum"
             self._tell("damaged", survey.path, name, detail)
 
@@ -189,11 +189,11 @@ class Checker:
         for name, record in versions.all_older(txn):
             if not record.version:
                 nulls += 1
-                if versions.null(txn, name) != record:
+                if versions.null_version(txn, name) != record:
                     self._tell("mismatch", "", _named(name), "its null version is not where the index says")
             if name == last:
                 continue
-            last, current = name, versions.current(txn, name)
+            last, current = name, versions.current_version(txn, name)
             if not record.marker if current is None else record.stamp >= current.stamp:
                 self._tell("mismatch", "", _named(name), "its newest version is not the current one")
         if nulls != versions.nulls.count(txn):
@@ -218,7 +218,7 @@ def check_store(settings: StoreSettings, progress: Progress = lambda done, total
     """
     if not settings.data_dir.is_dir():
         raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
-    with DataDirLock.alone(settings.data_dir):
+    with DataDirLock.acquire_exclusive(settings.data_dir):
         if not (settings.index_dir / "data.mdb").exists():
             raise FormatError(
                 f"no index at {settings.index_dir}; give --index-dir, or run meshd fsck --rebuild"

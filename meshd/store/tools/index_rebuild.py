@@ -52,7 +52,7 @@ class RebuiltVersions:
         self._voided = OrderedTable(index.env.open_db(b"voided"))
         self._gone = OrderedTable(index.env.open_db(b"gone"))
 
-    def enter(self, txn: Any, name: bytes, record: Record) -> None:
+    def add_version(self, txn: Any, name: bytes, record: Record) -> None:
         """A member says that there is this version."""
         if record.version:
             table, place = self._versions.older, older_version_key(name, record.stamp)
@@ -67,7 +67,7 @@ class RebuiltVersions:
         if existing is None or _rank(decode(existing)) < _rank(record):
             table.put(txn, place, _encode(record))
 
-    def remove(self, txn: Any, name: bytes, version: str, stamp: int) -> None:
+    def add_removal(self, txn: Any, name: bytes, version: str, stamp: int) -> None:
         """A member says that this version was removed, or all null ones that are older than `stamp`."""
         if version:
             place = older_version_key(name, stamp_of_version_id(version) or 0)
@@ -77,18 +77,18 @@ class RebuiltVersions:
         voided = self._voided.get(txn, name)
         if voided is None or int.from_bytes(voided, "big") < stamp:
             self._voided.put(txn, name, stamp.to_bytes(16, "big"))
-        existing = self._versions.current(txn, name)
+        existing = self._versions.current_version(txn, name)
         if existing is not None and existing.stamp < stamp:
             self._versions.objects.delete(txn, name)
 
-    def drop(self, txn: Any, name: bytes, record: Record) -> None:
+    def drop_version(self, txn: Any, name: bytes, record: Record) -> None:
         """Leaves out a version that was entered."""
         if record.version:
             self._versions.older.delete(txn, older_version_key(name, record.stamp))
         else:
             self._versions.objects.delete(txn, name)
 
-    def arrange(self, txn: Any) -> None:
+    def arrange_versions(self, txn: Any) -> None:
         """Each key's newest version becomes the current one, its null version an older one if it is older."""
         versions = self._versions
         for batch in _batches(versions.objects, txn):
@@ -96,20 +96,20 @@ class RebuiltVersions:
                 record = decode(raw)
                 if record.marker:
                     versions.objects.delete(txn, name)
-                    versions.keep(txn, name, record)
+                    versions.put_older(txn, name, record)
         for batch in _batches(versions.older, txn):
             for name in dict.fromkeys(key[:-TAIL] for key, _ in batch):
                 self._raise(txn, name)
 
     def _raise(self, txn: Any, name: bytes) -> None:
         versions = self._versions
-        current, older = versions.current(txn, name), next(versions.older_of(txn, name), None)
+        current, older = versions.current_version(txn, name), next(versions.older_versions(txn, name), None)
         if older is None or (current is not None and current.stamp > older.stamp):
             return
         if current is not None:
             versions.objects.delete(txn, name)
-            versions.keep(txn, name, current)
-        versions.raise_newest(txn, name)
+            versions.put_older(txn, name, current)
+        versions.promote_newest(txn, name)
 
     def drop_scratch(self, txn: Any) -> None:
         """The last call: what was remembered of removals goes."""
@@ -174,10 +174,10 @@ class IndexRebuilder:
         self._versions = RebuiltVersions(index)
         self._ended = index.env.open_db(b"ended")
 
-    def take_file(self, disk: int, file: int, path: str) -> None:
+    def scan_file(self, disk: int, file: int, path: str) -> None:
         """Enters all members of one data file."""
         account = self._accounts[file] = _Account(disk)
-        with DataFileScan(disk, file, path) as survey, self.index.writing() as txn:
+        with DataFileScan(disk, file, path) as survey, self.index.write_transaction() as txn:
             first, count, graves = None, 0, Tombstones(self.index, txn, keep=self._tombstone_seconds > 0)
             try:
                 for found in self._trusted(survey):
@@ -185,12 +185,12 @@ class IndexRebuilder:
                     self._count(account, found)
                     self._take(txn, survey, found)
                     if self._tombstone_seconds and cancels_others(found.member):
-                        self._bury(txn, graves, found.member)
+                        self._add_tombstone(txn, graves, found.member)
             except OSError as error:  # what was read before counts
                 account.state, self._doubtful = "lost", True
                 told = f"{path}: the device cannot read it: {error.strerror}; what lies behind is lost"
                 self.report.problems.append(told)
-            graves.settle(txn)
+            graves.save(txn)
             for damage in survey.damage:
                 self._tell_lost(account, f"{path}: {damage}")
         if first is not None and is_large_object_file(first, count):
@@ -222,7 +222,7 @@ class IndexRebuilder:
             pass
         torn = not survey.ended
         for found in survey.members():
-            if not torn or survey.intact(found.extent):
+            if not torn or survey.is_intact(found.extent):
                 yield found
             else:
                 self._damaged(survey, found, "was being written when the node ended, or is damaged")
@@ -232,16 +232,16 @@ class IndexRebuilder:
         stamp = int(member.stamp)
         name = object_key(member.bucket, member.key)
         if member.kind in ("object", "marker"):
-            self._versions.enter(txn, name, _record(found))
+            self._versions.add_version(txn, name, _record(found))
         elif member.kind == "manifest":
             record = self._document(survey, found, Record)
             if record is not None:
                 record = msgspec.structs.replace(record, stamp=stamp, manifest=found.extent)
-                self._versions.enter(txn, name, record)
+                self._versions.add_version(txn, name, record)
             if member.upload:
                 txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.kind == "deleted":
-            self._versions.remove(txn, name, member.version, stamp)
+            self._versions.add_removal(txn, name, member.version, stamp)
         elif member.kind == "upload":
             upload = self._document(survey, found, Upload)
             if upload is not None:
@@ -253,15 +253,15 @@ class IndexRebuilder:
 
     def _document(self, survey: DataFileScan, found: ScannedMember, kind: type[_T]) -> _T | None:
         """What a member's bytes say; None where they are damaged, which is told."""
-        if survey.intact(found.extent):
-            return msgspec.json.decode(survey.read(found.extent), type=kind)
+        if survey.is_intact(found.extent):
+            return msgspec.json.decode(survey.read_extent(found.extent), type=kind)
         self._damaged(survey, found, "is damaged")
         return None
 
     @staticmethod
-    def _bury(txn: Any, graves: Tombstones, member: Member) -> None:
+    def _add_tombstone(txn: Any, graves: Tombstones, member: Member) -> None:
         name = object_key(member.bucket, member.key)
-        graves.bury(txn, name, int(member.stamp), member.upload or member.version)
+        graves.add(txn, name, int(member.stamp), member.upload or member.version)
 
     def _upload(self, txn: Any, upload: Upload) -> None:
         existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
@@ -288,10 +288,10 @@ class IndexRebuilder:
 
     def finish(self, store: str, disks: dict[int, Path]) -> None:
         """Drops what ended, settles the accounts, and says what the index is."""
-        with self.index.writing() as txn:
+        with self.index.write_transaction() as txn:
             self._drop_ended(txn)
             self._drop_lost(txn)
-            self._versions.arrange(txn)
+            self._versions.arrange_versions(txn)
             for extent in self._used(txn):
                 account = self._accounts[extent.file]
                 account.live += extent.length
@@ -304,8 +304,8 @@ class IndexRebuilder:
             if self._tombstone_seconds:
                 graves = Tombstones(self.index, txn, keep=True)
                 newest = self.index.get_meta("last_stamp", txn)
-                graves.incomplete(newest - round(self._tombstone_seconds * 1e9))
-                graves.settle(txn)
+                graves.mark_incomplete(newest - round(self._tombstone_seconds * 1e9))
+                graves.save(txn)
             self.report.objects = self.index.objects.count(txn)
             self.report.versions = self.index.versions.older.count(txn)
             self.report.uploads = self.index.uploads.count(txn)
@@ -341,7 +341,7 @@ class IndexRebuilder:
         ]
         self._doubtful = self._doubtful or bool(lost)
         for name, record in lost:
-            self._versions.drop(txn, name, record)
+            self._versions.drop_version(txn, name, record)
             told = f" (version {record.version})" if record.version else ""
             self.report.problems.append(
                 f"{name.decode().replace(chr(0), '/', 1)}{told}: bytes it consists of are missing; it is lost"
@@ -447,7 +447,7 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
     """
     if not settings.data_dir.is_dir():
         raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
-    with DataDirLock.alone(settings.data_dir):
+    with DataDirLock.acquire_exclusive(settings.data_dir):
         store, roots = find_disks(settings)
         beside = settings.index_dir / "rebuild"
         shutil.rmtree(beside, ignore_errors=True)
@@ -457,7 +457,7 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
             files = [(*found, os.path.getsize(found[2])) for found in Disks(roots).files()]
             total, done = sum(size for *_, size in files), 0
             for disk, file, path, size in files:
-                rebuilder.take_file(disk, file, path)
+                rebuilder.scan_file(disk, file, path)
                 done += size
                 progress(done, total)
             rebuilder.finish(store, roots)

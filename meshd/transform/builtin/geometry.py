@@ -225,7 +225,7 @@ class ToChw:
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return np.ascontiguousarray(value.transpose(2, 0, 1))
 
-    def place(self, value: npt.NDArray[Any], row: npt.NDArray[Any], random: KeyedRandom) -> None:
+    def write_row(self, value: npt.NDArray[Any], row: npt.NDArray[Any], random: KeyedRandom) -> None:
         if splits_into(value, row):
             split_into(value, row)
         else:
@@ -302,16 +302,16 @@ class _FlippedToChw:
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return self.planes.apply(self.flip.apply(value, random), random)
 
-    def place(self, value: npt.NDArray[Any], row: npt.NDArray[Any], random: KeyedRandom) -> None:
+    def write_row(self, value: npt.NDArray[Any], row: npt.NDArray[Any], random: KeyedRandom) -> None:
         if not random.chance(self.flip.p):
-            self.planes.place(value, row, random)
+            self.planes.write_row(value, row, random)
         elif splits_into(value, row):
             planes = np.empty_like(row)
             split_into(value, planes)
             lines = -1, row.shape[2]
             cv2.flip(planes.reshape(lines), 1, row.reshape(lines))
         else:
-            self.planes.place(_mirrored(value), row, random)
+            self.planes.write_row(_mirrored(value), row, random)
 
 
 def _mirrored(value: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -49,7 +49,7 @@ def _confined(memory: int) -> RowConverter:
     from meshd.transform.parquet.row_conversion import RowConverter
 
     rows = RowConverter()
-    rows.warm()
+    rows.preload_pyarrow()
     if len(os.listdir("/proc/self/task")) != 1:  # a filter is a thread's
         raise restrictions.RestrictionError("pyarrow began a thread")
     restrictions.install_syscall_filter(files=False, last=True)
@@ -60,8 +60,8 @@ def _confined(memory: int) -> RowConverter:
 def _send_rows(link: _Link, rows: RowConverter, source: _Source) -> None:
     try:
         for piece in rows.convert(source):
-            link.say(DATA, piece)
-        link.say(DONE)
+            link.send_message(DATA, piece)
+        link.send_message(DONE)
     except MemoryError:
         link.fail("memory", "")
     except Exception as error:  # whatever a hostile file makes a library raise
@@ -74,14 +74,14 @@ class _Link:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def say(self, what: bytes, data: bytes = b"") -> None:
+    def send_message(self, what: bytes, data: bytes = b"") -> None:
         self._write(HEAD.pack(what, 0, len(data)))
         self._write(data)
 
     def fail(self, kind: str, why: str) -> None:
-        self.say(FAILED, json.dumps({"kind": kind, "why": why[:MAX_TOLD]}).encode())
+        self.send_message(FAILED, json.dumps({"kind": kind, "why": why[:MAX_TOLD]}).encode())
 
-    def ask(self, offset: int, length: int) -> bytes:
+    def request_bytes(self, offset: int, length: int) -> bytes:
         """Bytes of the file."""
         self._write(HEAD.pack(READ, offset, length))
         found: list[bytes] = []
@@ -133,4 +133,4 @@ class _Source(io.RawIOBase):
 
     def _pieces(self, length: int) -> Iterator[bytes]:
         for at in range(self._at, self._at + length, PIECE):
-            yield self._link.ask(at, min(PIECE, self._at + length - at))
+            yield self._link.request_bytes(at, min(PIECE, self._at + length - at))

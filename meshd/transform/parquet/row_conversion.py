@@ -52,7 +52,7 @@ class RowConverter:
     def __repr__(self) -> str:
         return f"<Rows of {len(self._kinds)} columns>"
 
-    def warm(self) -> None:
+    def preload_pyarrow(self) -> None:
         """Have pyarrow load what it loads late."""
         out = io.BytesIO()
         table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})

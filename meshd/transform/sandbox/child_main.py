@@ -120,7 +120,7 @@ def main() -> None:
     try:
         held = _SandboxedModule(settings, stream)
     except OSError as error:
-        stream.say({"refused": f"this node cannot confine a process: {error}"})
+        stream.send({"refused": f"this node cannot confine a process: {error}"})
         os._exit(1)
     held.serve()
 
@@ -131,13 +131,13 @@ class _Stream:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         data = os.read(self._fd, MAX_MESSAGE)
         if not data:
             os._exit(0)
         return json.loads(data)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         os.write(self._fd, json.dumps(message).encode())
 
 
@@ -173,10 +173,10 @@ class _SandboxedModule:
     def serve(self) -> None:
         """Say what the module declares, then apply its ops. What it prints goes nowhere."""
         sys.stdout = sys.stderr = _Nowhere()
-        self._stream.say(self._load())
+        self._stream.send(self._load())
         while True:
-            asked = self._stream.hear()
-            self._stream.say({"number": asked["number"], **self._answer(asked)})
+            asked = self._stream.receive()
+            self._stream.send({"number": asked["number"], **self._answer(asked)})
 
     def _load(self) -> dict[str, Any]:
         try:
@@ -185,7 +185,7 @@ class _SandboxedModule:
         except MemoryError:
             self._out_of_memory()
         except BaseException as error:
-            return {"error": self._told(error, whole=True)}
+            return {"error": self._error_report(error, whole=True)}
         return {"ready": True, "ops": declared, "held": self._held}
 
     def _run(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class _SandboxedModule:
 
     def _out_of_memory(self) -> NoReturn:
         """The next process begins with all of it."""
-        self._stream.say({"memory": True})
+        self._stream.send({"memory": True})
         os._exit(1)
 
     # --- one sample --------------------------------------------------------------------------------------
@@ -224,15 +224,15 @@ class _SandboxedModule:
         from meshwire.plan.op_decorator import BadSample
 
         try:
-            return self._kept(asked) if "asset" in asked else self._applied(asked)
+            return self._store_assets(asked) if "asset" in asked else self._applied(asked)
         except BadSample as error:
             return {"bad": str(error)[:MAX_TEXT]}
         except MemoryError:
             self._out_of_memory()
         except BaseException as error:
-            return {"error": self._told(error)}
+            return {"error": self._error_report(error)}
 
-    def _kept(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _store_assets(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Content for arguments, in the place of some that is needed no more."""
         for digest in asked["forget"]:
             self._assets.pop(digest, None)
@@ -294,7 +294,7 @@ class _SandboxedModule:
         shape = {"dtype": array.dtype.name, "shape": array.shape}
         return {"kind": "array", "bytes": array.nbytes, "at": at, **shape}
 
-    def _told(self, error: BaseException, *, whole: bool = False) -> str:
+    def _error_report(self, error: BaseException, *, whole: bool = False) -> str:
         """What went wrong and on which line of the module; `whole`: as Python would print it."""
         frames = traceback.extract_tb(error.__traceback__)
         mine = [frame for frame in frames if frame.filename == self._name]

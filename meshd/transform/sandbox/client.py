@@ -156,7 +156,7 @@ class SandboxProcess:
         except PlanError as error:
             raise UnusableModuleError(str(error)) from error
 
-    def apply(
+    def run_op(
         self, op: str, args: Mapping[str, Any], value: Any, *, key: int, random: bool, seconds: float
     ) -> Any:
         """What the op makes of `value`: bytes, or an array of its own memory; of a tuple of values a tuple.
@@ -374,7 +374,7 @@ class SandboxProcessPool:
     def __repr__(self) -> str:
         return f"<ConfinedProcesses {len(self._processes)}>"
 
-    def apply(
+    def run_op(
         self, module: UserModule, declared: OpDeclaration, args: Mapping[str, Any], key: int, value: Any
     ) -> Any:
         """What an op makes of a value. Raises BadSampleError, WrongOutputError, UnusableModuleError."""
@@ -384,11 +384,11 @@ class SandboxProcessPool:
                 process = None
                 try:
                     process = self._process(module)
-                    return process.apply(
+                    return process.run_op(
                         declared.name, args, value, key=key, random=declared.random, seconds=seconds
                     )
                 except SandboxDiedError as death:
-                    self._bury(module, death)
+                    self._discard_dead(module, death)
                     if not again and process is None:
                         raise UnusableModuleError(f"its import fails now: {death.reason}") from death
                     if not again:
@@ -406,7 +406,7 @@ class SandboxProcessPool:
         self._processes.move_to_end(module.version)
         return found
 
-    def _bury(self, module: UserModule, death: SandboxDiedError) -> None:
+    def _discard_dead(self, module: UserModule, death: SandboxDiedError) -> None:
         metrics.user_op_processes.labels(death.kind).inc()
         dead = self._processes.pop(module.version, None)
         if dead is not None:

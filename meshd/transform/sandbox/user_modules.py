@@ -95,7 +95,7 @@ class UserOperation:
         if self.processes is None:
             raise RuntimeError("this process runs no user ops")
         key = random.bits() if self.declared.random else 0
-        return self.processes.apply(self.module, self.declared, self.args, key, value)
+        return self.processes.run_op(self.module, self.declared, self.args, key, value)
 
     def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
         """As `joining.Joining` has it."""
@@ -117,7 +117,7 @@ class UserOperation:
         if self.processes is None:
             raise RuntimeError("this process runs no user ops")
         key = random.bits() if self.declared.random else 0
-        made = self.processes.apply(self.module, self.declared, self.args, key, tuple(values))
+        made = self.processes.run_op(self.module, self.declared, self.args, key, tuple(values))
         new = dict(zip(dict(self.declared.outputs), made, strict=True))
         return tuple(
             new.get(name, value) for (name, _), value in zip(self.declared.inputs, values, strict=True)
@@ -147,11 +147,11 @@ class UserModuleCache:
     def __repr__(self) -> str:
         return f"<Modules {len(self._known)}>"
 
-    def read_from(self, load: AssetLoader) -> None:
+    def set_loader(self, load: AssetLoader) -> None:
         """Where documents are read that no caller brings along."""
         self._load = load
 
-    def find(self, name: str, version: str, path: str, load: AssetLoader | None = None) -> OpDefinition:
+    def find_op(self, name: str, version: str, path: str, load: AssetLoader | None = None) -> OpDefinition:
         """The definition of `module/function`. Raises UnknownOpError, UnknownBuildError, SourceGoneError."""
         module_name, function = split_name(name)
         module = self._module(name, module_name, version, path, load or self._load)
@@ -222,8 +222,8 @@ def op_definition(
         build,
         declared.random,
         declared.summary,
-        takes=declared.takes,
-        gives=declared.gives,
+        takes=declared.input_signature,
+        gives=declared.output_signature,
         subject=module.name,
         inputs=tuple(dict(declared.inputs)),
     )

@@ -60,11 +60,11 @@ class ByteRange:
     skip: int = 0
 
     @property
-    def lies(self) -> bool:
+    def is_sent_in_place(self) -> bool:
         """Whether it is sent from where it lies."""
         return self.length > _COPIED and bool(self.spans)
 
-    def read(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """All of it (blocking). Raises CorruptExtentError."""
         if self.data:
             return self.data
@@ -74,7 +74,7 @@ class ByteRange:
         for span, data in zip(self.spans, read, strict=True):
             if len(data) != span.length:
                 raise _damaged(span)
-            passing.take(span, data)
+            passing.verify_chunk(span, data)
         return read[0] if len(read) == 1 else b"".join(read)
 
     def _sum(self) -> int:
@@ -125,11 +125,11 @@ class ScratchMemory:
         spans: list[Span] = []
         held: list[bytes] = []
         for part in parts:
-            if part.lies:
+            if part.is_sent_in_place:
                 self._flush(spans, held)
                 spans += part.spans
             else:
-                held.append(part.read())
+                held.append(part.read_bytes())
         self._flush(spans, held)
         return spans
 
@@ -150,7 +150,7 @@ class DecompressedArchives(Protocol):
     """The object whose bytes the offsets of an archive's members are of: itself, or its inflated copy. Raises
     BatchError."""
 
-    async def plain(self, bucket: str, key: str, record: Record) -> Record: ...
+    async def decompressed(self, bucket: str, key: str, record: Record) -> Record: ...
 
 
 class ShardSource:
@@ -163,62 +163,62 @@ class ShardSource:
         self.store, self._archives, self.bucket = store, archives, bucket
         self.objects = objects
         self._looked_up: dict[str, Record | None] = {}
-        self._waiting = None if self.objects.alone else BlockingObjects(self.objects)
+        self._waiting = None if self.objects.single_node else BlockingObjects(self.objects)
 
     def __repr__(self) -> str:
         return f"<Source {self.bucket}>"
 
-    async def look_up(self, keys: Collection[str]) -> None:
+    async def lookup_remote(self, keys: Collection[str]) -> None:
         """Ask other nodes for the objects of these keys. Raises S3Error SlowDown."""
-        if self.objects.alone:
+        if self.objects.single_node:
             return
         wanted = [key for key in keys if key not in self._looked_up]
         with translate_peer_errors():
-            found = await self.objects.many([(self.bucket, key) for key in wanted])
+            found = await self.objects.find_many([(self.bucket, key) for key in wanted])
         self._looked_up.update(zip(wanted, found, strict=True))
 
-    def read(self, item: SourceObject, record: Record) -> bytes:
+    def read_member(self, item: SourceObject, record: Record) -> bytes:
         """A member's bytes, of the object that holds them (blocking). Raises StoreError."""
         if isinstance(record, RemoteRecord) and self._waiting is not None:
-            return self._waiting.read(self.bucket, item.key, record, item.offset, item.size)
-        return self.store.read(record, item.offset, item.size)
+            return self._waiting.read_range(self.bucket, item.key, record, item.offset, item.size)
+        return self.store.read_range(record, item.offset, item.size)
 
-    def part(self, item: SourceObject, record: Record, offset: int, length: int) -> ObjectRange:
+    def peer_part(self, item: SourceObject, record: Record, offset: int, length: int) -> ObjectRange:
         """How other nodes are asked for bytes of the object that holds a member."""
         return ObjectRange(self.bucket, item.key, record.etag, record.size, offset, length)
 
-    def record(self, key: str) -> Record | None:
+    def find_record(self, key: str) -> Record | None:
         """What a key names now."""
         if key in self._looked_up:
             return self._looked_up[key]
         with store_errors():
             return self.store.get(self.bucket, key)
 
-    def present(self, member: SourceObject) -> Record | None:
+    def current_member_object(self, member: SourceObject) -> Record | None:
         """The object a member is in; None when it is gone or another one now."""
-        record = self.record(member.key)
+        record = self.find_record(member.key)
         return record if record is not None and record.etag == member.etag else None
 
-    async def of_others(self, piece: Piece) -> AsyncGenerator[bytes, None]:
+    async def read_from_peers(self, piece: Piece) -> AsyncGenerator[bytes, None]:
         """A piece of an object that this node cannot read. Raises CutShortError, S3Error."""
         if piece.object is None:
             raise CutShortError("what was made here cannot be read")
-        record, key = await self.holder(piece.object), piece.object.key
-        rest = self.objects.of_others(self.bucket, key, record, piece.offset, piece.length)
+        record, key = await self.require_member_object(piece.object), piece.object.key
+        rest = self.objects.read_from_peers(self.bucket, key, record, piece.offset, piece.length)
         async with aclosing(rest) as pieces:
             async for data in pieces:
                 yield data
 
-    async def holder(self, member: SourceObject) -> Record:
+    async def require_member_object(self, member: SourceObject) -> Record:
         """The object with a member's bytes. Raises S3Error SlowDown, UnprocessableSource."""
-        await self.look_up({member.key})
-        record = self.present(member)
+        await self.lookup_remote({member.key})
+        record = self.current_member_object(member)
         if record is None:
             raise S3Error("SlowDown", f"{member.key} was replaced meanwhile; ask again.")
         if not member.name:
             return record
         with translate_archive_errors():
-            return await self._archives.plain(self.bucket, member.key, record)
+            return await self._archives.decompressed(self.bucket, member.key, record)
 
 
 @contextmanager
@@ -250,12 +250,12 @@ async def shard_groups(
             with ExitStack() as stack:
                 spans = await _GroupOpener(source, stack, proofs).spans(left)
                 yield spans
-                sent = None if tear is None else tear.take()
+                sent = None if tear is None else tear.take_truncation()
             if sent is None:
                 break
             report_unsent_spans(spans, sent)
             torn, left = _behind(left, sent)
-            async with aclosing(source.of_others(torn)) as rest:
+            async with aclosing(source.read_from_peers(torn)) as rest:
                 async for data in rest:
                     with ScratchMemory() as scratch:
                         yield scratch.assemble([ByteRange(data=data, length=len(data))])
@@ -300,23 +300,24 @@ class _GroupOpener:
         try:
             return await asyncio.to_thread(scratch.assemble, parts)
         except (CorruptExtentError, OSError) as error:
-            if self._source.objects.alone or self._proofs is not None:
+            if self._source.objects.single_node or self._proofs is not None:
                 raise
-            sound = [await self._sound(*each, error) for each in zip(group, parts, strict=True)]
+            sound = [await self._read_or_fetch(*each, error) for each in zip(group, parts, strict=True)]
         again = self._stack.enter_context(ScratchMemory())
         return await asyncio.to_thread(again.assemble, sound)
 
-    async def _sound(self, piece: Piece, part: ByteRange, error: Exception) -> ByteRange:
+    async def _read_or_fetch(self, piece: Piece, part: ByteRange, error: Exception) -> ByteRange:
         """A part, or, where a small one cannot be read here, what another node has of it. Raises `error`."""
-        if part.lies or not part.spans:
+        if part.is_sent_in_place or not part.spans:
             return part
         try:
-            return replace(part, data=await asyncio.to_thread(part.read))
+            return replace(part, data=await asyncio.to_thread(part.read_bytes))
         except (CorruptExtentError, OSError):
             report_unsent_spans(part.spans, 0)
         try:
             return ByteRange(
-                data=b"".join([data async for data in self._source.of_others(piece)]), length=part.length
+                data=b"".join([data async for data in self._source.read_from_peers(piece)]),
+                length=part.length,
             )
         except CutShortError:
             raise error from None
@@ -324,20 +325,20 @@ class _GroupOpener:
     async def _fetch(self, group: Sequence[Piece]) -> None:
         """What other nodes hold of a group's pieces, all at once. Raises S3Error SlowDown."""
         source = self._source
-        if source.objects.alone:
+        if source.objects.single_node:
             return
         pieces = [piece for piece in _all_of(group) if piece.object is not None and not piece.told]
-        await source.look_up({piece.object.key for piece in pieces if piece.object is not None})
+        await source.lookup_remote({piece.object.key for piece in pieces if piece.object is not None})
         parts: dict[ObjectRange, None] = {}
         for piece in pieces:
             assert piece.object is not None
-            record = await source.holder(piece.object)
+            record = await source.require_member_object(piece.object)
             if isinstance(record, RemoteRecord):
-                parts[source.part(piece.object, record, piece.offset, piece.length)] = None
+                parts[source.peer_part(piece.object, record, piece.offset, piece.length)] = None
         if not parts:
             return
         with translate_peer_errors():
-            fetched = await source.objects.fetch(
+            fetched = await source.objects.fetch_parts(
                 list(parts), MemoryAccount(), proven=self._proofs is not None
             )
         self._stack.callback(fetched.close)
@@ -362,11 +363,11 @@ class _GroupOpener:
         if piece.told:
             return await self._number(piece, piece.object)
         try:
-            part = self._open(piece, piece.object, await self._source.holder(piece.object))
+            part = self._open(piece, piece.object, await self._source.require_member_object(piece.object))
         except ExtentGoneError:  # moved by compaction
-            part = self._open(piece, piece.object, await self._source.holder(piece.object))
+            part = self._open(piece, piece.object, await self._source.require_member_object(piece.object))
         if self._proofs is not None:
-            await self._proofs.require(part.spans)
+            await self._proofs.require_verified(part.spans)
         return part
 
     async def _number(self, piece: Piece, item: SourceObject) -> ByteRange:
@@ -381,29 +382,35 @@ class _GroupOpener:
         return ByteRange(data=data, length=piece.length)
 
     async def _text(self, item: SourceObject) -> bytes:
-        record, store = await self._source.holder(item), self._source.store
+        record, store = await self._source.require_member_object(item), self._source.store
         if isinstance(record, RemoteRecord):
             with translate_peer_errors():
-                part = self._source.part(item, record, item.offset, item.size)
-                return (await self._source.objects.read_many([part]))[0]
+                part = self._source.peer_part(item, record, item.offset, item.size)
+                return (await self._source.objects.read_parts([part]))[0]
         if self._proofs is not None:
-            with damage_context(self._url(item)), store.reading(record, item.offset, item.size) as spans:
-                await self._proofs.require(self._named(spans, item))
-        text = store.read_now(record, item.offset, item.size)
-        return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
+            with damage_context(self._url(item)), store.open_spans(record, item.offset, item.size) as spans:
+                await self._proofs.require_verified(self._named(spans, item))
+        text = store.try_read_range(record, item.offset, item.size)
+        return (
+            await asyncio.to_thread(store.read_range, record, item.offset, item.size)
+            if text is None
+            else text
+        )
 
     def _open(self, piece: Piece, item: SourceObject, record: Record) -> ByteRange:
         if isinstance(record, RemoteRecord):
-            span = self._fetched[self._source.part(item, record, piece.offset, piece.length)]
+            span = self._fetched[self._source.peer_part(item, record, piece.offset, piece.length)]
             return ByteRange(self._named([span], item), piece.length)
         with damage_context(self._url(item)):
-            opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
+            opened = self._stack.enter_context(
+                self._source.store.open_spans(record, piece.offset, piece.length)
+            )
         spans, whole = self._named(opened, item), piece.length == record.size
         return ByteRange(spans, piece.length, extents=record.extents if whole else ())
 
     def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
         name = self._url(item)
-        return [span.named(name) for span in spans]
+        return [span.with_name(name) for span in spans]
 
     def _url(self, item: SourceObject) -> str:
         return f"s3://{self._source.bucket}/{item.key}"

@@ -65,7 +65,7 @@ class ShardLayoutCache:
     ) -> None:
         self._store, self._clock, self._archives, self._mesh = store, clock, archives, mesh
         self._scans: SourceScanCache[ShardsView, CachedLayout] = SourceScanCache(
-            self.revision, clock, self._scan, lambda view: mesh.births([view.source])
+            self.revision, clock, self._scan, lambda view: mesh.bucket_creation_times([view.source])
         )
         self._last: OrderedDict[ShardsView, CachedLayout] = OrderedDict()
 
@@ -76,14 +76,14 @@ class ShardLayoutCache:
         """See `RemoteObjects.revision`."""
         return self._mesh.revision([view.source])
 
-    async def recent(self, view: ShardsView) -> CachedLayout:
+    async def get_layout(self, view: ShardsView) -> CachedLayout:
         """The layout of the last scan, if that is recent enough. Raises S3Error UnprocessableSource."""
-        return await self._scans.current(view)
+        return await self._scans.get_scan(view)
 
-    async def again(self, view: ShardsView) -> CachedLayout:
+    async def rescan(self, view: ShardsView) -> CachedLayout:
         """That of a new scan, or of one under way. Raises like `recent`."""
-        self._scans.forget(view)
-        return await self._scans.current(view)
+        self._scans.invalidate_scan(view)
+        return await self._scans.get_scan(view)
 
     async def _scan(self, view: ShardsView) -> CachedLayout:
         began, revision, last = self._clock.monotonic(), self.revision(view), self._last.get(view)
@@ -115,19 +115,19 @@ class ShardLayoutCache:
         if view.samples == "archives":
             files = await self._members(view, objects, contents)
         if view.reads_files:
-            await contents.source.look_up({file.key for file in files})
+            await contents.source.lookup_remote({file.key for file in files})
         layout = await asyncio.to_thread(lay_out_shards, view, files, evaluation)
-        return CachedLayout(objects, layout, evaluation.answered, revision)
+        return CachedLayout(objects, layout, evaluation.results, revision)
 
     async def _found(self, view: ShardsView) -> list[SourceObject]:
-        if self._mesh.alone:
+        if self._mesh.single_node:
             return await asyncio.to_thread(self._objects, view)
         with translate_peer_errors():
-            entries = await self._mesh.entries(view.source, view.prefix)
+            entries = await self._mesh.list_entries(view.source, view.prefix)
         return [
             SourceObject(key, record.etag, record.size, record.modified)
             for key, record in entries
-            if view.takes(key)
+            if view.includes_key(key)
         ]
 
     def _objects(self, view: ShardsView) -> list[SourceObject]:
@@ -139,7 +139,7 @@ class ShardLayoutCache:
             found += [
                 SourceObject(entry.key, entry.etag, entry.size, entry.modified_ms)
                 for entry in page.entries
-                if view.takes(entry.key)
+                if view.includes_key(entry.key)
             ]
             after, more = page.next_after, page.truncated
         return found
@@ -150,17 +150,17 @@ class ShardLayoutCache:
         """The files of these archives, in their order. Raises S3Error UnprocessableSource."""
         found: list[SourceObject] = []
         archives = list(archives)
-        await contents.source.look_up({archive.key for archive in archives})
+        await contents.source.lookup_remote({archive.key for archive in archives})
         for archive in archives:
-            record = contents.source.present(archive)
+            record = contents.source.current_member_object(archive)
             if record is None:  # went meanwhile
                 continue
             with translate_archive_errors():
-                index = await self._archives.index(view.source, archive.key, record)
+                index = await self._archives.get_index(view.source, archive.key, record)
             rows = zip(index.names, index.offsets.tolist(), index.sizes.tolist(), strict=True)
             files = [archive._replace(name=name, offset=at, size=size) for name, at, size in rows if name]
             if files and view.reads_files:
-                contents.holders[archive.key] = await contents.source.holder(files[0])
+                contents.holders[archive.key] = await contents.source.require_member_object(files[0])
             found += files
         return found
 
@@ -179,8 +179,8 @@ class _SmallFileReader:
         """None for what is too large, or not what it was (blocking)."""
         if item.size > _CONTENT:
             return None
-        record = self.holders.get(item.key) if item.name else self.source.present(item)
-        return None if record is None else self.source.read(item, record)
+        record = self.holders.get(item.key) if item.name else self.source.current_member_object(item)
+        return None if record is None else self.source.read_member(item, record)
 
 
 PAGE_LIMIT: Final = 1000
@@ -200,7 +200,7 @@ class ShardReader:
     def __repr__(self) -> str:
         return f"<ShardReader, {self._layouts}>"
 
-    async def find(self, view: ShardsView, key: str) -> AssembledObject:
+    async def find_object(self, view: ShardsView, key: str) -> AssembledObject:
         """Raises S3Error NoSuchKey, UnprocessableSource."""
         shard = await self.shard(view, key)
         source = self._source(view)
@@ -216,12 +216,12 @@ class ShardReader:
 
     async def shard(self, view: ShardsView, key: str) -> Shard:
         """Raises S3Error NoSuchKey, UnprocessableSource."""
-        laid = await self._layouts.recent(view)
+        laid = await self._layouts.get_layout(view)
         shard = laid.layout.shards.get(key)
         if shard is not None:
             shard = await self._current(view, laid, shard)
             if shard is None:
-                shard = (await self._layouts.again(view)).layout.shards.get(key)
+                shard = (await self._layouts.rescan(view)).layout.shards.get(key)
         if shard is None:
             raise S3Error("NoSuchKey", extra={"Key": key})
         return shard
@@ -233,8 +233,8 @@ class ShardReader:
         if laid.checked.get(shard.key, laid.revision) == revision:
             return shard
         source = self._source(view)
-        await source.look_up({member.key for member in shard.members})
-        now = await asyncio.to_thread(_looked_up, source, shard, view.keeps_places)
+        await source.lookup_remote({member.key for member in shard.members})
+        now = await asyncio.to_thread(_looked_up, source, shard, view.keeps_positions)
         if now is None:
             return None
         if now is not shard:
@@ -242,16 +242,16 @@ class ShardReader:
         laid.checked[shard.key] = revision
         return shard
 
-    async def listing(self, view: ShardsView, operation: ListObjects) -> ObjectListing:
+    async def list_page(self, view: ShardsView, operation: ListObjects) -> ObjectListing:
         """A page of shards with their true sizes."""
-        laid = await self._layouts.recent(view)
+        laid = await self._layouts.get_layout(view)
         return await asyncio.to_thread(_page, laid.layout, operation)  # ETags are worked out for that
 
 
 def _looked_up(source: ShardSource, shard: Shard, keeps_places: bool) -> Shard | None:
     """The shard, or what it is of objects that were replaced; None when that moves them (blocking)."""
     objects = {member.key: member for member in shard.members}
-    if all(map(source.present, objects.values())):
+    if all(map(source.current_member_object, objects.values())):
         return shard
     return _replaced(source, shard) if keeps_places else None
 
@@ -260,11 +260,11 @@ def _replaced(source: ShardSource, shard: Shard) -> Shard | None:
     """The same shard of what has its members' keys now; None when one is gone."""
     members: list[SourceObject] = []
     for member in shard.members:
-        record = source.record(member.key)
+        record = source.find_record(member.key)
         if record is None:
             return None
         members.append(member._replace(etag=record.etag, size=record.size, modified=record.modified))
-    return shard.of_others(members)
+    return shard.with_members(members)
 
 
 def _record(shard: Shard) -> Record:
@@ -277,7 +277,7 @@ def _page(layout: ShardLayout, operation: ListObjects) -> ObjectListing:
     limit = min(operation.max_keys, PAGE_LIMIT)
     entries: list[ObjectEntry] = []
     prefixes: list[str] = []
-    last, at = "", layout.place(max(operation.prefix, operation.after))
+    last, at = "", layout.position_of(max(operation.prefix, operation.after))
     while at < len(layout.keys) and layout.keys[at].startswith(operation.prefix):
         key = layout.keys[at]
         rolled = _rolled(key, operation)
@@ -291,7 +291,7 @@ def _page(layout: ShardLayout, operation: ListObjects) -> ObjectListing:
             else:
                 shard = layout.shards[key]
                 entries.append(ObjectEntry(key, shard.size, shard.etag, shard.modified))
-        at = layout.place(rolled + _BEYOND) if rolled else at + 1
+        at = layout.position_of(rolled + _BEYOND) if rolled else at + 1
     return ObjectListing(tuple(entries), tuple(prefixes))
 
 

@@ -56,11 +56,11 @@ class BlockStore:
     def __repr__(self) -> str:
         return f"<BlockKeeper, {len(self._making)} being made>"
 
-    async def record(self, laid: ZarrLayout, array: ZarrArray, chunk: int) -> Record:
+    async def ensure_block(self, laid: ZarrLayout, array: ZarrArray, chunk: int) -> Record:
         """The stored frame of the block behind a chunk; made if need be. Raises S3Error UnprocessableSource,
         SlowDown."""
         work, rows = laid.works[array.name], array.rows(chunk)
-        place = f"{RESULTS_PREFIX}blocks/{work.block(laid.snapshot, rows)}"
+        place = f"{RESULTS_PREFIX}blocks/{work.block_name(laid.snapshot, rows)}"
         with store_errors():
             record = find_intact_result(self._store, place)
         view_kind.count_result(kept=record is not None)
@@ -72,7 +72,7 @@ class BlockStore:
         self._uses.note(place)
         return record
 
-    async def again(
+    async def rebuild_block(
         self, laid: ZarrLayout, array: ZarrArray, chunk: int, record: Record, offset: int, length: int
     ) -> AsyncGenerator[Sequence[Span], None]:
         """Bytes of a block that cannot be read where it is kept: of one that is made anew, and not kept.
@@ -92,18 +92,18 @@ class BlockStore:
         address = await _address(laid, array, chunk)
         frame = await self._frame(laid, address)
         try:
-            return await self._keep(frame, place, address)
+            return await self._store_block(frame, place, address)
         finally:
             frame.close()
 
     async def _frame(self, laid: ZarrLayout, address: BlockAddress) -> Frame:
         try:
-            frames = self._objects.frames_of(laid.snapshot.objects.buckets, self._frames)
-            return await frames.frame(address)
+            frames = self._objects.frame_source_for(laid.snapshot.objects.buckets, self._frames)
+            return await frames.get_frame(address)
         except BatchError as error:
             raise to_s3_error(error) from error
 
-    async def _keep(self, frame: Frame, place: str, address: BlockAddress) -> Record:
+    async def _store_block(self, frame: Frame, place: str, address: BlockAddress) -> Record:
         """Write the block down. Another worker may have been quicker: then its is as good."""
         with store_errors():
             writer = self._store.writer(RESERVED_BUCKET, place, size=frame.size)
@@ -123,7 +123,7 @@ class BlockStore:
 
 
 async def _address(laid: ZarrLayout, array: ZarrArray, chunk: int) -> BlockAddress:
-    return await asyncio.to_thread(laid.works[array.name].address, laid.snapshot, array.rows(chunk))
+    return await asyncio.to_thread(laid.works[array.name].block_address, laid.snapshot, array.rows(chunk))
 
 
 def _crc(frame: Frame) -> int:

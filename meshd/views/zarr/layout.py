@@ -45,8 +45,8 @@ class FieldPlan:
     random: bool
 
     @classmethod
-    def of(cls, whole: Plan, name: str) -> FieldPlan:
-        ops = tuple(op.of(name) if op.fields else op for op in whole.spec.ops if name in op.every)
+    def for_field(cls, whole: Plan, name: str) -> FieldPlan:
+        ops = tuple(op.for_field(name) if op.fields else op for op in whole.spec.ops if name in op.all_fields)
         spec = replace(whole.spec, ops=ops)
         output = whole.outputs[name]
         said = {"version": _VERSION, "shape": output.shape, "dtype": output.dtype}
@@ -55,15 +55,19 @@ class FieldPlan:
         random = any(registry.find(op.op, op.version, "").random for op in ops)
         return cls(name, plan, random)
 
-    def address(self, snapshot: Snapshot, samples: range) -> BlockAddress:
+    def block_address(self, snapshot: Snapshot, samples: range) -> BlockAddress:
         """Of a run of samples."""
         part = slice_field(snapshot, self.name, samples)
         plan = replace(self.plan, samples=len(samples))
         return BlockAddress(
-            plan.hash, self.block(snapshot, samples), plan.to_bytes(), part.to_bytes(), self._first(samples)
+            plan.hash,
+            self.block_name(snapshot, samples),
+            plan.to_bytes(),
+            part.to_bytes(),
+            self._first(samples),
         )
 
-    def block(self, snapshot: Snapshot, samples: range) -> str:
+    def block_name(self, snapshot: Snapshot, samples: range) -> str:
         """The block's name: what is done to which bytes, and for random ops where."""
         hasher = hashlib.sha256(f"{self.plan.hash}/{self._first(samples)}/".encode())
         hasher.update(content_digest(snapshot, self.name, samples))
@@ -122,9 +126,9 @@ class ZarrLayout:
         work = self.works.get(array.name)
         if work is None:
             return hashlib.sha256(self.label(array.name).values[rows.start : rows.stop].tobytes()).digest()
-        return work.block(self.snapshot, rows).encode()
+        return work.block_name(self.snapshot, rows).encode()
 
-    def objects(self, array: ZarrArray, number: int) -> list[int]:
+    def source_objects(self, array: ZarrArray, number: int) -> list[int]:
         """The source's objects a stored object is made of."""
         held, work = array.held(number), self.works.get(array.name)
         if work is None:
@@ -144,7 +148,7 @@ def build_zarr_layout(view: ZarrView, snapshot: Snapshot, plan: Plan, modified: 
         raise PlanError("ops", "the ops make other fields than the source has; use ops of one field each")
     for index, op in enumerate(plan.spec.ops):
         found = registry.find(op.op, op.version, f"ops[{index}]")
-        if op.fields and (found.random or found.joins):
+        if op.fields and (found.random or found.is_multi_field):
             raise PlanError(
                 f"ops[{index}].fields",
                 f"each array is made on its own, and {op.op} is over several fields at once; make batches of "
@@ -157,7 +161,7 @@ def build_zarr_layout(view: ZarrView, snapshot: Snapshot, plan: Plan, modified: 
             arrays[name] = _labels(name, column, snapshot.samples)
             continue
         array = _array(view, name, plan, snapshot.samples)
-        arrays[name], works[name] = array, FieldPlan.of(plan, name)
+        arrays[name], works[name] = array, FieldPlan.for_field(plan, name)
         if view.on_bad == "mask":
             status = replace(array, name=status_name(name), dtype="uint8", row=(), dimensions=())
             arrays[status.name], works[status.name] = status, works[name]

@@ -56,18 +56,18 @@ class ZarrLayoutCache:
             lambda view: objects.revision(source_buckets(view)),
             clock,
             self._scan,
-            lambda view: objects.births(source_buckets(view)),
+            lambda view: objects.bucket_creation_times(source_buckets(view)),
         )
         self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<ZarrLayouts, {len(self._pinned)} pinned, {self._scans!r}>"
 
-    async def current(self, view: ZarrView) -> ZarrLayout | None:
+    async def get_layout(self, view: ZarrView) -> ZarrLayout | None:
         """The view's layout; None when its source has no sample. Raises S3Error ViewOutdated,
         UnprocessableSource, SlowDown."""
         try:
-            return await (self._scans.current(view) if view.follow else self._of_snapshot(view))
+            return await (self._scans.get_scan(view) if view.follow else self._of_snapshot(view))
         except EmptySnapshotError:
             return None
         except PlanError as error:
@@ -75,13 +75,13 @@ class ZarrLayoutCache:
         except BatchError as error:
             raise pinned_to_s3_error(error) from error
 
-    async def fresh(self, view: ZarrView) -> ZarrLayout | None:
+    async def rescan(self, view: ZarrView) -> ZarrLayout | None:
         """The same, but not from before the last write to the store."""
         if view.follow:
-            self._scans.forget(view)
-        return await self.current(view)
+            self._scans.invalidate_scan(view)
+        return await self.get_layout(view)
 
-    async def changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
+    async def find_changed_object(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
         """The first of the objects behind a stored one that is not what was laid out any more, or nothing."""
         revision, name = self._objects.revision(laid.snapshot.objects.buckets), (array.name, number)
         if laid.verified.get(name) == revision:
@@ -92,20 +92,20 @@ class ZarrLayoutCache:
         return found
 
     async def _first_changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
-        objects, items = laid.snapshot.objects, list(laid.objects(array, number))
+        objects, items = laid.snapshot.objects, list(laid.source_objects(array, number))
         names = [(objects.bucket_of(item), objects.keys[item]) for item in items]
         with store_errors(), translate_peer_errors():
-            if self._objects.alone:
-                records = await asyncio.to_thread(self._objects.own, names)
+            if self._objects.single_node:
+                records = await asyncio.to_thread(self._objects.find_local, names)
             else:
-                records = await self._objects.many(names)
+                records = await self._objects.find_many(names)
         for item, (bucket, key), record in zip(items, names, records, strict=True):
             if record is None or record.etag != objects.etags[item]:
                 return f"s3://{bucket}/{key}"
         return ""
 
     async def _of_snapshot(self, view: ZarrView) -> ZarrLayout:
-        if not await self._datasets.births.holds(view.snapshot, source_buckets(view)):
+        if not await self._datasets.births.is_valid(view.snapshot, source_buckets(view)):
             raise unknown_document(f"snapshots/{view.snapshot}")
         laid = self._pinned.get(view)
         if laid is None:
@@ -119,11 +119,11 @@ class ZarrLayoutCache:
         return laid
 
     async def _scan(self, view: ZarrView) -> ZarrLayout:
-        built, newest = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
+        built, newest = await self._datasets.scan_source(parse_source(view.url), view.samples, view.specs)
         return await self._laid(view, built.snapshot, newest)
 
     async def _laid(self, view: ZarrView, snapshot: Snapshot, modified: int) -> ZarrLayout:
-        plan = await self._batches.compiled(snapshot, view.plan)
+        plan = await self._batches.compile_pinned(snapshot, view.plan)
         return await asyncio.to_thread(build_zarr_layout, view, snapshot, plan, modified)
 
 
@@ -138,18 +138,18 @@ class ZarrViewCompleter:
 
     async def __call__(self, caller: Caller, view: ZarrView) -> ZarrView:
         """Checked that what is there makes arrays. Raises PlanError, BatchError."""
-        births = self._datasets.births.moment()
+        births = self._datasets.births.freeze_incarnations()
         if view.snapshot:
             snapshot = await self._datasets.snapshot(caller, view.snapshot)
             if view.source not in snapshot.objects.buckets:
                 raise PlanError("snapshot", f"its samples lie in {', '.join(snapshot.objects.buckets)}")
         else:
-            built, _ = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
+            built, _ = await self._datasets.scan_source(parse_source(view.url), view.samples, view.specs)
             snapshot = built.snapshot
-        plan = await self._batches.drafted(caller, snapshot, view.plan)
+        plan = await self._batches.compile_for(caller, snapshot, view.plan)
         build_zarr_layout(view, snapshot, plan, 0)
         if not view.follow:
-            await self._datasets.add(snapshot, births(snapshot.objects.buckets))
+            await self._datasets.add_snapshot(snapshot, births(snapshot.objects.buckets))
             also = tuple(sorted({*snapshot.objects.buckets} - {view.source}))
             view = replace(view, snapshot=snapshot.hash, also=also)
         return replace(view, ops=plan.spec.ops)

@@ -61,9 +61,9 @@ class ZarrReader:
 
     # --- one object -------------------------------------------------------------------------------------
 
-    async def find(self, view: ZarrView, key: str) -> AssembledObject:
+    async def find_object(self, view: ZarrView, key: str) -> AssembledObject:
         """Raises S3Error NoSuchKey, SourceChanged, ViewOutdated, UnprocessableSource, SlowDown."""
-        laid = await self._layouts.current(view)
+        laid = await self._layouts.get_layout(view)
         if laid is not None and key in laid.metadata:
             document = laid.metadata[key]
             record = _metadata_record(laid, document)
@@ -73,7 +73,9 @@ class ZarrReader:
         return AssembledObject(
             record,
             lambda offset, length: self._groups(laid, array, number, offset, length, TruncationReport()),
-            mended=lambda tear, offset, length: self._groups(laid, array, number, offset, length, tear),
+            resumable_groups=lambda tear, offset, length: self._groups(
+                laid, array, number, offset, length, tear
+            ),
         )
 
     async def _located(
@@ -82,7 +84,7 @@ class ZarrReader:
         """The array and number of a stored object, of a layout that all of it still agrees with."""
         place = _parse_key(laid, key)
         if laid is not None and place is not None:
-            changed = await self._layouts.changed(laid, *place)
+            changed = await self._layouts.find_changed_object(laid, *place)
             if not changed:
                 return laid, *place
             if not view.follow:
@@ -90,7 +92,7 @@ class ZarrReader:
                 raise S3Error("SourceChanged", message)
         if _CHUNKS not in key:
             raise S3Error("NoSuchKey", extra={"Key": key})
-        laid = await self._layouts.fresh(view)
+        laid = await self._layouts.rescan(view)
         place = _parse_key(laid, key)
         if laid is not None and place is not None:
             return laid, *place
@@ -142,46 +144,48 @@ class ZarrReader:
     ) -> AsyncGenerator[Sequence[Span], None]:
         start = offset_in_block(laid.works[array.name], array, array.rows(chunk)) + offset
         with ExitStack() as stack:
-            record = await self._blocks.record(laid, array, chunk)
+            record = await self._blocks.ensure_block(laid, array, chunk)
             try:
-                spans = stack.enter_context(self._store.reading(record, start, length))
+                spans = stack.enter_context(self._store.open_spans(record, start, length))
             except ExtentGoneError:  # evicted or moved at this moment
-                record = await self._blocks.record(laid, array, chunk)
-                spans = stack.enter_context(self._store.reading(record, start, length))
+                record = await self._blocks.ensure_block(laid, array, chunk)
+                spans = stack.enter_context(self._store.open_spans(record, start, length))
             except (CorruptExtentError, DiskFailedError):
                 spans = []
             at = 0
             for piece in _pieces(spans):
                 yield (piece,)
-                sent = tear.take()
+                sent = tear.take_truncation()
                 if sent is not None:
                     report_unsent_spans((piece,), sent)
                     at += sent
                     break
                 at += piece.length
         if at < length:
-            async for spans in self._blocks.again(laid, array, chunk, record, start + at, length - at):
+            async for spans in self._blocks.rebuild_block(
+                laid, array, chunk, record, start + at, length - at
+            ):
                 yield spans
             metrics.reads_continued.labels("made").inc()
 
     # --- listings ---------------------------------------------------------------------------------------
 
-    async def listing(self, view: ZarrView, operation: ListObjects) -> ObjectListing:
+    async def list_page(self, view: ZarrView, operation: ListObjects) -> ObjectListing:
         """A page of metadata and chunks. Nothing is rendered for it."""
-        laid = await self._layouts.current(view)
+        laid = await self._layouts.get_layout(view)
         return ObjectListing() if laid is None else await asyncio.to_thread(_listing, laid, operation)
 
 
 def _pieces(spans: Sequence[Span]) -> Iterator[Span]:
     for span in spans:
         for at in range(0, span.length, _PIECE):
-            yield span.part(at, min(_PIECE, span.length - at))
+            yield span.sub_span(at, min(_PIECE, span.length - at))
 
 
 def _parse_key(laid: ZarrLayout | None, key: str) -> tuple[ZarrArray, int] | None:
     """The array and number of a stored object; None for metadata and for what is not there."""
     array = None if laid is None else laid.arrays.get(key.partition(_CHUNKS)[0])
-    numbers = None if array is None else array.keys.parse(key)
+    numbers = None if array is None else array.keys.parse_key(key)
     return None if array is None or numbers is None else (array, numbers[0])
 
 
@@ -199,7 +203,7 @@ def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Ent
     for start in sorted([METADATA, *(f"{name}/" for name in laid.arrays)]):
         array = laid.arrays.get(start.removesuffix("/"))
         if array is not None and start.endswith("/"):
-            for key, numbers in array.keys.walk(prefix, after):
+            for key, numbers in array.keys.iter_keys(prefix, after):
                 yield key, (array, numbers[0])
         key = METADATA if array is None else start + METADATA
         if key > after and key.startswith(prefix):

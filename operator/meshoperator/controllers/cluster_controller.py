@@ -64,7 +64,7 @@ class StuckPodEvents:
     def __repr__(self) -> str:
         return f"<Complaints about {sum(map(len, self._since.values()))} daemons>"
 
-    async def run(self, document: Manifest, pods: Iterable[Pod]) -> None:
+    async def record_events(self, document: Manifest, pods: Iterable[Pod]) -> None:
         """Say of the pods of a MeshCluster what is to be said. Raises nothing: events may be lost."""
         metadata, now = document["metadata"], datetime.fromisoformat(self._now())
         by_name = {pod.name: pod for pod in pods}
@@ -83,7 +83,7 @@ class StuckPodEvents:
                 since[key] = None
                 what_to_do = advice_text({name: each}, metadata["namespace"])
                 message = f"{name} {by_name[name].trouble}; {what_to_do}"
-                await self._recorder.say(document, "DaemonStuck", message, once="/".join(key))
+                await self._recorder.record_event(document, "DaemonStuck", message, once="/".join(key))
 
     def forget(self, uid: str) -> None:
         """A MeshCluster goes."""
@@ -111,7 +111,7 @@ class ClusterController:
     def __repr__(self) -> str:
         return f"<ClusterLoop {self._kube!r}>"
 
-    async def run(self, namespace: str, name: str) -> float | None:
+    async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass: seconds until the next, None when there is no such MeshCluster. Raises ResourceError,
         ApiError."""
         document = await self._kube.get("MeshCluster", name, namespace)
@@ -120,8 +120,8 @@ class ClusterController:
             return None
         if document["metadata"].get("deletionTimestamp"):
             self._complaints.forget(document["metadata"]["uid"])
-            return await self._ending.run(document)
-        await self._ending.hold(document)
+            return await self._ending.reconcile_deletion(document)
+        await self._ending.add_finalizer(document)
         try:
             steps, status = await self._steer(document)
         except MissingSecretError as error:
@@ -153,33 +153,33 @@ class ClusterController:
         status = {"observedGeneration": metadata.get("generation"), "conditions": [*kept, *found]}
         status |= {} if (document.get("status") or {}).get("phase") else {"phase": "Pending"}
         status["trouble"] = reason
-        await self._recorder.say(document, "Refused", message)
+        await self._recorder.record_event(document, "Refused", message)
         with suppress(ApiError):
             await self._kube.set_status("MeshCluster", metadata["name"], metadata["namespace"], status)
 
     async def _steer(self, document: Manifest) -> tuple[Actions, dict[str, Any]]:
-        cluster = await self._looking.known(document)
+        cluster = await self._looking.load_cluster(document)
         await check_secrets(self._kube, cluster)
         beside = await check_neighbours(self._kube, self._settings, cluster, document)
         await self._unmake(cluster, document)
         await self._prepare(cluster)
-        seen = await self._looking.look(cluster)
-        waiting, held = await self._volumes.run(cluster, seen.sets, document)
-        steps = plan_rollout(seen.sight)
+        seen = await self._looking.observe(cluster)
+        waiting, held = await self._volumes.reconcile_claims(cluster, seen.sets, document)
+        steps = plan_rollout(seen.state)
         steps = replace(steps, waiting=(*steps.waiting, *waiting))
         await self._change_map(cluster, steps.changes, document)
         await self._make(seen, steps, document, held)
-        await storage.label_nodes(self._kube, cluster, seen.sight, seen.nodes)
-        uids = {pod.name: pod.uid for pod in seen.sight.pods}
-        for name, why in steps.bury:
+        await storage.label_nodes(self._kube, cluster, seen.state, seen.nodes)
+        uids = {pod.name: pod.uid for pod in seen.state.pods}
+        for name, why in steps.force_delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
-                await self._recorder.say(document, "Replacing", f"{name}: {why}")
+                await self._recorder.record_event(document, "Replacing", f"{name}: {why}")
         for name, why in steps.delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
-                await self._recorder.say(document, "Restarting", f"{name}: {why}")
+                await self._recorder.record_event(document, "Restarting", f"{name}: {why}")
         for name in steps.discard:
             await self._discard(cluster, name, uids.get(name, ""), document)
-        return steps, await self._tell(await self._looking.look(cluster), steps, document, beside)
+        return steps, await self._tell(await self._looking.observe(cluster), steps, document, beside)
 
     # --- acting -------------------------------------------------------------------------------------------
 
@@ -231,25 +231,25 @@ class ClusterController:
                 _log.info("%s: no ServiceMonitor is made: its API is not there", cluster.name)
         await self._resized(seen, steps, document)
         there = {each["metadata"]["name"] for each in seen.nodes}
-        pods = {pod.name: pod for pod in seen.sight.pods}
+        pods = {pod.name: pod for pod in seen.state.pods}
         for name in sorted(pods.keys() - there):
             await self._kube.apply(_node(cluster, pods[name]))
         for name in sorted(there - pods.keys()):
-            if seen.sight.map and seen.sight.map.node(name) is None:
+            if seen.state.map and seen.state.map.node(name) is None:
                 await self._kube.delete("MeshNode", name, cluster.namespace)
 
     async def _resized(self, seen: ObservedState, steps: Actions, document: Manifest) -> None:
         """Say so; and pools that the spec has no more become smaller, and go when they are empty."""
         cluster = seen.cluster
         known = {pool.name for pool in cluster.spec.node_pools}
-        for pool, before in seen.sight.replicas.items():
+        for pool, before in seen.state.replicas.items():
             after, name = steps.scale[pool], f"{cluster.name}-{pool}"
             if pool not in known and after:
                 await self._kube.patch("StatefulSet", name, cluster.namespace, {"spec": {"replicas": after}})
             elif pool not in known:
                 await self._kube.delete("StatefulSet", name, cluster.namespace)
             if before != after:
-                await self._recorder.say(document, "Scaled", f"pool {pool}: {before} → {after}")
+                await self._recorder.record_event(document, "Scaled", f"pool {pool}: {before} → {after}")
 
     async def _discard(self, cluster: Cluster, name: str, uid: str, document: Manifest) -> None:
         """A daemon with its volumes, for good; the last step is what says that it was wanted."""
@@ -264,13 +264,15 @@ class ClusterController:
         if uid:
             await self._kube.delete_pod(name, cluster.namespace, uid)
         await self._kube.delete("MeshNode", name, cluster.namespace)
-        await self._recorder.say(document, "Decommissioned", f"{name} is empty, and goes with its volumes")
+        await self._recorder.record_event(
+            document, "Decommissioned", f"{name} is empty, and goes with its volumes"
+        )
 
     async def _change_map(self, cluster: Cluster, changes: tuple[MapChange, ...], document: Manifest) -> None:
         """By comparing and swapping, as daemons do: of two changes to one version only one happens."""
         for change in changes:
             for _ in range(_TRIES):
-                found = await self._looking.map(cluster)
+                found = await self._looking.load_map(cluster)
                 if found is None:
                     return
                 entry, present = found
@@ -284,7 +286,7 @@ class ClusterController:
                 entry["data"] = {"value": wanted.to_json().decode()}
                 entry["metadata"]["annotations"][_NONCE] = secrets.token_hex(16)
                 if await self._kube.replace(entry):
-                    await self._recorder.say(document, _SAID[change[0]], change[1])
+                    await self._recorder.record_event(document, _SAID[change[0]], change[1])
                     break
 
     async def _tell(
@@ -294,12 +296,12 @@ class ClusterController:
         cluster = seen.cluster
         status = cluster_status(cluster, state_after(seen, steps), document, self._now(), beside)
         if beside and beside not in previous_message(document, DISKS_APART):
-            await self._recorder.say(document, "DisksShared", beside)
-        metrics.record_stuck(cluster.namespace, cluster.name, stuck_pods(seen.sight.pods))
-        await self._complaints.run(document, seen.sight.pods)
+            await self._recorder.record_event(document, "DisksShared", beside)
+        metrics.record_stuck(cluster.namespace, cluster.name, stuck_pods(seen.state.pods))
+        await self._complaints.record_events(document, seen.state.pods)
         await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
         for each in seen.nodes:
-            written = node_status(each, seen.sight, seen.work, self._now())
+            written = node_status(each, seen.state, seen.work, self._now())
             before = each.get("status") or {}
             if written != {name: before.get(name) for name in written}:  # figures are another loop's
                 await self._kube.set_status("MeshNode", each["metadata"]["name"], cluster.namespace, written)
@@ -308,7 +310,7 @@ class ClusterController:
 
 def state_after(seen: ObservedState, steps: Actions) -> tuple[ClusterState, Actions]:
     """What is told: the latest sight, with the steps whose effects it may show."""
-    return seen.sight, replace(steps, settled=is_settled(seen.sight))
+    return seen.state, replace(steps, settled=is_settled(seen.state))
 
 
 def _node(cluster: Cluster, pod: Pod) -> Manifest:

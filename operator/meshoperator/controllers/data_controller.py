@@ -30,7 +30,7 @@ SOON, LATER = 5.0, 60.0
 class EventWriter(Protocol):
     """Makes events: `recording.Recorder` does."""
 
-    async def say(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None: ...
+    async def record_event(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None: ...
 
 
 class DataController:
@@ -48,7 +48,7 @@ class DataController:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._daemons!r}>"
 
-    async def run(self, namespace: str, name: str) -> float | None:
+    async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass: seconds until the next, None when the object is gone. Raises ApiError."""
         document = await self._kube.get(self.kind, name, namespace)
         if document is None:
@@ -60,33 +60,33 @@ class DataController:
         if self.holds and FINALIZER not in finalizers:
             await self._write(document, [*finalizers, FINALIZER])
             document["metadata"].pop("resourceVersion", None)
-        status, rest = await self.look(document)
+        status, rest = await self.sync(document)
         present = document.get("status") or {}
         if status is not None and any(present.get(key) != value for key, value in status.items()):
             await self._kube.set_status(self.kind, name, namespace, status)
         return rest
 
-    async def look(self, document: Manifest) -> tuple[dict[str, Any] | None, float | None]:
+    async def sync(self, document: Manifest) -> tuple[dict[str, Any] | None, float | None]:
         """Look at everything, do what is next: fields of the status, seconds to the next. Raises ApiError."""
         raise NotImplementedError
 
-    async def clean(self, document: Manifest) -> None:
+    async def finalize(self, document: Manifest) -> None:
         """Before it goes. Raises DaemonError, UnreachableError, ResourceError, ApiError."""
 
     async def _end(self, document: Manifest, finalizers: list[str]) -> float | None:
         if FINALIZER not in finalizers:
             return None
         try:
-            await self.clean(document)
+            await self.finalize(document)
         except NoMeshError as error:  # as when a whole namespace is deleted: the mesh may go first
             stays = "what a store of that name keeps of it stays"
-            await self._recorder.say(document, "Deleted", f"{error}; {stays}")
+            await self._recorder.record_event(document, "Deleted", f"{error}; {stays}")
         except (DaemonError, UnreachableError, ResourceError) as error:
             since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
             if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:
                 await self._wait(document, str(error))
                 return SOON
-            await self._recorder.say(document, "DeletionForced", f"given up: {error}")
+            await self._recorder.record_event(document, "DeletionForced", f"given up: {error}")
         await self._write(document, [each for each in finalizers if each != FINALIZER])
         return None
 

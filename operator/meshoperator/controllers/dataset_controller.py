@@ -55,7 +55,7 @@ class PlacementApplier:
     def __repr__(self) -> str:
         return f"<House of {len(self._board.kept)} datasets>"
 
-    async def keep(
+    async def apply_placement(
         self,
         document: Manifest,
         access: MeshAccess,
@@ -75,17 +75,17 @@ class PlacementApplier:
             self._board.planned.get(key),
             {each.node: each.bytes for each in holdings},
             there,
-            unplaced=bool(self._board.why(*key)),
+            unplaced=bool(self._board.unplaced_reason(*key)),
             brought=self._board.loaded.get(key) == homes and _succeeded(last),
         )
         now = plan_migration(seen)
         change = describe_migration(homes, now)
         if change:
             body = {"homes": list(now.homes)}
-            await self._daemons.ask(access, "PATCH", f"/-/buckets/{quote(bucket, safe='')}", body)
-            await self._recorder.say(document, "Moving" if now.moving else "Placed", change)
+            await self._daemons.request_json(access, "PATCH", f"/-/buckets/{quote(bucket, safe='')}", body)
+            await self._recorder.record_event(document, "Moving" if now.moving else "Placed", change)
         generation = document["metadata"].get("generation") or 0
-        self._board.tell(*key, holdings, DatasetHomes(now.homes, now.leaving, there, generation))
+        self._board.record_holdings(*key, holdings, DatasetHomes(now.homes, now.leaving, there, generation))
         if now.load and self._may_load(key, now, last):
             await self._load(document, access, bucket, now, key)
         if now.release and not change:  # every daemon has heard of it by then
@@ -105,13 +105,15 @@ class PlacementApplier:
         """Have a whole copy brought to its new homes."""
         wanted = {"kind": "prefetch", "source": f"s3://{bucket}/"}
         try:
-            await self._daemons.ask(access, "POST", "/-/jobs", wanted)
+            await self._daemons.request_json(access, "POST", "/-/jobs", wanted)
         except DaemonError as error:
             if error.status != 501:
                 raise
             return  # these daemons cannot: it comes by being read
         self._board.loaded[key] = now.homes
-        await self._recorder.say(document, "Bringing", f"a copy is loaded to {', '.join(now.behind)}")
+        await self._recorder.record_event(
+            document, "Bringing", f"a copy is loaded to {', '.join(now.behind)}"
+        )
 
     async def _release(
         self,
@@ -124,9 +126,11 @@ class PlacementApplier:
         freed = 0
         for each, held in zip(nodes, holdings, strict=True):
             if held.node in now.release:
-                gone: dict[str, Any] = await self._daemons.ask(each, "DELETE", residency_path(bucket, ""))
+                gone: dict[str, Any] = await self._daemons.request_json(
+                    each, "DELETE", residency_path(bucket, "")
+                )
                 freed += gone["bytes"]
-        await self._recorder.say(
+        await self._recorder.record_event(
             document, "Released", f"{freed} bytes on {', '.join(now.release)}, which keeps no copy any more"
         )
 
@@ -164,7 +168,7 @@ class DatasetController(DataController):
         super().__init__(kube, daemons, recorder, now)
         self._board = board
 
-    async def look(self, document: Manifest) -> _SyncResult:
+    async def sync(self, document: Manifest) -> _SyncResult:
         try:
             return await self._pass(document)
         except UnreachableError as error:
@@ -173,10 +177,10 @@ class DatasetController(DataController):
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
             before = (document.get("status") or {}).get("conditions") or ()
             if not any(each.get("message") == str(error)[:1024] for each in before):
-                await self._recorder.say(document, "SourceRefused", str(error))
+                await self._recorder.record_event(document, "SourceRefused", str(error))
             return self._failed(document, False, reason, str(error), "Failed"), LATER
 
-    async def clean(self, document: Manifest) -> None:
+    async def finalize(self, document: Manifest) -> None:
         """With `onDelete: Evict` its cached copies go, and the bucket that stands for the source."""
         metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
         self._board.forget(metadata["namespace"], metadata["name"])
@@ -185,47 +189,51 @@ class DatasetController(DataController):
         if spec.source.secret_ref is not None:  # first: keys stay nowhere, whatever is there of the mesh
             name, gone = origins_secret(spec.cluster_ref), {"data": {metadata["name"]: None}}
             await self._kube.patch("Secret", name, metadata["namespace"], gone)
-        _, access = await self._daemons.of(metadata["namespace"], spec.cluster_ref)
+        _, access = await self._daemons.locate_mesh(metadata["namespace"], spec.cluster_ref)
         bucket, _ = dataset_location(spec, metadata["name"])
         present = await self._present(access, bucket)
         if present is not None and present["origin"]["url"] == spec.source.uri:
             for job in prefetches(await self._jobs(access), bucket):
                 if job["state"] in _RUNS:
-                    await self._daemons.ask(access, "DELETE", f"/-/jobs/{job['id']}")
+                    await self._daemons.request_json(access, "DELETE", f"/-/jobs/{job['id']}")
             if spec.retention.on_delete == "Evict":
-                for each in await self._daemons.nodes(access):
-                    await self._daemons.ask(each, "DELETE", residency_path(bucket, ""))
-                await self._daemons.ask(access, "DELETE", f"/{quote(bucket, safe='')}")
+                for each in await self._daemons.access_daemons(access):
+                    await self._daemons.request_json(each, "DELETE", residency_path(bucket, ""))
+                await self._daemons.request_json(access, "DELETE", f"/{quote(bucket, safe='')}")
 
     # --- one pass -----------------------------------------------------------------------------------------
 
     async def _pass(self, document: Manifest) -> _SyncResult:
         metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
         namespace, name = metadata["namespace"], metadata["name"]
-        cluster, access = await self._daemons.of(namespace, spec.cluster_ref)
+        cluster, access = await self._daemons.locate_mesh(namespace, spec.cluster_ref)
         bucket, prefix = dataset_location(spec, name)
-        nodes = await self._daemons.nodes(access)
+        nodes = await self._daemons.access_daemons(access)
         if spec.source.uri.startswith("mesh://"):
             await self._require_bucket(access, bucket)
             holdings = await self._holdings(nodes, bucket, prefix)
-            self._board.tell(namespace, name, holdings)
-            figures, homing = DatasetUsage.of(spec, holdings, None), None
+            self._board.record_holdings(namespace, name, holdings)
+            figures, homing = DatasetUsage.from_holdings(spec, holdings, None), None
         else:
             anew, homes = await self._ensure(document, spec, cluster, access, bucket)
             jobs = prefetches(await self._jobs(access), bucket)
-            placed = homes or not self._board.plans or self._board.why(namespace, name)
+            placed = homes or not self._board.plans or self._board.unplaced_reason(namespace, name)
             if placed:  # what is loaded before would have to move
                 jobs = await self._warm(document, spec, access, jobs, anew=anew)
             holdings = await self._holdings(nodes, bucket, prefix)
-            figures = DatasetUsage.of(spec, holdings, jobs[0] if jobs else None, homes)
+            figures = DatasetUsage.from_holdings(spec, holdings, jobs[0] if jobs else None, homes)
             if self._is_idle(spec, figures, holdings):
                 holdings = await self._let_go(document, nodes, bucket, holdings)
-                figures = DatasetUsage.of(spec, holdings, jobs[0] if jobs else None, homes)
+                figures = DatasetUsage.from_holdings(spec, holdings, jobs[0] if jobs else None, homes)
             house = PlacementApplier(self._daemons, self._board, self._recorder, self._now)
-            homing = await house.keep(document, access, nodes, homes, holdings, figures, jobs)
+            homing = await house.apply_placement(document, access, nodes, homes, holdings, figures, jobs)
             homing = homing if self._board.plans or homing.homes else None
         status = dataset_status(
-            spec, figures, self._board.placed(namespace, name), self._board.why(namespace, name), homing
+            spec,
+            figures,
+            self._board.copy_locations(namespace, name),
+            self._board.unplaced_reason(namespace, name),
+            homing,
         )
         status["conditions"] = self.conditions(document, status["conditions"])
         status |= {
@@ -234,7 +242,7 @@ class DatasetController(DataController):
             "nodeLabel": label("host", dataset_mark(namespace, name)),
         }
         if not (document.get("status") or {}).get("bucket"):
-            await self._recorder.say(document, "DatasetReady", f"s3://{bucket}/{prefix} can be read")
+            await self._recorder.record_event(document, "DatasetReady", f"s3://{bucket}/{prefix} can be read")
         waits = homing is not None and (
             homing.moving or homing.release or not homing.homes or self._board.looked != self._board.version
         )
@@ -242,7 +250,7 @@ class DatasetController(DataController):
 
     async def _require_bucket(self, access: MeshAccess, bucket: str) -> None:
         try:
-            await self._daemons.ask(access, "HEAD", f"/{quote(bucket, safe='')}")
+            await self._daemons.request_json(access, "HEAD", f"/{quote(bucket, safe='')}")
         except DaemonError as error:
             if error.status != 404:
                 raise
@@ -251,7 +259,7 @@ class DatasetController(DataController):
     async def _present(self, access: MeshAccess, bucket: str) -> dict[str, Any] | None:
         """The bucket with an origin; None: there is none. Raises DaemonError where it is an ordinary one."""
         try:
-            found: dict[str, Any] = await self._daemons.ask(
+            found: dict[str, Any] = await self._daemons.request_json(
                 access, "GET", f"/-/buckets/{quote(bucket, safe='')}"
             )
         except DaemonError as error:
@@ -276,14 +284,16 @@ class DatasetController(DataController):
         wanted = origin_document(spec, credentials, anew=anew)
         target = f"/-/buckets/{quote(bucket, safe='')}"
         if present is None:
-            await self._daemons.ask(access, "PUT", target, wanted)
-            await self._recorder.say(document, "BucketMade", f"s3://{bucket} stands for {spec.source.uri}")
+            await self._daemons.request_json(access, "PUT", target, wanted)
+            await self._recorder.record_event(
+                document, "BucketMade", f"s3://{bucket} stands for {spec.source.uri}"
+            )
         elif present["origin"]["url"] != spec.source.uri:
             raise ResourceError(f"bucket: s3://{bucket} stands for {present['origin']['url']} already")
         else:
             change = origin_changes(present["origin"], wanted)
             if change:
-                await self._daemons.ask(access, "PATCH", target, change)
+                await self._daemons.request_json(access, "PATCH", target, change)
         if read is None:
             await self._note(document, {REVISION: revision})
         return anew, tuple(present["origin"].get("homes") or ()) if present is not None else ()
@@ -315,7 +325,7 @@ class DatasetController(DataController):
         await self._kube.patch("Secret", name, metadata["namespace"], {"data": {metadata["name"]: text}})
 
     async def _jobs(self, access: MeshAccess) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (await self._daemons.ask(access, "GET", "/-/jobs"))["jobs"]
+        found: list[dict[str, Any]] = (await self._daemons.request_json(access, "GET", "/-/jobs"))["jobs"]
         return found
 
     async def _warm(
@@ -346,7 +356,7 @@ class DatasetController(DataController):
         ):
             bucket, _ = dataset_location(spec, document["metadata"]["name"])
             wanted = {"kind": "prefetch", "source": f"s3://{bucket}/"}
-            job = await self._daemons.ask(access, "POST", "/-/jobs", wanted)
+            job = await self._daemons.request_json(access, "POST", "/-/jobs", wanted)
             if anew:
                 await self._note(document, {READING: f"{revision}@{job['run']}"})
             return [job, *jobs]
@@ -355,7 +365,7 @@ class DatasetController(DataController):
     async def _holdings(self, nodes: list[MeshAccess], bucket: str, prefix: str) -> list[Holding]:
         found = []
         for each in nodes:
-            told = await self._daemons.ask(each, "GET", residency_path(bucket, prefix))
+            told = await self._daemons.request_json(each, "GET", residency_path(bucket, prefix))
             there = told["objects"], told["bytes"], told["capacity"], told["used"]
             lately = told.get("hits", 0), told.get("misses", 0), told.get("idle_s", 0.0)
             found.append(Holding(told["node"], *there, *lately))
@@ -373,9 +383,11 @@ class DatasetController(DataController):
     ) -> list[Holding]:
         freed = sum(each.bytes for each in holdings)
         for each in nodes:
-            await self._daemons.ask(each, "DELETE", residency_path(bucket, ""))
+            await self._daemons.request_json(each, "DELETE", residency_path(bucket, ""))
         idle = round(min(each.idle for each in holdings))
-        await self._recorder.say(document, "Idle", f"nobody read it for {idle} s: {freed} bytes are let go")
+        await self._recorder.record_event(
+            document, "Idle", f"nobody read it for {idle} s: {freed} bytes are let go"
+        )
         return [replace(each, objects=0, bytes=0) for each in holdings]
 
     def _failed(

@@ -37,7 +37,7 @@ class LoadController(DataController):
 
     kind: ClassVar[str] = "MeshLoad"
 
-    async def look(self, document: Manifest) -> _SyncResult:
+    async def sync(self, document: Manifest) -> _SyncResult:
         before = parse_history(document.get("status") or {})
         try:
             return await self._pass(document, before)
@@ -48,19 +48,21 @@ class LoadController(DataController):
                     document, LoadStep("none", "Waiting", "Busy", str(error), before.next_run)
                 ), SOON
             if before.phase != "Failed":
-                await self._recorder.say(document, "LoadFailed", str(error))
+                await self._recorder.record_event(document, "LoadFailed", str(error))
             failed = LoadStep("none", "Failed", reason, str(error), before.next_run)
             return self._told(document, failed) | {"finishedAt": format_time(self._now())}, LATER
         except UnreachableError as error:
             phase: Phase = "Running" if before.phase == "Running" else "Waiting"
             return self._told(document, LoadStep("none", phase, "NoMesh", str(error), before.next_run)), SOON
 
-    async def clean(self, document: Manifest) -> None:
+    async def finalize(self, document: Manifest) -> None:
         """Its jobs end with it; what is cached stays."""
         before = parse_history(document.get("status") or {})
         dataset = await self._dataset(document)
         if before.phase == "Running" and before.jobs and dataset is not None:
-            _, access = await self._daemons.of(document["metadata"]["namespace"], dataset.spec.cluster_ref)
+            _, access = await self._daemons.locate_mesh(
+                document["metadata"]["namespace"], dataset.spec.cluster_ref
+            )
             await self._cancel(access, before)
 
     # --- one pass -----------------------------------------------------------------------------------------
@@ -71,15 +73,17 @@ class LoadController(DataController):
         waiting = await self._waiting(metadata["namespace"], spec, dataset)
         step = plan_load(spec, before, self._now(), waiting)
         if step.action == "delete":
-            await self._recorder.say(document, "Expired", "its time after the end is over")
+            await self._recorder.record_event(document, "Expired", "its time after the end is over")
             await self._kube.delete("MeshLoad", metadata["name"], metadata["namespace"])
             return None, SOON
         if step.action == "none" or dataset is None:
             return self._told(document, step), self._rest(spec, before, step)
-        _, access = await self._daemons.of(metadata["namespace"], dataset.spec.cluster_ref)
+        _, access = await self._daemons.locate_mesh(metadata["namespace"], dataset.spec.cluster_ref)
         if step.action == "cancel":
             await self._cancel(access, before)
-            await self._recorder.say(document, "Suspended", "its jobs are stopped; what is there stays")
+            await self._recorder.record_event(
+                document, "Suspended", "its jobs are stopped; what is there stays"
+            )
             return self._told(document, step), LATER
         if step.action == "follow":
             return await self._follow(
@@ -103,8 +107,10 @@ class LoadController(DataController):
             )
             return self._told(document, here) | self._ended(), SOON
         documents = job_documents(spec, bucket, prefix)
-        jobs = [await self._daemons.ask(access, "POST", "/-/jobs", job) for job in documents]
-        await self._recorder.say(document, "Loading", f"{len(jobs)} jobs of the daemons for s3://{bucket}/")
+        jobs = [await self._daemons.request_json(access, "POST", "/-/jobs", job) for job in documents]
+        await self._recorder.record_event(
+            document, "Loading", f"{len(jobs)} jobs of the daemons for s3://{bucket}/"
+        )
         began = {
             "jobId": ",".join(f"{job['id']}/{job['run']}" for job in jobs),
             "startedAt": format_time(self._now()),
@@ -143,20 +149,22 @@ class LoadController(DataController):
         before: RunHistory,
         step: LoadStep,
     ) -> _SyncResult:
-        jobs = [await self._daemons.ask(access, "GET", _path(name)) for name in before.jobs]
+        jobs = [await self._daemons.request_json(access, "GET", _path(name)) for name in before.jobs]
         for each in jobs_with_changed_rate(
             wanted, jobs
         ):  # another bandwidth: the same job, from now on at that rate
-            await self._daemons.ask(access, "POST", "/-/jobs", each)
+            await self._daemons.request_json(access, "POST", "/-/jobs", each)
         status = self._progress(document, jobs, step)
         if status["phase"] in ENDED:
-            await self._recorder.say(document, f"Load{status['phase']}", status["conditions"][0]["message"])
+            await self._recorder.record_event(
+                document, f"Load{status['phase']}", status["conditions"][0]["message"]
+            )
         return status, 2.0
 
     async def _cancel(self, access: MeshAccess, before: RunHistory) -> None:
         for name in before.jobs:
             try:
-                await self._daemons.ask(access, "DELETE", _path(name))
+                await self._daemons.request_json(access, "DELETE", _path(name))
             except DaemonError as error:
                 if error.status != 404:
                     raise
@@ -177,11 +185,11 @@ class LoadController(DataController):
             target = (
                 f"/-/residence/{quote(bucket, safe='')}?prefix={quote(prefix + path.lstrip('/'), safe='')}"
             )
-            for each in await self._daemons.nodes(access):
-                gone = await self._daemons.ask(each, "DELETE", target)
+            for each in await self._daemons.access_daemons(access):
+                gone = await self._daemons.request_json(each, "DELETE", target)
                 objects, freed = objects + gone["objects"], freed + gone["bytes"]
         message = f"{objects} objects, {freed} bytes are no longer cached"
-        await self._recorder.say(document, "Evicted", message)
+        await self._recorder.record_event(document, "Evicted", message)
         done = LoadStep("none", "Succeeded", "Evicted", message, step.next_run)
         figures = {"objectsDone": objects, "objectsTotal": objects, "bytesDone": freed, "bytesTotal": freed}
         return self._told(document, done) | figures | self._ended()

@@ -55,13 +55,13 @@ class PodProblems:
     def __repr__(self) -> str:
         return f"<Troubles of {self._kube!r}>"
 
-    async def of_pods(self, cluster: Cluster, pods: list[Pod]) -> list[Pod]:
+    async def explain_pods(self, cluster: Cluster, pods: list[Pod]) -> list[Pod]:
         """With what events say of those that are not ready and whose status does not say why."""
         asked = [pod for pod in pods if not pod.ready and not pod.leaving]
         found = {pod.name: said for pod in asked[:_ASKED] if (said := await self._why(cluster, pod))}
         return [replace(pod, trouble=found.get(pod.name, pod.trouble)) for pod in pods]
 
-    async def of_sets(
+    async def explain_sets(
         self, cluster: Cluster, sets: Iterable[Manifest], pods: Iterable[Pod]
     ) -> dict[str, str]:
         """By pool, why fewer pods are made than its StatefulSet asks for."""
@@ -146,7 +146,7 @@ class ObservedState:
     """What a pass found. `sets`: StatefulSets; `nodes`: MeshNodes; `work`: what movers say, by node id."""
 
     cluster: Cluster
-    sight: ClusterState
+    state: ClusterState
     sets: tuple[Manifest, ...]
     nodes: tuple[Manifest, ...]
     work: Mapping[str, Mapping[str, Any]]
@@ -162,7 +162,7 @@ class Observer:
     def __repr__(self) -> str:
         return f"<Looking by {self._kube!r}>"
 
-    async def known(self, document: Manifest) -> Cluster:
+    async def load_cluster(self, document: Manifest) -> Cluster:
         metadata = document["metadata"]
         spec = parse(MeshClusterSpec, document["spec"])
         places = None
@@ -186,11 +186,11 @@ class Observer:
             self._settings.daemon_account,
         )
 
-    async def look(self, cluster: Cluster) -> ObservedState:
+    async def observe(self, cluster: Cluster) -> ObservedState:
         labels = {CLUSTER_LABEL: cluster.name}
         now = self._now()
         pods = [_pod(each, now) for each in await self._kube.list_all("Pod", cluster.namespace, labels)]
-        pods = await self._troubles.of_pods(cluster, pods)
+        pods = await self._troubles.explain_pods(cluster, pods)
         sets = await self._kube.list_all("StatefulSet", cluster.namespace, labels)
         replicas = {_pool_of(each): int(each["spec"].get("replicas") or 0) for each in sets}
         wanted = {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools}
@@ -209,7 +209,7 @@ class Observer:
             for each in await self._kube.list_all("MeshNode", cluster.namespace)
             if each["spec"]["clusterRef"] == cluster.name
         ]
-        found, work = await self.map(cluster), await self._work(cluster)
+        found, work = await self.load_map(cluster), await self._work(cluster)
         sight = ClusterState(
             cluster.name,
             cluster.spec,
@@ -222,7 +222,7 @@ class Observer:
             frozenset(place.name for place in cluster.places or () if not place.schedulable),
             None if cluster.places is None else {place.name: place.ready for place in cluster.places},
             {name: int(each.get("clear") or 0) for name, each in work.items()},
-            await self._troubles.of_sets(cluster, sets, pods),
+            await self._troubles.explain_sets(cluster, sets, pods),
         )
         return ObservedState(cluster, sight, tuple(sets), tuple(nodes), work)
 
@@ -237,7 +237,7 @@ class Observer:
             if key.startswith("moves/")
         }
 
-    async def map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
+    async def load_map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
         """The ConfigMap in which the daemons keep their map, and what it says; None before there is one."""
         labels = {_STORE: cluster.name, _TOPIC: "cluster"}
         for each in await self._kube.list_all("ConfigMap", cluster.namespace, labels):

@@ -41,7 +41,7 @@ class PlacementController:
     def __repr__(self) -> str:
         return f"<PlacementLoop {len(self._board.planned)} datasets>"
 
-    async def run(self) -> int:
+    async def plan_and_label(self) -> int:
         """Plan once, each mesh by itself; how many Kubernetes nodes were labelled. Raises ApiError."""
         if not self._settings.reads_nodes:
             return 0
@@ -50,7 +50,7 @@ class PlacementController:
         nodes = await self._kube.list_all("MeshNode")
         pods = await self._kube.list_all("Pod")
         meshes = {(namespace, spec.cluster_ref) for (namespace, _), spec in datasets.items()}
-        self._board.keep(datasets)
+        self._board.retain_datasets(datasets)
         self._board.plans, self._board.looked = True, self._board.version
         grounds: dict[tuple[str, str], MeshGround] = {}
         for mesh in sorted(meshes):
@@ -67,7 +67,7 @@ class PlacementController:
             seen = {key: spec for key, spec in own.items() if key in self._board.kept}
             if seen:  # GPUs are everybody's
                 inventory, names = inventory_of(seen, self._board, daemons, places, pods, ground)
-                self._board.plan(plan_placement(inventory, self._settings), names)
+                self._board.record_plan(plan_placement(inventory, self._settings), names)
         return await self._label(datasets, nodes, places, grounds)
 
     async def _ground(self, namespace: str, name: str) -> MeshGround | None:
@@ -75,7 +75,7 @@ class PlacementController:
         if document is None:
             return None
         try:
-            return MeshGround.of(parse(MeshClusterSpec, document["spec"]))
+            return MeshGround.from_spec(parse(MeshClusterSpec, document["spec"]))
         except ResourceError as error:
             _log.warning("MeshCluster %s: %s", name, error)
             return None

@@ -63,7 +63,7 @@ class DatasetCatalog:
     def __repr__(self) -> str:
         return "<Catalogue>"
 
-    async def of(self, namespace: str, names: Iterable[str]) -> dict[str, ReadableDataset]:
+    async def readable_datasets(self, namespace: str, names: Iterable[str]) -> dict[str, ReadableDataset]:
         """By name; those of the namespace itself first. Raises ApiError."""
         missing, found = set(names), dict[str, ReadableDataset]()
         clusters: dict[tuple[str, str], Cluster | None] = {}
@@ -117,18 +117,18 @@ class PodCredentials:
     def __repr__(self) -> str:
         return f"<CredentialsLoop {self._daemons!r}>"
 
-    async def run_all(self, namespace: str | None = None) -> int:
+    async def renew_all(self, namespace: str | None = None) -> int:
         """Every training pod there is; how many could not be served. Raises ApiError."""
         failed = 0
         for pod in await self._kube.list_all("Pod", namespace, {LABEL: None}):
             try:
-                await self.run(pod)
+                await self.renew_pod(pod)
             except (DaemonError, UnreachableError, ResourceError) as error:
                 failed += 1
                 _log.warning("no keys for %s: %s", pod["metadata"]["name"], error)
         return failed
 
-    async def run(self, pod: Manifest) -> bool:
+    async def renew_pod(self, pod: Manifest) -> bool:
         """Give a pod its keys, if it needs new ones; whether it got some. Raises DaemonError,
         UnreachableError, ResourceError, ApiError."""
         metadata = pod["metadata"]
@@ -140,18 +140,18 @@ class PodCredentials:
         present = await self._kube.get("Secret", secret, metadata["namespace"])
         if present is not None and not self._is_due(present, metadata["uid"]):
             return False
-        found = await self._catalogue.of(metadata["namespace"], requested_datasets(pod))
+        found = await self._catalogue.readable_datasets(metadata["namespace"], requested_datasets(pod))
         datasets = [found[name] for name in requested_datasets(pod) if name in found]
         if not datasets or len({(each.namespace, each.cluster) for each in datasets}) > 1:
             return False
         first = datasets[0]
-        _, access = await self._daemons.of(first.namespace, first.cluster)
+        _, access = await self._daemons.locate_mesh(first.namespace, first.cluster)
         asked = {
             "duration_seconds": LIFE,
             "policy": credentials_policy([each.known for each in datasets]),
             "name": metadata["name"][:64],
         }
-        keys = await self._daemons.ask(access, "POST", "/-/sts", asked)
+        keys = await self._daemons.request_json(access, "POST", "/-/sts", asked)
         await self._kube.apply(_secret(pod, secret, keys, access.authority))
         metrics.keys.inc()
         return True

@@ -61,7 +61,7 @@ class _Budget:
     left: float = 50.0
     asked: float = 0.0
 
-    def take(self) -> bool:
+    def try_spend(self) -> bool:
         """Whether one more may be written now."""
         now = self.now()
         self.left, self.asked = min(self.burst, self.left + (now - self.asked) * self.rate), now
@@ -99,13 +99,13 @@ class PodEvents:
     def __repr__(self) -> str:
         return f"<PodNotices about {len(self._known)} pods>"
 
-    async def run(self, page: int = PAGE) -> int:
+    async def check_all(self, page: int = PAGE) -> int:
         """Look at all pods that are not over; how many there are. Raises ApiError, httpx2.HTTPError."""
         before, seen, count = set(self._known), set[str](), 0
         for namespace in self._settings.namespaces or (None,):
             async for pods in self._kube.pages_of_metadata("Pod", namespace, _CHOSEN, page):
                 for pod in pods:
-                    await self.look(pod)
+                    await self.check_pod(pod)
                     seen.add(pod["metadata"]["uid"])
                 count += len(pods)
                 await asyncio.sleep(self._rest)
@@ -121,10 +121,10 @@ class PodEvents:
             async for what, pod in changes:
                 since = pod["metadata"]["resourceVersion"]
                 if what in ("ADDED", "MODIFIED"):
-                    await self.look(pod)
+                    await self.check_pod(pod)
             await asyncio.sleep(self._rest)
 
-    async def look(self, pod: Manifest) -> None:
+    async def check_pod(self, pod: Manifest) -> None:
         """Tell a pod what it should know; `pod`: its metadata suffice. Raises ApiError, httpx2.HTTPError."""
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in _OVER:
@@ -155,12 +155,12 @@ class PodEvents:
         if known.said.setdefault(notice.reason, False):
             return
         place = known.controller, notice.reason
-        if self._told[place] >= _PER_CONTROLLER or not self._budget.take():
+        if self._told[place] >= _PER_CONTROLLER or not self._budget.try_spend():
             return
         known.said[notice.reason] = True
         self._told[place] += 1
         about = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-        await self._recorder.say(about, notice.reason, notice.message, once=notice.reason)
+        await self._recorder.record_event(about, notice.reason, notice.message, once=notice.reason)
 
     def _forget(self, gone: set[str]) -> None:
         for uid in gone:

@@ -93,7 +93,7 @@ class VolumeClaims:
     def __repr__(self) -> str:
         return f"<Volumes of {self._kube!r}>"
 
-    async def run(
+    async def reconcile_claims(
         self, cluster: Cluster, sets: Iterable[Manifest], document: Manifest
     ) -> tuple[tuple[str, ...], frozenset[str]]:
         """What is not done yet, in sentences, and pools whose StatefulSet is not to be applied now. Raises
@@ -103,7 +103,7 @@ class VolumeClaims:
             name, pool = each["metadata"]["name"], each["metadata"]["labels"].get(POOL_LABEL, "")
             said = claim_changes(cluster, each)
             if said and not each["metadata"].get("deletionTimestamp"):
-                await self._recorder.say(document, "Expanding", f"pool {pool}: {'; '.join(said)}")
+                await self._recorder.record_event(document, "Expanding", f"pool {pool}: {'; '.join(said)}")
                 await self._kube.delete("StatefulSet", name, cluster.namespace, orphans=True)
             if (said or each["metadata"].get("deletionTimestamp")) and not await self._gone(cluster, name):
                 held.add(pool)
@@ -138,7 +138,7 @@ class VolumeClaims:
                         raise
                     said = f"{name} cannot grow to {wanted.size}: {error.status.message}"
                     if said[:200] not in before:
-                        await self._recorder.say(document, "Refused", said)
+                        await self._recorder.record_event(document, "Refused", said)
                     found.append(said)
                     continue
             if growing := _growing(each, wanted.size):

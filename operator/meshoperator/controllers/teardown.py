@@ -38,13 +38,13 @@ class Teardown:
     def __repr__(self) -> str:
         return f"<Ending of {self._kube!r}>"
 
-    async def hold(self, document: Manifest) -> None:
+    async def add_finalizer(self, document: Manifest) -> None:
         """Have the MeshCluster stay until its daemons have ended."""
         there = document["metadata"].get("finalizers") or []
         if FINALIZER not in there:
             await self._write(document, [*there, FINALIZER])
 
-    async def run(self, document: Manifest) -> float | None:
+    async def reconcile_deletion(self, document: Manifest) -> float | None:
         """One pass: seconds until the next, None when nothing more is to be waited for."""
         metadata, finalizers = document["metadata"], document["metadata"].get("finalizers") or []
         name, namespace, labels = (
@@ -63,11 +63,13 @@ class Teardown:
             await self._tell(document, f"waits for {', '.join(sorted(pods)[:10])} to end")
             return self._settings.eager_seconds
         if pods:
-            await self._recorder.say(document, "DeletionForced", f"{len(pods)} daemons did not end in time")
+            await self._recorder.record_event(
+                document, "DeletionForced", f"{len(pods)} daemons did not end in time"
+            )
         if (document["spec"].get("deletionPolicy") or "Retain") == "Delete":
             await self._remove(document, namespace, labels)
         await self._write(document, [each for each in finalizers if each != FINALIZER])
-        await self._recorder.say(document, "Deleted", "its daemons have ended")
+        await self._recorder.record_event(document, "Deleted", "its daemons have ended")
         metrics.forget_cluster(namespace, name)
         return None
 

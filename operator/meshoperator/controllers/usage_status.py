@@ -38,7 +38,7 @@ class UsageUpdater:
     def __repr__(self) -> str:
         return f"<FiguresLoop {self._daemons!r}>"
 
-    async def run(self, namespaces: Sequence[str] = ()) -> int:
+    async def update_statuses(self, namespaces: Sequence[str] = ()) -> int:
         """Look at every mesh once; how many statuses were written. Raises ApiError."""
         changed = 0
         for namespace in namespaces or (None,):
@@ -54,7 +54,7 @@ class UsageUpdater:
     async def _cluster(self, document: Manifest) -> int:
         metadata, spec = document["metadata"], parse(MeshClusterSpec, document["spec"])
         name, namespace = metadata["name"], metadata["namespace"]
-        _, access = await self._daemons.of(namespace, name)
+        _, access = await self._daemons.locate_mesh(namespace, name)
         told = await self._told(access)
         pools = {pool.name: pool for pool in spec.node_pools}
         changed, every = 0, list[dict[str, Any]]()
@@ -76,9 +76,9 @@ class UsageUpdater:
 
     async def _told(self, access: MeshAccess) -> dict[str, dict[str, Any]]:
         found = {}
-        for each in await self._daemons.nodes(access):
+        for each in await self._daemons.access_daemons(access):
             try:
-                told = await self._daemons.ask(each, "GET", "/-/residence/")
+                told = await self._daemons.request_json(each, "GET", "/-/residence/")
             except (DaemonError, UnreachableError) as error:
                 _log.info("no figures: %s", error)
                 continue

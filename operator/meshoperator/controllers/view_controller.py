@@ -37,7 +37,7 @@ class ViewController(DataController):
 
     kind: ClassVar[str] = "MeshView"
 
-    async def look(self, document: Manifest) -> _SyncResult:
+    async def sync(self, document: Manifest) -> _SyncResult:
         try:
             return await self._pass(document)
         except UnreachableError as error:
@@ -46,35 +46,37 @@ class ViewController(DataController):
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
             before = (document.get("status") or {}).get("conditions") or ()
             if not any(each.get("message") == str(error)[:1024] for each in before):
-                await self._recorder.say(document, "ViewRefused", str(error))
+                await self._recorder.record_event(document, "ViewRefused", str(error))
             rest = SOON if reason == "NoSuchBucket" else LATER
             return self._told(document, False, reason, str(error)), rest
 
-    async def clean(self, document: Manifest) -> None:
+    async def finalize(self, document: Manifest) -> None:
         spec = parse(MeshViewSpec, document["spec"])
         address = (document.get("status") or {}).get("address")
         if spec.deletion_policy == "Retain" or not address:
             return
-        _, access = await self._daemons.of(document["metadata"]["namespace"], spec.cluster_ref)
+        _, access = await self._daemons.locate_mesh(document["metadata"]["namespace"], spec.cluster_ref)
         await self._remove(access, address)
 
     async def _pass(self, document: Manifest) -> _SyncResult:
         metadata, spec = document["metadata"], parse(MeshViewSpec, document["spec"])
-        _, access = await self._daemons.of(metadata["namespace"], spec.cluster_ref)
+        _, access = await self._daemons.locate_mesh(metadata["namespace"], spec.cluster_ref)
         builds = await self._push(metadata["namespace"], spec, access)
         name = spec.name or metadata["name"]
         wanted = {"bucket": spec.bucket, "name": name, "view": spec.document()}
         address = (document.get("status") or {}).get("address")
         try:
-            view = await self._daemons.ask(access, "POST", "/-/views", wanted)
+            view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
         except DaemonError as error:
             if error.code != "ViewExists" or address != f"{spec.bucket}--{name}":
                 raise
             await self._remove(access, address)
-            await self._recorder.say(document, "ViewReplaced", "its spec is another: it is made anew")
-            view = await self._daemons.ask(access, "POST", "/-/views", wanted)
+            await self._recorder.record_event(
+                document, "ViewReplaced", "its spec is another: it is made anew"
+            )
+            view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
         if not address:
-            await self._recorder.say(document, "ViewMade", f"s3://{view['name']} can be read")
+            await self._recorder.record_event(document, "ViewMade", f"s3://{view['name']} can be read")
         ops = [each for each in view["view"].get("ops") or () if each.get("version")]
         told = {each["op"]: each["version"] for each in ops} | builds
         status = self._told(document, True, "Ready", f"s3://{view['name']} can be read")
@@ -90,8 +92,8 @@ class ViewController(DataController):
         daemon says nothing."""
         hits = every = 0.0
         try:
-            for each in await self._daemons.nodes(access):
-                for result, count in results(await self._daemons.metrics(each), view):
+            for each in await self._daemons.access_daemons(access):
+                for result, count in results(await self._daemons.read_metrics(each), view):
                     every += count
                     hits += count if result == "hit" else 0
         except (DaemonError, UnreachableError):
@@ -111,12 +113,12 @@ class ViewController(DataController):
                 f"module: the ConfigMap {name!r} is not there, or has no file that ends in .py"
             )
         target = f"/-/modules?name={quote(spec.module.name, safe='')}"
-        pushed = await self._daemons.ask(access, "POST", target, source.encode())
+        pushed = await self._daemons.request_json(access, "POST", target, source.encode())
         return {spec.module.name: pushed["version"]}
 
     async def _remove(self, access: MeshAccess, address: str) -> None:
         try:
-            await self._daemons.ask(access, "DELETE", f"/{quote(address, safe='')}")
+            await self._daemons.request_json(access, "DELETE", f"/{quote(address, safe='')}")
         except DaemonError as error:
             if error.status != 404:
                 raise

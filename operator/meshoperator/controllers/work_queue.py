@@ -56,7 +56,7 @@ class WorkQueue:
     def __repr__(self) -> str:
         return f"<Loops over {len(self._attended)} objects{'' if self._leads.is_set() else ', not leading'}>"
 
-    def look(self, kind: str, namespace: str, name: str) -> None:
+    def enqueue(self, kind: str, namespace: str, name: str) -> None:
         """Something happened to an object, or to what belongs to it."""
         key = ObjectKey(kind, namespace, name)
         attended = self._attended.get(key)
@@ -65,11 +65,11 @@ class WorkQueue:
             attended.task = asyncio.ensure_future(self._attend(key, attended))
         attended.wake.set()
 
-    def look_at_all(self, kind: str) -> None:
+    def enqueue_all(self, kind: str) -> None:
         """Something happened that may concern every object of a kind."""
         for key in list(self._attended):
             if key.kind == kind:
-                self.look(*key)
+                self.enqueue(*key)
 
     async def close(self) -> None:
         """End all passes; one that is under way is cut off, and another operator goes on."""
@@ -91,7 +91,7 @@ class WorkQueue:
             rest = await self._once(key, attended)
         del self._attended[key]
         if attended.wake.is_set():  # it was made anew meanwhile
-            self.look(*key)
+            self.enqueue(*key)
 
     async def _once(self, key: ObjectKey, attended: _QueueEntry) -> float | None:
         with metrics.pass_seconds.labels(key.kind).time():

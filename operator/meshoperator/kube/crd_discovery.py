@@ -35,7 +35,7 @@ class CrdDiscovery:
     def __repr__(self) -> str:
         return f"<Definitions of {len(self._served)} kinds>"
 
-    async def read(self) -> None:
+    async def load_served(self) -> None:
         """What there is when kopf begins; to be called before it does. Where it cannot be read, all is
         taken to be there: kopf will find out."""
         try:
@@ -49,7 +49,7 @@ class CrdDiscovery:
                 "there are no definitions of %s: they are not looked after; %s", ", ".join(missing), how
             )
 
-    async def keep(self) -> None:
+    async def wait_for_new(self) -> None:
         """Until one comes that was not there."""
         while not self._served >= _ALL:
             await asyncio.sleep(self._look)

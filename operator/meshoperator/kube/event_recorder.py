@@ -47,7 +47,7 @@ class EventRecorder:
     def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
         self._kube, self._now = kube, now
 
-    async def say(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None:
+    async def record_event(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None:
         """`about`: the object, as it was read. `once`: what is said; not again while an event that says the
         same of the object is there, whoever wrote it."""
         metrics.actions.labels(reason).inc()

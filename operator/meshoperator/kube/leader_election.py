@@ -50,12 +50,12 @@ class LeaderElection:
     def __repr__(self) -> str:
         return f"<Leading of {self._holder}{', leads' if self.leads.is_set() else ''}>"
 
-    async def keep(self) -> None:
+    async def run_election(self) -> None:
         """For ever: take the Lease when it is free, renew it, stop acting when that fails for too long."""
         while True:
             try:
                 async with asyncio.timeout(_STEP):
-                    if await self.step():
+                    if await self.renew_or_acquire():
                         self._renewed = self._monotonic()
                     else:
                         self._renewed = float("-inf")
@@ -64,7 +64,7 @@ class LeaderElection:
             self._tell(self._monotonic() < self._renewed + TTL - 2 * _STEP)
             await asyncio.sleep(_STEP)
 
-    async def step(self) -> bool:
+    async def renew_or_acquire(self) -> bool:
         """Renew or take it; whether it is held now."""
         asked = self._monotonic()
         document = await self._kube.get("Lease", self._name, self._namespace)

@@ -109,7 +109,7 @@ class DatasetUsage:
     hits: int | None = None
 
     @classmethod
-    def of(
+    def from_holdings(
         cls,
         spec: MeshDatasetSpec,
         holdings: Sequence[Holding],

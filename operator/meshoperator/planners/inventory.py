@@ -240,7 +240,7 @@ class GpuProximity:
             ),
         )
 
-    def serve(self, places: Iterable[int]) -> None:
+    def set_copies(self, places: Iterable[int]) -> None:
         """Copies are at these places, and nowhere else."""
         self._best = np.zeros(len(self._best))
         for place in places:
@@ -250,7 +250,7 @@ class GpuProximity:
         """Mean nearness of the GPUs to their nearest copy, 0…1."""
         return float(round((self._gpus * self._best).sum() / self.total, 9)) if self.total else 0.0
 
-    def words(self, place: int) -> str:
+    def describe_levels(self, place: int) -> str:
         """What a node is near to; empty when nothing."""
         levels = self.levels(place)
         found = [

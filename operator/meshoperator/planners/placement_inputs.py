@@ -73,7 +73,7 @@ class MeshGround:
     pools: Mapping[str, tuple[tuple[str, ...], str]]
 
     @classmethod
-    def of(cls, spec: MeshClusterSpec) -> MeshGround:
+    def from_spec(cls, spec: MeshClusterSpec) -> MeshGround:
         """Of a MeshCluster."""
         return cls(
             spec.topology,
@@ -103,7 +103,7 @@ class PlacementBoard:
     version: int = 0
     """Another one when a dataset lies elsewhere than before."""
 
-    def tell(
+    def record_holdings(
         self, namespace: str, name: str, holdings: Iterable[Holding], kept: DatasetHomes = DatasetHomes()
     ) -> None:
         """What was seen of a dataset."""
@@ -123,12 +123,12 @@ class PlacementBoard:
         for known in (self.holdings, self.planned, self.unplaced, self.kept, self.loaded):
             known.pop((namespace, name), None)
 
-    def keep(self, datasets: Iterable[tuple[str, str]]) -> None:
+    def retain_datasets(self, datasets: Iterable[tuple[str, str]]) -> None:
         """Only these are there any more."""
         for key in self.planned.keys() - set(datasets):
             self.forget(*key)
 
-    def plan(self, placement: Placement, names: Mapping[str, tuple[str, str]]) -> None:
+    def record_plan(self, placement: Placement, names: Mapping[str, tuple[str, str]]) -> None:
         """The planner's word; `names`: of its datasets."""
         self.planned |= {key: {} for key in names.values()}
         for each in placement.assignments:
@@ -136,7 +136,7 @@ class PlacementBoard:
         for name, key in names.items():
             self.unplaced[key] = placement.unplaced.get(name, "")
 
-    def placed(self, namespace: str, name: str) -> list[CopyLocation]:
+    def copy_locations(self, namespace: str, name: str) -> list[CopyLocation]:
         """Where it should be, and where it is besides."""
         held = {each.node: each.bytes for each in self.holdings.get((namespace, name), ())}
         planned = self.planned.get((namespace, name), {})
@@ -149,7 +149,7 @@ class PlacementBoard:
         ]
         return found
 
-    def why(self, namespace: str, name: str) -> str:
+    def unplaced_reason(self, namespace: str, name: str) -> str:
         """Why a copy has no place; empty: every one has."""
         return self.unplaced.get((namespace, name), "")
 

@@ -160,12 +160,18 @@ class _DatasetPlacer:
             if not len(served) or served[best] < self._planner.enough:
                 return
             move = Move(
-                self._dataset.name, None, self._name(best), self._dataset.size, self._wanted.words(best)
+                self._dataset.name,
+                None,
+                self._name(best),
+                self._dataset.size,
+                self._wanted.describe_levels(best),
             )
             if not self._planner.may_move(self._dataset):
                 self._planner.deferred.append(move)
                 return
-            self._because[best] = f"one more copy: {self._wanted.words(best)} were far from the others"
+            self._because[best] = (
+                f"one more copy: {self._wanted.describe_levels(best)} were far from the others"
+            )
             self._add(best)
 
     # --- what is moved ------------------------------------------------------------------------------------
@@ -177,7 +183,9 @@ class _DatasetPlacer:
             if found is None:
                 return
             source, target, gain = found
-            reason = f"{self._wanted.words(target) or 'better disks, or further apart'} (+{gain:.2f})"
+            reason = (
+                f"{self._wanted.describe_levels(target) or 'better disks, or further apart'} (+{gain:.2f})"
+            )
             if not self._planner.may_move(self._dataset):
                 self._planner.deferred.append(
                     Move(
@@ -215,7 +223,7 @@ class _DatasetPlacer:
         return found
 
     def _gains(self, chosen: list[int]) -> npt.NDArray[np.float64]:
-        self._wanted.serve(chosen)
+        self._wanted.set_copies(chosen)
         return self._wanted.gains()
 
     def _served(self, chosen: list[int]) -> npt.NDArray[np.float64]:
@@ -272,7 +280,7 @@ class _DatasetPlacer:
         start = "keeps its copy" if place in self._held else "new copy"
         if self._dataset.full:
             return f"{start}: one on every node that matches"
-        near = self._wanted.words(place)
+        near = self._wanted.describe_levels(place)
         return f"{start}: {near or ('there already' if place in self._held else 'most free space')}"
 
     def _considered(self) -> str:

@@ -78,7 +78,7 @@ class Actions:
     delete: tuple[tuple[str, str], ...]
     waiting: tuple[str, ...]
     settled: bool
-    bury: tuple[tuple[str, str], ...] = ()
+    force_delete: tuple[tuple[str, str], ...] = ()
     discard: tuple[str, ...] = ()
 
 
@@ -86,7 +86,7 @@ def is_settled(sight: ClusterState) -> bool:
     """Whether every node is well and no data is on its way."""
     if sight.map is None:
         return False
-    return not sight.map.moving and all(node.state in _WELL for node in sight.map.nodes)
+    return not sight.map.is_rebalancing and all(node.state in _WELL for node in sight.map.nodes)
 
 
 def holds_no_data(sight: ClusterState, name: str) -> bool:
@@ -96,7 +96,7 @@ def holds_no_data(sight: ClusterState, name: str) -> bool:
     node = sight.map.node(name) if sight.map else None
     if sight.map is None or node is None or not node.stores:
         return True
-    if any(share.node_id == name for share in sight.map.present) or not (
+    if any(share.node_id == name for share in sight.map.current_shares) or not (
         node.leaving or node.state == "down"
     ):
         return False

@@ -259,7 +259,7 @@ class MeshFileSystem(AbstractFileSystem):
         return presign(
             "GET",
             f"{transport.settings.endpoint}{object_path(bucket, key)}",
-            transport.keys.now(),
+            transport.keys.current(),
             region=transport.settings.region,
             expires=expiration,
             timestamp=int(time.time()),

@@ -96,12 +96,12 @@ class Scrape:
 
     values: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
 
-    def total(self, name: str, **labels: str) -> float:
+    def sum_of(self, name: str, **labels: str) -> float:
         """The sum over all series that have these labels; 0 where there is none."""
         wanted = set(labels.items())
         return sum(value for have, value in self.values.get(name, {}).items() if wanted <= set(have))
 
-    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+    def sum_by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """The sums by the values of one label, over all series that have the others."""
         found: dict[str, float] = {}
         wanted = set(labels.items())

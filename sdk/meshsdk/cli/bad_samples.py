@@ -38,7 +38,7 @@ def list_bad(session: Session, plan: str) -> None:
     mesh bad ls 4f1c…e2
     mesh bad ls 4f1c…e2 --json | jq -r .key
     """
-    with session.client() as client:
+    with session.make_client() as client:
         listed = bad_samples(client.transport, plan)
     if not listed:
         session.tell("no bad samples: all that was asked for of this plan could be prepared")
@@ -71,7 +71,7 @@ def replay(session: Session, plan: str, position: int, epoch: int, save: Path | 
     mesh replay 4f1c…e2 1093 --epoch 2 --save ./sample     # and its files as they are stored
     """
     address = FrameAddress(plan, epoch, 0, 0, 1, 1, origin=position)
-    with session.client() as client:
+    with session.make_client() as client:
         if save is not None:
             _save(session, client, address, save)
         try:

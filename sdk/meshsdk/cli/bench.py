@@ -65,7 +65,7 @@ def bench(
     mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224 --epochs 2
     mesh bench --gets -c 16 s3://photos/train/
     """
-    with session.client() as client:
+    with session.make_client() as client:
         if gets:
             _bench_gets(session, client, url, concurrency, requests)
         else:

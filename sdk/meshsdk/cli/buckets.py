@@ -79,7 +79,7 @@ def create(session: Session, name: str, origin: str | None, copies: int | None, 
     if origin is not None and copies is not None:
         raise ConfigurationError("--copies: what is read of an origin is kept once; give one of the two")
     document |= {"url": origin} if origin else {"copies": copies} if copies else {}
-    with session.client() as client:
+    with session.make_client() as client:
         _show(session, cluster_admin.create_bucket(client.transport, name, document))
 
 
@@ -112,7 +112,7 @@ def change(
         document = {"copies": copies}
     if not document:
         raise ConfigurationError("nothing to change: give an option, as --ttl 300 or --copies 3")
-    with session.client() as client:
+    with session.make_client() as client:
         _show(session, cluster_admin.change_bucket(client.transport, name, document))
 
 
@@ -125,7 +125,7 @@ def show(session: Session, name: str) -> None:
     \b
     mesh bucket show photos
     """
-    with session.client() as client:
+    with session.make_client() as client:
         _show(session, cluster_admin.show_bucket(client.transport, name))
 
 
@@ -139,7 +139,7 @@ def list_all(session: Session) -> None:
     \b
     mesh bucket ls
     """
-    with session.client() as client:
+    with session.make_client() as client:
         listed = cluster_admin.list_buckets(client.transport)
     if not listed:
         session.tell("no bucket has an origin or a number of copies of its own; `mesh ls` lists all buckets")

@@ -42,7 +42,7 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
     from meshsdk.transfers import stream
 
     output = sys.stdout.buffer
-    with session.client() as client:
+    with session.make_client() as client:
         for url in urls:
             for piece in stream(client, url.bucket, url.key, offset=offset, length=length):
                 output.write(piece)
@@ -91,7 +91,7 @@ def head(
     mesh head s3://corpus/v1/ --kind lines --field text=jsonl --filter 'text.lang == "en"'
     mesh head s3://imagenet/records/ --kind tfrecord
     """
-    with session.client() as client:
+    with session.make_client() as client:
         if not url.is_folder and not fields and condition is None:
             data = _beginning(client, url, count)
             if data is not None:
@@ -100,7 +100,7 @@ def head(
         from meshsdk.open_dataset import open as open_dataset
 
         with session.steps("head", 3 if condition is None else 4) as done:
-            client.transport.watch = done.reached
+            client.transport.on_progress = done.reached
             ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
             done(f"{len(ds)} samples are pinned")
             ds = filtered_dataset(ds, condition, done)

@@ -72,7 +72,7 @@ def status(session: Session, watch: bool, every: float) -> None:
     \b
     mesh cluster status --watch
     """
-    with session.client() as client:
+    with session.make_client() as client:
         while watch:
             try:
                 text, found = _status(client)
@@ -156,7 +156,7 @@ def scrub(session: Session, node: str | None, wait: bool) -> None:
     \b
     mesh cluster scrub n2 --wait
     """
-    with session.client() as client:
+    with session.make_client() as client:
         nodes = [
             found["id"] for found in cluster_admin.cluster_status(client.transport)["nodes"] if _scrubs(found)
         ]
@@ -217,7 +217,7 @@ def _scrubbed(name: str, told: dict[str, Any]) -> str:
 
 
 def _change(session: Session, node: str, action: str, **rest: Any) -> None:
-    with session.client() as client:
+    with session.make_client() as client:
         done = cluster_admin.change_node(client.transport, node, action, **rest)
     session.show(f"{node} is {done['state']} (map {done['version']}). {_NEXT[action].format(node)}", **done)
 

@@ -79,7 +79,7 @@ class Session:
     ca_cert: str | None = None
     deadline: float | None = None
 
-    def client(self, patience: float = _PATIENCE) -> Client:
+    def make_client(self, patience: float = _PATIENCE) -> Client:
         """One that waits `deadline`, else `patience` seconds for a server that does not answer. Raises
         ConfigurationError."""
         from meshsdk.client.s3_client import connect
@@ -123,7 +123,7 @@ class Session:
             yield _Bar(bar, what, total)
 
     @contextmanager
-    def told_steps(self, what: str, total: int) -> Iterator[Steps]:
+    def logged_steps(self, what: str, total: int) -> Iterator[Steps]:
         """`steps` of work that has few: where there is no terminal, each is a line on stderr."""
         if self.has_bar:
             with self.steps(what, total) as done:

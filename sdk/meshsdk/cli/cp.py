@@ -65,7 +65,7 @@ def cp(
     """
     if not isinstance(target, Remote) and not all(isinstance(source, Remote) for source in sources):
         raise ConfigurationError("neither side is in the store: use cp(1), or name an s3:// address")
-    with session.client() as client:
+    with session.make_client() as client:
         copies = [copy for source in sources for copy in plan_copies(client, source, target, recursive)]
         if len(copies) > 1 and len({copy.target for copy in copies}) < len(copies):
             raise ConfigurationError(f"several sources have the same name in {target}: copy them one by one")

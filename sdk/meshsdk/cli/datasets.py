@@ -42,7 +42,7 @@ class Opening:
     steps: int
 
     def __call__(self, client: Client, done: Steps) -> Dataset:
-        client.transport.watch = done.reached
+        client.transport.on_progress = done.reached
         return self.open(client, done)
 
 
@@ -101,7 +101,7 @@ def schema(session: Session, opened: Opening) -> None:
     mesh schema s3://corpus/v1/ --kind lines --field text=jsonl --op 'json:text path=body'
     mesh schema s3://photos/train/ --snapshot HASH --json
     """
-    with session.client() as client, session.steps("schema", opened.steps + 1) as done:
+    with session.make_client() as client, session.steps("schema", opened.steps + 1) as done:
         found = opened(client, done).schema()
         done("the first sample is prepared")
     for name, field in found.items():
@@ -120,7 +120,7 @@ def stats(session: Session, opened: Opening) -> None:
     mesh stats s3://photos/train/
     mesh stats s3://photos/train/ --filter 'label == "cat"' --json
     """
-    with session.client() as client, session.steps("stats", opened.steps + 1) as done:
+    with session.make_client() as client, session.steps("stats", opened.steps + 1) as done:
         ds = opened(client, done)
         found = ds.stats()
         done("they are counted")
@@ -161,7 +161,7 @@ def preflight(session: Session, opened: Opening, batch: int | None, world: int, 
     \b
     mesh preflight s3://photos/train/ --op decode:image --op center_crop:image:224 -b 1024 --world 8
     """
-    with session.client(_PATIENCE) as client, session.steps("preflight", opened.steps + 1) as done:
+    with session.make_client(_PATIENCE) as client, session.steps("preflight", opened.steps + 1) as done:
         found = opened(client, done).preflight(batch, world=world, rows=rows)
         done(f"{rows} of them are tried")
     session.show(
@@ -201,7 +201,7 @@ def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed
         raise ConfigurationError("--part: two have one name")
     from meshsdk.datasets.split_mix import split as cut
 
-    with session.client() as client, session.told_steps("split", opened.steps + len(shares)) as done:
+    with session.make_client() as client, session.logged_steps("split", opened.steps + len(shares)) as done:
         ds = opened(client, done)
         found = cut(ds, shares, by, seed, _DEADLINE, lambda name: done(f"{name} is cut"))
     for name, part in found.items():
@@ -245,10 +245,10 @@ def mix(
 
     named = [_share("mix", source, "s3://web/=0.7") for source in sources]
     urls = [_folder(url) for url, _ in named]
-    with session.client() as client, session.told_steps("mix", len(urls) + 2) as done:
+    with session.make_client() as client, session.logged_steps("mix", len(urls) + 2) as done:
         chosen = parse_fields(fields) if fields else None
         parts = []
-        client.transport.watch = done.reached
+        client.transport.on_progress = done.reached
         for url in urls:
             parts.append(open_dataset(url, chosen, kind=kind, client=client))
             done(f"{url} is pinned")

@@ -89,9 +89,9 @@ def doctor(
             ),
         )
         return
-    with session.client() as client:
+    with session.make_client() as client:
         subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
-        with session.told_steps("doctor", len(RUNS)) as done:
+        with session.logged_steps("doctor", len(RUNS)) as done:
             found = examine.examine(
                 subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
             )

@@ -50,7 +50,7 @@ _NONE: dict[Kind, str] = {
 
 
 def _list(session: Session, kind: Kind) -> None:
-    with session.client() as client:
+    with session.make_client() as client:
         listed = list(list_documents(client.transport, kind))
     if not listed:
         session.tell(_NONE[kind])
@@ -64,7 +64,7 @@ def _list(session: Session, kind: Kind) -> None:
 
 
 def _show(session: Session, kind: Kind, name: str) -> None:
-    with session.client() as client:
+    with session.make_client() as client:
         found = show_document(client.transport, kind, _whole(client, kind, name))
     lines = [
         f"{kind[:-1]} {found.hash}",
@@ -79,7 +79,7 @@ def _show(session: Session, kind: Kind, name: str) -> None:
 
 
 def _remove(session: Session, kind: Kind, name: str, *, force: bool) -> None:
-    with session.client() as client:
+    with session.make_client() as client:
         digest = _whole(client, kind, name)
         silent = remove_document(client.transport, kind, digest, force=force)
     later = f"; {', '.join(silent)} will follow when back" if silent else ""

@@ -145,7 +145,7 @@ def list_all(session: Session) -> None:
     mesh job ls
     mesh job ls --json | jq -r 'select(.state == "running") | .id'
     """
-    with session.client() as client:
+    with session.make_client() as client:
         listed = jobs.list_jobs(client.transport)
     if not listed:
         session.tell("no jobs yet: mesh shard, reshard, extract, prefetch and view materialize start one")
@@ -164,7 +164,7 @@ def show(session: Session, job_id: str) -> None:
     \b
     mesh job show 3f2a9c0117b4de52
     """
-    with session.client() as client:
+    with session.make_client() as client:
         found = jobs.show_job(client.transport, job_id)
     _show(session, found, "\n".join(_lines(found)))
 
@@ -178,7 +178,7 @@ def watch(session: Session, job_id: str) -> int:
     \b
     mesh job watch 3f2a9c0117b4de52
     """
-    with session.client() as client:
+    with session.make_client() as client:
         return _report_ended(session, follow_job(session, client, jobs.show_job(client.transport, job_id)))
 
 
@@ -196,7 +196,7 @@ def cancel(session: Session, job_id: str) -> None:
 
 def show_stopped(session: Session, job_id: str, *, pause: bool = False) -> None:
     """Stop a job, and say how far it came."""
-    with session.client() as client:
+    with session.make_client() as client:
         found = (jobs.pause_job if pause else jobs.cancel_job)(client.transport, job_id)
         if not found.ended:
             found = jobs.show_job(client.transport, job_id, wait=10)
@@ -226,7 +226,7 @@ def _share(text: str) -> tuple[str, float]:
 
 def run_job(session: Session, document: dict[str, Any], *, detach: bool) -> int:
     """Start a job and follow it to its end, or leave it; the exit code."""
-    with session.client() as client:
+    with session.make_client() as client:
         return _run(session, client, document, detach=detach)
 
 

@@ -41,7 +41,7 @@ def ls(session: Session, url: Remote | None, recursive: bool) -> int:
     mesh ls s3://photos/train/   one level: folders, then objects
     mesh ls -r s3://photos       every object; ends with a count
     """
-    with session.client() as client:
+    with session.make_client() as client:
         if url is None:
             buckets = client.buckets()
             if not buckets:
@@ -95,7 +95,7 @@ def stat(session: Session, url: Remote) -> None:
     mesh stat s3://photos/train/cat/1.jpg
     mesh stat s3://photos/train/
     """
-    with session.client() as client:
+    with session.make_client() as client:
         if url.is_folder:
             count = size = 0
             for entry in client.list(url.bucket, url.key):
@@ -132,7 +132,7 @@ def mb(session: Session, url: Remote) -> None:
     \b
     mesh mb s3://photos
     """
-    with session.client() as client:
+    with session.make_client() as client:
         client.create_bucket(_only_bucket(url))
     session.show(f"made s3://{url.bucket}", action="make-bucket", bucket=url.bucket)
 
@@ -146,7 +146,7 @@ def rb(session: Session, url: Remote) -> None:
     \b
     mesh rb s3://photos
     """
-    with session.client() as client:
+    with session.make_client() as client:
         client.delete_bucket(_only_bucket(url))
     session.show(f"removed s3://{url.bucket}", action="remove-bucket", bucket=url.bucket)
 
@@ -173,7 +173,7 @@ def rm(session: Session, urls: Sequence[Remote], recursive: bool, dryrun: bool) 
     mesh rm -r --dryrun s3://photos/train/cat/
     """
     failed = 0
-    with session.client() as client:
+    with session.make_client() as client:
         for url in urls:
             failed += _remove(session, client, url, recursive, dryrun)
     return EXIT_FAILED if failed else 0
@@ -238,7 +238,7 @@ def list_files(session: Session, url: Remote, prefix: str) -> int:
     """
     _check(url)
     count = size = 0
-    with session.client() as client:
+    with session.make_client() as client:
         for entry in client.members(url.bucket, url.key, prefix):
             offset = "-" if entry.offset is None else str(entry.offset)
             session.show(
@@ -269,7 +269,7 @@ def show(session: Session, url: Remote) -> None:
     mesh archive show s3://shards/0001.tgz
     """
     _check(url)
-    with session.client() as client:
+    with session.make_client() as client:
         found = client.member_page(url.bucket, url.key, page=1)
     record = {"kind": found.kind, "files": found.count, "size": found.size, "etag": found.etag}
     plain = bool(found.entries) and found.entries[0].offset is not None

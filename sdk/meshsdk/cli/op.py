@@ -56,7 +56,7 @@ def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
           "Pixels times gain."
           return np.clip(pixels * gain, 0, 255).astype(np.uint8)
     """
-    with session.client() as client:
+    with session.make_client() as client:
         pushed = _push(client, file, name, draft=draft)
     known = "" if pushed.new else " (it was there already)"
     lines = [f"{pushed.module} {pushed.version}{known}"]
@@ -114,7 +114,7 @@ def test(
     mesh op test augment/brighten --before decode s3://photos/train/ --limit 20
     mesh op test augment/brighten --before decode --after 'encode format=png' --save ./out s3://photos/train/
     """
-    with session.client() as client:
+    with session.make_client() as client:
         tried = _spec(client, what, name)
         tried["args"] = parse_op(" ".join(["op", *args]))["args"]
         chain = [*map(parse_op, before), tried, *map(parse_op, after)]
@@ -201,7 +201,7 @@ def list_modules(session: Session) -> None:
     \b
     mesh op modules
     """
-    with session.client() as client:
+    with session.make_client() as client:
         found = op_catalog.list_modules(client.transport)
     if not found:
         session.tell("no modules yet: mesh op push FILE.py")
@@ -233,7 +233,7 @@ def rm(session: Session, name: str, version: str) -> None:
     mesh op modules
     mesh op rm augment --version sha256:0b1c…
     """
-    with session.client() as client:
+    with session.make_client() as client:
         removed = op_catalog.remove_module(client.transport, name, version)
     for gone in removed:
         session.show(f"removed {name} {gone}", action="remove", module=name, version=gone)
@@ -263,7 +263,7 @@ def list_all(session: Session, word: str) -> None:
     mesh op ls
     mesh op ls crop
     """
-    with session.client() as client:
+    with session.make_client() as client:
         listed = op_catalog.list_ops(client.transport)
     found = [line for line in listed if word.lower() in f"{line.op} {line.summary}".lower()]
     if not found:
@@ -289,7 +289,7 @@ def show(session: Session, name: str) -> None:
     \b
     mesh op show random_resized_crop
     """
-    with session.client() as client:
+    with session.make_client() as client:
         found = op_catalog.show_op(client.transport, name)
     session.show(
         _page(found),

@@ -125,7 +125,7 @@ def resume(session: Session, job_id: str, detach: bool) -> int:
     \b
     mesh prefetch resume 3f2a9c0117b4de52
     """
-    with session.client() as client:
+    with session.make_client() as client:
         found = jobs.show_job(client.transport, job_id)
     if found.kind != "prefetch":
         raise ConfigurationError(f"{job_id} is a job of kind {found.kind}; see `mesh job --help`")

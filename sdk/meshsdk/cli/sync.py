@@ -101,7 +101,7 @@ def sync(
     source, target = _folder(source), _folder(target)
     if isinstance(source, Local) and isinstance(target, Local):
         raise ConfigurationError("both are local: use rsync, or name an s3:// address")
-    with session.client() as client:
+    with session.make_client() as client:
         ours, theirs = _entries(client, source, excluded), _entries(client, target, excluded)
         if not ours and (delete or isinstance(source, Remote)):
             raise NotFoundError(f"nothing is in {source}: is the address right?", status=404)

@@ -45,7 +45,7 @@ def materialize(session: Session, name: str, target: Remote, prefix: str, detach
     \b
     mesh view materialize photos--shards s3://photos-shards/v1/
     """
-    with session.client() as client:
+    with session.make_client() as client:
         begun = jobs.start_job(client.transport, jobs.materialize_job(name, str(target), prefix))
         if detach:
             return report_started(session, begun)
@@ -129,7 +129,7 @@ def create(
     elif choices.meant:
         if match or suffix or shards.meant:
             raise ConfigurationError("--batches and --zarr take samples by --field and --prefix")
-        with session.client() as client:
+        with session.make_client() as client:
             parsed = [parse_op(text) for text in ops]
             document = sample_view(client, bucket, prefix, parsed, choices, shuffle)
     elif shards.meant or shuffle is not None:
@@ -142,7 +142,7 @@ def create(
         document = views.transform_view(
             parsed, match=match, suffix=suffix, prefix=prefix, content_type=content_type or guessed
         )
-    with session.client() as client:
+    with session.make_client() as client:
         made = views.create_view(client.transport, bucket, short, document)
     _show(session, made, f"{made.name} is there: read s3://{made.name}/")
 
@@ -160,7 +160,7 @@ def list_all(session: Session, bucket: str) -> None:
     mesh view ls
     mesh view ls photos
     """
-    with session.client() as client:
+    with session.make_client() as client:
         listed = views.list_views(client.transport, bucket)
     if not listed:
         session.tell("no views yet: `mesh view create --help` shows how one is made")
@@ -177,7 +177,7 @@ def show(session: Session, name: str) -> None:
     \b
     mesh view show photos--small > small.json
     """
-    with session.client() as client:
+    with session.make_client() as client:
         found = views.show_view(client.transport, name)
     _show(session, found, json.dumps(found.view, indent=2, ensure_ascii=False))
 
@@ -191,7 +191,7 @@ def rm(session: Session, name: str) -> None:
     \b
     mesh view rm photos--small
     """
-    with session.client() as client:
+    with session.make_client() as client:
         views.show_view(client.transport, name)  # a bucket that is no view is not removed by mistake
         client.delete_bucket(name)
     session.show(f"removed {name}", action="remove", view=name)

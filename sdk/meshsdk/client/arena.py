@@ -148,13 +148,13 @@ class Arena:
     # SimpleQueue.put is reentrant: the only queue a weakref callback may use.
     _returned: SimpleQueue[_Slot | _Loan] = field(default_factory=SimpleQueue)
 
-    def adopts(self, size: int) -> bool:
+    def can_adopt(self, size: int) -> bool:
         """Whether a frame may lie in memory of others: not where a device copies from this kind alone, nor
         beyond the budget: what is kept for long is to be memory of this process."""
-        within = len(self._loans) < _LOANS and size <= self.room()
+        within = len(self._loans) < _LOANS and size <= self.free_bytes()
         return within and isinstance(self.memory, HostMemory)
 
-    def adopt(self, pages: Bytes, through: Callable[[], None]) -> Lease:
+    def adopt_pages(self, pages: Bytes, through: Callable[[], None]) -> Lease:
         """The memory of others as a lease: it counts as such until nothing refers to it, when `through` is
         called, on any thread."""
         self.collect()
@@ -165,7 +165,7 @@ class Arena:
         self.leased += size
         return Lease(holder.data, size)
 
-    def lease(self, size: int) -> Lease:
+    def acquire_slot(self, size: int) -> Lease:
         """Memory for `size` bytes: a free slot, a new one within the budget, or one beyond it."""
         self.collect()
         slot = self._fitting(size) or self._grow(size)
@@ -227,7 +227,7 @@ class Arena:
         self.allocated += capacity
         return _Slot(self.memory.allocate(capacity), spare)
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes of the budget that are not under lease; negative after overflows."""
         self.collect()
         return self.budget - self.leased

@@ -59,7 +59,7 @@ class LocalHandover:
         self._near: dict[Endpoint, tuple[str, str]] = {}
         """Of a node on this host: the id to say, and the directory as seen from here."""
 
-    def heard(self, endpoint: Endpoint, said: str) -> None:
+    def record_directory(self, endpoint: Endpoint, said: str) -> None:
         """What an answer said of its node's directory, if anything."""
         if not said or self._setting == "off":
             return
@@ -81,11 +81,11 @@ class LocalHandover:
         self._near.pop(endpoint, None)
         self._shunned[endpoint] = time.monotonic() + _SHUNNED
 
-    def word(self, endpoint: Endpoint) -> str:
+    def handover_id(self, endpoint: Endpoint) -> str:
         """What to say with a question so that its frame is handed over; empty for a node elsewhere."""
         return self._near.get(endpoint, ("", ""))[0]
 
-    def take(self, endpoint: Endpoint, answer: str, arena: Arena) -> Lease:
+    def receive_frame(self, endpoint: Endpoint, answer: str, arena: Arena) -> Lease:
         """The frame that an answer names: in pages of its own, or in a slot, where a device wants that.
 
         Raises HandoverError; the endpoint is then no neighbour for a while.
@@ -126,9 +126,9 @@ def _taken(directory: str, handed: HandoverTicket, arena: Arena) -> Lease:
         try:
             if not _is_settled(fd, handed.size):
                 raise ValueError("it is of another size than was said, or could still change")
-            if arena.adopts(handed.size):
-                return arena.adopt(_mapped(fd, handed.size), line.close)
-            lease = arena.lease(handed.size)
+            if arena.can_adopt(handed.size):
+                return arena.adopt_pages(_mapped(fd, handed.size), line.close)
+            lease = arena.acquire_slot(handed.size)
             _fill(fd, lease.view)
         finally:
             os.close(fd)

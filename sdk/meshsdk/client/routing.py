@@ -67,7 +67,7 @@ class ClusterDirectory:
         """The newest map known, None where there is one node, or none is known."""
         return self._map
 
-    def heard(self, version: str) -> None:
+    def record_version(self, version: str) -> None:
         """An answer said by which map its node goes (its `x-mesh-map`)."""
         if version.isascii() and version.isdigit():
             self._wanted = max(self._wanted, int(version))
@@ -124,7 +124,7 @@ class ClusterDirectory:
         """Whom to ask: who did not fail lately first."""
         serving = [node for node in self._map.nodes if node.state in _REACHABLE_STATES] if self._map else []
         known = [*self.configured, *(self._endpoints[node.node_id] for node in serving)]
-        return sorted(dict.fromkeys(known), key=self.shunned)
+        return sorted(dict.fromkeys(known), key=self.is_shunned)
 
     def endpoint(self, node: Node) -> Endpoint:
         """Where a node of the map is."""
@@ -138,16 +138,16 @@ class ClusterDirectory:
 
     # --- what fails -----------------------------------------------------------------------------------
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def mark_failed(self, endpoint: Endpoint) -> None:
         """It did not answer, or not to the end."""
         self._failed[endpoint] = time.monotonic()
 
-    def worked(self, endpoint: Endpoint) -> None:
+    def mark_working(self, endpoint: Endpoint) -> None:
         """It answered."""
         if self._failed:
             self._failed.pop(endpoint, None)
 
-    def shunned(self, endpoint: Endpoint) -> bool:
+    def is_shunned(self, endpoint: Endpoint) -> bool:
         """Whether it failed lately."""
         when = self._failed.get(endpoint)
         return when is not None and time.monotonic() - when < SHUNNED
@@ -166,12 +166,12 @@ class Router:
     def __repr__(self) -> str:
         return f"Router({self.directory!r})"
 
-    def choose(self, request: Request, tried: set[Endpoint]) -> Endpoint:
+    def choose_endpoint(self, request: Request, tried: set[Endpoint]) -> Endpoint:
         """Whom to ask next; of those `tried` nobody as long as there are others."""
         found = self.candidates(request)
         return next((endpoint for endpoint in found if endpoint not in tried), found[0])
 
-    def others(self, request: Request, tried: set[Endpoint]) -> bool:
+    def has_untried(self, request: Request, tried: set[Endpoint]) -> bool:
         """Whether there is somebody to ask who was not."""
         return any(endpoint not in tried for endpoint in self.candidates(request))
 
@@ -184,7 +184,7 @@ class Router:
         else:
             known = [directory.endpoint(node) for node in _in_order(cluster, request)]
             found = list(dict.fromkeys([*known, *directory.configured]))
-        return sorted(found, key=directory.shunned) if len(found) > 1 else found
+        return sorted(found, key=directory.is_shunned) if len(found) > 1 else found
 
 
 def _in_order(cluster: ClusterMap, request: Request) -> list[Node]:
@@ -207,15 +207,17 @@ def _replica_nodes(cluster: ClusterMap, request: Request) -> list[Node]:
     bucket, _, key = request.path[1:].partition("/")
     if not key or bucket == "-" or "--" in bucket:
         return []
-    route = routes(cluster, cluster.copies).of(percent_encoding.decode(bucket), percent_encoding.decode(key))
+    route = routes(cluster, cluster.copies).route_of_key(
+        percent_encoding.decode(bucket), percent_encoding.decode(key)
+    )
     if request.method in ("GET", "HEAD"):
-        return list(route.readers)
-    return [] if route.decider is None else [route.decider]
+        return list(route.read_set)
+    return [] if route.primary is None else [route.primary]
 
 
 def replica_node(cluster: ClusterMap, bucket: str, key: str) -> Node | None:
     """Who is asked first for an object."""
-    readers = routes(cluster, cluster.copies).of(bucket, key).readers
+    readers = routes(cluster, cluster.copies).route_of_key(bucket, key).read_set
     return readers[0] if readers else None
 
 

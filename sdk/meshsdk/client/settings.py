@@ -55,13 +55,13 @@ class RenewableKeys:
     def __repr__(self) -> str:
         return f"<RenewedKeys {self.path}>"
 
-    def now(self) -> Credential:
+    def current(self) -> Credential:
         """The newest; the file is looked at every now and then."""
         if self.path and self._clock() >= self._next:
             self._look()
         return self._credential
 
-    def instead(self, refused: Credential | None) -> Credential | None:
+    def replacement(self, refused: Credential | None) -> Credential | None:
         """What to sign with in place of keys that a node does not take; None where there is nothing else. The
         file is looked at now. `refused`: None where it is not known what was signed with.
         """
@@ -70,7 +70,7 @@ class RenewableKeys:
         self._look()
         return None if self._credential == refused else self._credential
 
-    def told(self) -> str:
+    def expiry_hint(self) -> str:
         """What the file is about, for who was refused with what it says; "" without one."""
         if not self.path or self._trouble:
             return self._trouble

@@ -101,7 +101,7 @@ class Signer:
         unsigned = RequestHead(request.method, request.path, request.query, headers)
         headers |= sign(
             unsigned,
-            self._keys.now(),
+            self._keys.current(),
             region=self._region,
             timestamp=int(self._clock()),
             payload_hash=request.sha256 or UNSIGNED,
@@ -148,15 +148,15 @@ class Transport:
         self.settings = settings
         self.keys = keys_of(settings)
         self._lines: dict[Endpoint, EndpointClient] = {}
-        first = self.line(settings.endpoint)
+        first = self.endpoint_client(settings.endpoint)
         self.pool, self.signer = first.pool, first.signer
         self.router = Router(ClusterDirectory(settings.endpoints, self._ask_map))
-        self.neighbours = LocalHandover()
+        self.local_handover = LocalHandover()
         self.retries = 0
-        self.watch: Callable[[float], None] | None = None
+        self.on_progress: Callable[[float], None] | None = None
         self._sleep = sleep
 
-    def line(self, endpoint: Endpoint) -> EndpointClient:
+    def endpoint_client(self, endpoint: Endpoint) -> EndpointClient:
         """The way to an endpoint."""
         found = self._lines.get(endpoint)
         if found is None:
@@ -197,22 +197,22 @@ class Transport:
         """
         asking = RequestAttempts(self, request, deadline)
         while True:
-            line, connection = asking.next(None if begun is None else begun.endpoint), begun
+            line, connection = asking.next_endpoint(None if begun is None else begun.endpoint), begun
             begun = None
             try:
                 return self._exchange(line, request, consume, connection, asking)
             except MeshError as error:
-                asking.failed(error)
+                asking.handle_failure(error)
 
     def begin(self, request: Request) -> Connection | None:
         """A connection on which the question was sent, for `call` or `open` to receive its answer later; None
         when that did not work, and they may try."""
-        line, connection = self.line(self.router.choose(request, set())), None
+        line, connection = self.endpoint_client(self.router.choose_endpoint(request, set())), None
         try:
             connection = line.pool.acquire()
             line.send(connection, request)
         except ConnectError:
-            self.router.directory.failed(line.endpoint)
+            self.router.directory.mark_failed(line.endpoint)
             if connection is not None:
                 connection.close()
             return None
@@ -226,7 +226,7 @@ class Transport:
         """
         asking = RequestAttempts(self, request, deadline)
         while True:
-            line = asking.next(None if begun is None else begun.endpoint)
+            line = asking.next_endpoint(None if begun is None else begun.endpoint)
             connection = None
             response = None
             try:
@@ -235,14 +235,14 @@ class Transport:
                 else:
                     connection = line.pool.acquire()
                     line.send(connection, request)
-                asking.wait(connection)
+                asking.wait_for_answer(connection)
                 response = self._received(line, connection, request)
                 if response.status >= 300:
                     raise read_error(response, request)
             except MeshError as error:
                 if connection is not None:
                     line.hand_back(connection, response)
-                asking.failed(error)
+                asking.handle_failure(error)
             else:
                 return response, partial(line.hand_back, connection, response)
 
@@ -260,7 +260,7 @@ class Transport:
             if begun is None:
                 line.send(connection, request)
             if asking is not None:
-                asking.wait(connection)
+                asking.wait_for_answer(connection)
             response = self._received(line, connection, request)
             if response.status >= 300:
                 raise read_error(response, request)
@@ -271,10 +271,10 @@ class Transport:
     def _received(self, line: EndpointClient, connection: Connection, request: Request) -> Response:
         response = connection.receive(bodiless=request.method == "HEAD")
         directory = self.router.directory
-        directory.worked(line.endpoint)
+        directory.mark_working(line.endpoint)
         if MAP_HEADER in response.headers:
-            directory.heard(response.headers[MAP_HEADER])
-        self.neighbours.heard(line.endpoint, response.headers.get(LOCAL, ""))
+            directory.record_version(response.headers[MAP_HEADER])
+        self.local_handover.record_directory(line.endpoint, response.headers.get(LOCAL, ""))
         return response
 
     def wait(self, seconds: float) -> None:
@@ -316,12 +316,12 @@ class RequestAttempts:
         self._refused: Credential | None = None
         self._last: Endpoint | None = None
 
-    def next(self, endpoint: Endpoint | None = None) -> EndpointClient:
+    def next_endpoint(self, endpoint: Endpoint | None = None) -> EndpointClient:
         """The way to whom is asked now; `endpoint` where that is settled."""
-        self._last = endpoint or self._transport.router.choose(self._request, self._tried)
-        return self._transport.line(self._last)
+        self._last = endpoint or self._transport.router.choose_endpoint(self._request, self._tried)
+        return self._transport.endpoint_client(self._last)
 
-    def wait(self, connection: Connection) -> None:
+    def wait_for_answer(self, connection: Connection) -> None:
         """Until an answer begins. Raises ConnectError where none is to be had any more."""
         timeout = self._transport.settings.timeout
         left = self._patience.ends - time.monotonic()
@@ -330,7 +330,7 @@ class RequestAttempts:
             there = partial(self._transport.answers, connection.endpoint)
             await_answer(connection, limit, timeout, there)
 
-    def failed(self, error: MeshError) -> None:
+    def handle_failure(self, error: MeshError) -> None:
         """Waits as long as it takes before somebody is asked again; raises the error, or DeadlineError, when
         nobody is to be."""
         if isinstance(error, ServerError) and error.blames_keys:
@@ -343,8 +343,8 @@ class RequestAttempts:
         wait = 0.0 if again else self._patience.delay(error, time.monotonic())
         self._transport.retries += 1
         done = progress_of(error)
-        if done is not None and self._transport.watch is not None:
-            self._transport.watch(done)
+        if done is not None and self._transport.on_progress is not None:
+            self._transport.on_progress(done)
         if not again:
             self._tried.clear()
             self._transport.wait(wait)
@@ -358,18 +358,18 @@ def mark_failed(
     if endpoint is None or not (isinstance(error, ConnectError) or _is_skewed(error)):
         return False
     tried.add(endpoint)
-    router.directory.failed(endpoint)
+    router.directory.mark_failed(endpoint)
     if router.directory.map is not None or len(router.directory.configured) > 1:
         router.directory.refresh()
-    return router.others(request, tried)
+    return router.has_untried(request, tried)
 
 
 def replacement_keys(keys: RenewableKeys, error: ServerError, refused: Credential | None) -> Credential:
     """The keys to ask with again at once, as they were renewed meanwhile; else raises the error. `refused`:
     those of the last time, if this question was asked again before."""
-    found = keys.instead(refused)
+    found = keys.replacement(refused)
     if found is None:
-        raise error.saying(told) if (told := keys.told()) else error
+        raise error.saying(told) if (told := keys.expiry_hint()) else error
     return found
 
 

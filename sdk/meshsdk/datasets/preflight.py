@@ -103,7 +103,9 @@ def _schema(ds: Dataset) -> Mapping[str, FieldSchema]:
             raise
         found = _OF_OP.match(str(error))
         ops = [op for number, op in enumerate(ds.ops) if found and number == int(found[1])]
-        hints = "".join(_hint(ds, 0, name, op.op) for op in ops for name in op.every if name in ds.fields)
+        hints = "".join(
+            _hint(ds, 0, name, op.op) for op in ops for name in op.all_fields if name in ds.fields
+        )
         raise PreflightError(f"{error}{hints}") from error
 
 
@@ -147,7 +149,7 @@ def _fatal_error(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleE
 
 def _meets_stored(ds: Dataset, field: str, op: str) -> bool:
     """Whether what failed was the first op of the field, so that how it is stored may be why."""
-    first = next((each.op for each in ds.ops if field in each.every), op)
+    first = next((each.op for each in ds.ops if field in each.all_fields), op)
     return field in ds.fields and first == op
 
 
@@ -209,7 +211,7 @@ def _bad_notes(bad: Mapping[int, BadSampleError], tried: int) -> list[str]:
 
 def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
     """Of fields without any op: what they look like."""
-    mapped = {name for op in ds.ops for name in op.every}
+    mapped = {name for op in ds.ops for name in op.all_fields}
     notes = []
     for name, field in ds.snapshot.fields.items():
         if field.kind != "bytes" or name in mapped:
@@ -229,7 +231,7 @@ def _ragged_notes(
         shapes = sorted({str(list(np.shape(row[name]))) for row in rows if name in row})
         if field.shape is not None or np.ndim(rows[0].get(name, 0)) < 2 or not prod(np.shape(rows[0][name])):
             continue
-        last = [op.op for op in ds.ops if name in op.every][-1:]
+        last = [op.op for op in ds.ops if name in op.all_fields][-1:]
         if len(shapes) > 1:
             told = f"has rows of different shapes, as {' and '.join(shapes[:2])}, and is delivered ragged: "
             notes.append(f"{name!r} {told}crop or resize it to one size")

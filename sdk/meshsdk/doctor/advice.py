@@ -131,8 +131,8 @@ def _before_random(about: PlanFacts) -> tuple[str, ...]:
     found: list[str] = []
     drawn: set[str] = set()
     for op in () if about.spec is None else about.spec.ops:
-        if op.op in about.random or drawn.intersection(op.every):
-            drawn.update(op.every)
+        if op.op in about.random or drawn.intersection(op.all_fields):
+            drawn.update(op.all_fields)
         elif op.op not in found:
             found.append(op.op)
     return tuple(found)

@@ -73,20 +73,20 @@ class NodeSurvey:
     _spent: dict[str, float] = field(default_factory=dict)
     _transforms: int = 0
 
-    def begins(self, run: str) -> None:
+    def on_run_start(self, run: str) -> None:
         """A run begins; that of fetching has been the first."""
         if run not in ("fetch", "preprocessing"):
             return
         told = self._told()
         seconds: dict[str, float] = {}
         for node in told:
-            for op, taken in node.by("meshd_op_seconds_total", "op").items():
+            for op, taken in node.sum_by_label("meshd_op_seconds_total", "op").items():
                 seconds[op] = seconds.get(op, 0.0) + taken
         if run == "fetch":
             self._before = seconds
         else:
             self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
-            self._transforms = int(sum(node.total("meshd_processes_up", role="transform") for node in told))
+            self._transforms = int(sum(node.sum_of("meshd_processes_up", role="transform") for node in told))
 
     def _told(self) -> list[Scrape]:
         """What nodes say now, those that answer."""
@@ -101,7 +101,7 @@ class NodeSurvey:
                 found.append(scrape(endpoint, _PATIENCE))
         return found
 
-    def circumstances(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
+    def plan_facts(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
         """All that can be learned."""
         spec = self._plan(subject.plan.hash)
         ops = dict.fromkeys(() if spec is None else (op.op for op in spec.ops), 0.0)
@@ -163,7 +163,7 @@ def examine(
     enquiry = NodeSurvey(subject.transport)
 
     def begins(run: str) -> None:
-        enquiry.begins(run)
+        enquiry.on_run_start(run)
         progress(run)
 
     checkup = MeasurementRuns(subject, steps, alone=True, begins=begins)
@@ -172,7 +172,7 @@ def examine(
         if step_seconds:
             time.sleep(step_seconds)
     found = split(checkup.runs, subject.world)
-    advice = advise(found, enquiry.circumstances(subject, checkup.network))
+    advice = advise(found, enquiry.plan_facts(subject, checkup.network))
     notes = [] if step_seconds else ["nothing is computed: without a script or --step-time, AU means nothing"]
     timed = max(run.steps for run in checkup.runs.values())
     return Diagnosis((found,), advice, timed, (*notes, *uncertainty_notes(checkup)))

@@ -53,7 +53,7 @@ class ScriptHook:
     def __repr__(self) -> str:
         return f"<Desk at {self.place}, {self.count} loaders seen>"
 
-    def batches(self, loader: Loader) -> Iterator[Batch] | None:
+    def measured_batches(self, loader: Loader) -> Iterator[Batch] | None:
         """What the loader is to give instead of its own; None: its own."""
         if loader not in self.seen:
             self.count += 1  # of all there have been: those that are gone count
@@ -70,7 +70,7 @@ class ScriptHook:
 
         def done(checkup: MeasurementRuns) -> None:
             found = split(checkup.runs, subject.world)
-            advice = advise(found, enquiry.circumstances(subject, checkup.network))
+            advice = advise(found, enquiry.plan_facts(subject, checkup.network))
             self._report(
                 subject.rank,
                 {
@@ -82,10 +82,10 @@ class ScriptHook:
                     "notes": uncertainty_notes(checkup),
                 },
             )
-            self.stay()
+            self.wait_for_doctor()
 
         def begins(run: str) -> None:
-            enquiry.begins(run)
+            enquiry.on_run_start(run)
             with suppress(OSError):  # nobody is left who would look
                 (self.place / RUN.format(subject.rank, run)).touch()
 
@@ -97,7 +97,7 @@ class ScriptHook:
         half.write_text(json.dumps(document))
         half.rename(path)
 
-    def stay(self) -> None:
+    def wait_for_doctor(self) -> None:
         """Until this process is ended. Raises SystemExit when nobody is left who would do that."""
         until = time.monotonic() + _LONGEST
         while self.place.exists() and _lives(self.doctor) and time.monotonic() < until:
@@ -124,7 +124,7 @@ def measured_batches(loader: Loader) -> Iterator[Batch] | None:
     desk = _hooks.get(place)
     if desk is None or desk.pid != os.getpid():
         desk = _hooks[place] = ScriptHook(Path(place))
-    return desk.batches(loader)
+    return desk.measured_batches(loader)
 
 
 _GRACE: Final = 10.0  # seconds between being asked to end and being ended

@@ -67,7 +67,7 @@ class EpochIterator:
         self._open = True
         meter.start()
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next batch, waiting for it; raises what its step ended with."""
         self.consumer = threading.current_thread()
         try:
@@ -78,9 +78,9 @@ class EpochIterator:
     def _next(self) -> Batch:
         meter, cpu, clock = self._meter, time.thread_time(), time.monotonic()
         if self._given == 1:
-            meter.steady(clock)
+            meter.mark_steady(clock)
         for observer in self._observers:
-            observer.waits(clock)
+            observer.on_wait(clock)
         stall = _NONE
         try:
             self._fill()
@@ -90,11 +90,11 @@ class EpochIterator:
         finally:
             now = time.monotonic()
             stall, self._stall = self._stall, _NONE
-            meter.wait(now - clock, stall, steady=self._given > 0)
+            meter.add_wait(now - clock, stall, steady=self._given > 0)
             meter.cpu += time.thread_time() - cpu
         self._given += 1
         good = meter.stand_ins == 0
-        meter.rows(batch.status)
+        meter.add_rows(batch.status)
         if good and meter.stand_ins:
             _log.warning(_STAND_IN, batch.epoch, batch.step)
         if self._observers:
@@ -107,16 +107,16 @@ class EpochIterator:
         whole = Stall(stall.network + rest, stall.preprocessing, stall.fetch)
         step = Step(batch.epoch, batch.step, batch.rows, size, since, until, whole, arrival, origin)
         for observer in self._observers:
-            observer.takes(step, self._meter)
+            observer.on_batch(step, self._meter)
 
     def _fill(self) -> None:
         """Begins the next frame, and as many of those at hand as the stage works on at once."""
         while self._untaken and self._failure is None and len(self._begun) <= self._stage.ahead:
-            if self._begun and not self._delivery.ready():
+            if self._begun and not self._delivery.is_ready():
                 return
             since = time.monotonic()
             try:
-                frame = self._delivery.take()
+                frame = self._delivery.next_frame()
             except MeshError as error:
                 self._failure = error  # batches begun before it come first
                 return
@@ -145,7 +145,7 @@ class EpochIterator:
         self._meter.absorb(self._delivery.tally)
         self._meter.stop()
         for observer in self._observers if here else ():
-            observer.ends(time.monotonic(), self._meter)
+            observer.on_end(time.monotonic(), self._meter)
         self._transport.close()
 
     def __repr__(self) -> str:

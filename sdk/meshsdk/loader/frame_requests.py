@@ -74,12 +74,12 @@ class SplitFrame:
     origin: str = ""
     server: ServerTiming = field(default_factory=lambda: ServerTiming(FrameTiming(), 0.0))
 
-    def take(self, response: Response, timing: ServerTiming, began: float, *, verify: bool) -> None:
+    def add_part(self, response: Response, timing: ServerTiming, began: float, *, verify: bool) -> None:
         """A part. Raises CorruptFrameError, ConnectError."""
         if not response.length:
             raise CorruptFrameError(f"step {self.step}: the answer has no Content-Length")
         try:
-            self.joining.take(response.length, response.fill, verify=verify)
+            self.joining.read_part(response.length, response.fill, verify=verify)
         except FrameError as error:
             raise CorruptFrameError(f"step {self.step}: {error}") from error
         self.left -= 1
@@ -94,7 +94,7 @@ class SplitFrame:
     def views(self) -> tuple[Mapping[str, npt.NDArray[Any]], int]:
         """What all parts make. Raises CorruptFrameError."""
         try:
-            return self.joining.views()
+            return self.joining.tensor_views()
         except FrameError as error:
             raise CorruptFrameError(f"step {self.step}: {error}") from error
 
@@ -113,7 +113,7 @@ class SplitPlanner:
     def __repr__(self) -> str:
         return f"<Parting, {self._wait} steps as one>"
 
-    def begin(self, step: int, now: float) -> tuple[SplitFrame, Request, list[Endpoint]] | None:
+    def begin_split(self, step: int, now: float) -> tuple[SplitFrame, Request, list[Endpoint]] | None:
         """How a step is asked for in parts, and of whom; None: as one frame."""
         if self._parts is None:
             return None
@@ -127,7 +127,7 @@ class SplitPlanner:
         nodes = self._nodes(cluster, rows)
         if not nodes:
             return None
-        joining = SplitFrameReader(rows, step, lambda size: self._arena.lease(size).view)
+        joining = SplitFrameReader(rows, step, lambda size: self._arena.acquire_slot(size).view)
         joint = SplitFrame(step, joining, len(nodes), cluster.version, now)
         return joint, self._parts.ask(step, cluster.version), nodes
 
@@ -139,13 +139,13 @@ class SplitPlanner:
         if near_caches(cluster) or {*storing} != {*batch_nodes(cluster)}:
             return []
         found = [self._directory.endpoint(node) for node in storing]
-        return [] if any(map(self._directory.shunned, found)) else found
+        return [] if any(map(self._directory.is_shunned, found)) else found
 
-    def failed(self) -> None:
+    def pause_splitting(self) -> None:
         """A frame did not come in parts: for a while none is asked for so."""
         self._wait, self._pause = self._pause, min(2 * self._pause, _LONGEST)
 
-    def worked(self) -> None:
+    def resume_splitting(self) -> None:
         """One did."""
         self._pause = 1
 
@@ -203,26 +203,26 @@ class FrameRequests:
     parted: bool
     reporter: LoaderReporter | None = None
 
-    def plain(self, epoch: int, step: int, origin: int) -> Request:
+    def bare_request(self, epoch: int, step: int, origin: int) -> Request:
         """For a frame that nothing is told along with."""
         share = self.share
         return FrameAddress(
             self.plan.hash, epoch, step, self.rank, self.world, self.batch, origin, share
         ).request()
 
-    def request(self, epoch: int, step: int, origin: int) -> Request:
+    def frame_request(self, epoch: int, step: int, origin: int) -> Request:
         """For a frame; with it goes what the job reports."""
-        request = self.plain(epoch, step, origin)
+        request = self.bare_request(epoch, step, origin)
         reported = self.reporter.headers() if self.reporter is not None else None
         return replace(request, headers={**request.headers, **reported}) if reported else request
 
-    def parts(self, epoch: int, origin: int) -> SplitRequest | None:
+    def split_request(self, epoch: int, origin: int) -> SplitRequest | None:
         """How an epoch's frames are asked for in parts; None where they may not be."""
         if not self.parted:
             return None
 
         def ask(step: int, version: int) -> Request:
-            request = self.request(epoch, step, origin)
+            request = self.frame_request(epoch, step, origin)
             return replace(request, query=f"{request.query}&part={version}")
 
         def rows(step: int) -> int:

@@ -63,9 +63,11 @@ class InFlightRequests:
     def __repr__(self) -> str:
         return f"Flights({len(self._flying)} under way)"
 
-    def begin(self, step: int, request: Request, endpoint: Endpoint, joint: SplitFrame | None = None) -> None:
+    def send_request(
+        self, step: int, request: Request, endpoint: Endpoint, joint: SplitFrame | None = None
+    ) -> None:
         """Sends a request. Raises MeshError where that cannot be; nothing is left of it then."""
-        line, idle = self._transport.line(endpoint), self._idle.get(endpoint)
+        line, idle = self._transport.endpoint_client(endpoint), self._idle.get(endpoint)
         connection = idle.pop() if idle else line.pool.dial(self._timeout)
         flight = InFlightRequest(step, connection, time.monotonic(), request, joint)
         self._flying[connection.fileno()] = flight
@@ -73,7 +75,7 @@ class InFlightRequests:
         try:
             connection.send([line.signer.head(request), request.body])
         except MeshError:
-            self.end(flight)
+            self.finish_request(flight)
             raise
 
     def answered(self, seconds: float | None) -> list[InFlightRequest] | None:
@@ -87,7 +89,7 @@ class InFlightRequests:
         begun = [flight for flight in readable if flight.connection.began()]
         return sorted(begun, key=lambda flight: flight.step)
 
-    def end(self, flight: InFlightRequest, *, keep: bool = False) -> None:
+    def finish_request(self, flight: InFlightRequest, *, keep: bool = False) -> None:
         """It is over; `keep` its connection for another request."""
         descriptor = next((each for each, other in self._flying.items() if other is flight), -1)
         self._poll.unregister(descriptor)
@@ -129,7 +131,7 @@ class RetryQueue:
         return f"Attempts({len(self._due)} steps to be asked for again)"
 
     @property
-    def next(self) -> float | None:
+    def next_due(self) -> float | None:
         """When the first of them is to be asked for."""
         return self._due[0][0] if self._due else None
 
@@ -137,21 +139,21 @@ class RetryQueue:
         """The first of them."""
         return heapq.heappop(self._due)[1]
 
-    def again(self, step: int, when: float) -> None:
+    def schedule_retry(self, step: int, when: float) -> None:
         """A step is to be asked for at a time."""
         heapq.heappush(self._due, (when, step))
 
-    def tried(self, step: int) -> set[Endpoint]:
+    def tried_endpoints(self, step: int) -> set[Endpoint]:
         """Who was asked for it in vain."""
         return self._tried.get(step, set())
 
-    def silence(self, step: int, sent: float, timeout: float) -> float:
+    def silence_limit(self, step: int, sent: float, timeout: float) -> float:
         """Seconds after which a node that was asked for it at `sent`, and says nothing, is asked whether it
         is there."""
         patience, deadline = self._patience.get(step), self._policy.deadline
         return silence(timeout, deadline, deadline if patience is None else patience.ends - sent)
 
-    def failed(
+    def record_failure(
         self,
         step: int,
         error: MeshError,
@@ -169,10 +171,10 @@ class RetryQueue:
             return
         tried = self._tried.setdefault(step, set())
         if mark_failed(self._router, request, tried, endpoint, error):
-            self.again(step, now)
+            self.schedule_retry(step, now)
             return
         tried.clear()
-        self.again(step, now + self._patience_with(step, now).delay(error, now))
+        self.schedule_retry(step, now + self._patience_with(step, now).delay(error, now))
 
     def _keys_failed(self, step: int, error: ServerError, now: float) -> None:
         """Asked again at once with keys that were renewed. Where they come from a file and their time is
@@ -182,14 +184,14 @@ class RetryQueue:
         except ServerError as final:
             if final.code != "ExpiredToken" or not self._keys.path:
                 raise
-            self.again(step, now + self._patience_with(step, now).wait(final, now))
+            self.schedule_retry(step, now + self._patience_with(step, now).wait(final, now))
         else:
-            self.again(step, now)
+            self.schedule_retry(step, now)
 
     def _patience_with(self, step: int, now: float) -> Patience:
         return self._patience.setdefault(step, Patience(self._policy, started=now))
 
-    def worked(self, step: int) -> None:
+    def record_success(self, step: int) -> None:
         """It is here."""
         self._patience.pop(step, None)
         self._tried.pop(step, None)

@@ -137,7 +137,7 @@ class Loader:
         self._watchers = LoaderObservers(self)
         reporter = LoaderReporter(name, self.stats) if name else None
         rig = make_setup(dataset, found, self._meter, self._watchers, reporter)
-        self.plan, self._arena, self._feed = rig.plan, rig.arena, rig.feed
+        self.plan, self._arena, self._feed = rig.plan, rig.arena, rig.step_reader
         self._transport = dataset.client.transport
         state = LoaderState(self.plan.hash, dataset.snapshot.hash, found.seed)
         self._place = Position(state, self.plan.positions, self.global_batch, tail)
@@ -195,13 +195,13 @@ class Loader:
         Raises StateMismatchError when plan, snapshot or seed differ (`.field` names what does), and
         ConfigurationError for what is no state.
         """
-        self._move(self._place.resumed(state))
+        self._move(self._place.after_resume(state))
         self._resumed = True
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Makes `step` of `epoch` (both from 0; steps of the present global batch, from the epoch's
         beginning) the next batch. Call it on every rank; raises IndexError."""
-        self._move(self._place.sought(epoch, step))
+        self._move(self._place.after_seek(epoch, step))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the beginning of `epoch` the next batch. Not needed to shuffle anew: each `for` is the next
@@ -214,7 +214,7 @@ class Loader:
     def skip(self, steps: int) -> None:
         """Passes over the next batches, into the next epochs where they are more than are left: no rank gets
         them, after a resume neither. Call it on every rank; raises IndexError below 0."""
-        self._move(self._place.skipped(steps))
+        self._move(self._place.after_skip(steps))
 
     def _move(self, place: Position) -> None:
         self._end_pass()
@@ -252,7 +252,7 @@ class Loader:
                     raise ClosedError(
                         "another iteration, seek or close ended this one: iterate the loader again"
                     )
-                batch = running.next()
+                batch = running.next_batch()
                 self._place = self._place.after_batch()
                 yield batch
                 del batch  # or its slot would be held while waiting for the next
@@ -270,13 +270,13 @@ class Loader:
 
     def subject(self) -> MeasuredPlan:
         """What `mesh doctor` looks into: the plan as this rank reads it."""
-        return self._feed.subject(self._arena, self.dataset.snapshot.source)
+        return self._feed.measured_plan(self._arena, self.dataset.snapshot.source)
 
     def _begin(self) -> EpochIterator:
         self._check_open()
         self._resumed = False
         place = self._place
-        self._pass = self._feed.begin(place, range(place.step, place.steps), self._arena)
+        self._pass = self._feed.begin_epoch(place, range(place.step, place.steps), self._arena)
         return self._pass
 
     def as_iterable(self) -> LoaderIterable:
@@ -302,7 +302,7 @@ class Loader:
         loader."""
         self._check_open()
         place = self._place.after_epochs(passes) if passes else self._place
-        return self._feed.part(place, part, parts)
+        return self._feed.iterate_part(place, part, parts)
 
     def at(self, step: int, epoch: int | None = None) -> Batch:
         """The batch of a step (as `Batch.step` counts) of the present or another epoch, in memory of its own;
@@ -310,11 +310,11 @@ class Loader:
         self._check_open()
         epoch, step = self.epoch if epoch is None else operator.index(epoch), operator.index(step)
         origin = self._place.origin_of(epoch)
-        steps = self._place.count(origin)
+        steps = self._place.count_steps(origin)
         if epoch < 0 or not 0 <= step < steps:
             has = f"has steps 0 to {steps - 1}" if steps else "was resumed where no whole batch is left of it"
             raise IndexError(f"epoch {epoch}, step {step}: that epoch {has}")
-        return self._feed.one(epoch, step, origin)
+        return self._feed.fetch_step(epoch, step, origin)
 
     def __getitem__(self, index: object) -> NoReturn:
         """A loader is no sequence: raises TypeError."""
@@ -335,7 +335,7 @@ class Loader:
     def stats(self) -> LoaderStats:
         """What this loader has done so far, without a request."""
         running = self._pass.tally if self._pass is not None else None
-        return self._meter.read(running, self._arena.overflows)
+        return self._meter.snapshot(running, self._arena.overflows)
 
     def trace(self, path: str | os.PathLike[str] | None, *, limit: int = TRACE_LIMIT) -> None:
         """Writes what each step waited for, and what became of each request, to a file that Perfetto
@@ -346,7 +346,7 @@ class Loader:
                 loader is writing is a ConfigurationError.
             limit: bytes it takes at most.
         """
-        self._watchers.trace(path, limit)
+        self._watchers.set_trace(path, limit)
 
     def bad(self) -> tuple[BadSample, ...]:
         """The plan's ledger of bad samples, from all jobs: up to 1,000. A request."""
@@ -387,6 +387,6 @@ class Loader:
 
 
 def _copied(dataset: Dataset, arguments: LoaderArguments, place: Position, moves: int) -> Loader:
-    made = Loader(dataset, **arguments.again())
+    made = Loader(dataset, **arguments.to_kwargs())
     made._place, made._moves = place, moves
     return made

@@ -76,7 +76,7 @@ class LoaderObservers:
     def __repr__(self) -> str:
         return f"<Watchers {self._usual}, {self._trace}>"
 
-    def present(self) -> tuple[Observer, ...]:
+    def active_observers(self) -> tuple[Observer, ...]:
         """Those of this process, for a loop that begins."""
         loader = self._loader()
         if loader is not None and self._pid != os.getpid():
@@ -88,9 +88,9 @@ class LoaderObservers:
                 self._trace = _next_free(loader, Path(path))
         return (*self._usual, *(() if self._trace is None else (self._trace,)))
 
-    def trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
+    def set_trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
         """A trace, or none any more."""
-        self.present()
+        self.active_observers()
         if self._trace is not None:
             self._trace.close()
             self._trace = None
@@ -154,47 +154,47 @@ class StepReader:
     deadline: float
     verify: Literal[True, False, "all"]
 
-    def begin(self, place: Position, steps: range, arena: Arena) -> EpochIterator:
+    def begin_epoch(self, place: Position, steps: range, arena: Arena) -> EpochIterator:
         """A pass over these steps of the place's epoch, which the caller closes."""
         addresses, epoch, origin = self.addresses, place.state.epoch, place.origin
         order = FetchSpec(
-            lambda step: addresses.request(epoch, step, origin),
+            lambda step: addresses.frame_request(epoch, step, origin),
             steps,
             self.expected,
             self.verify,
             self.connections,
             self.deadline,
-            parts=addresses.parts(epoch, origin),
+            parts=addresses.split_request(epoch, origin),
         )
-        watchers = self.watchers.present()
+        watchers = self.watchers.active_observers()
         return EpochIterator(self.transport, order, arena, self.stage, self.meter, epoch, watchers)
 
-    def part(self, place: Position, part: int, parts: int) -> Iterator[Batch]:
+    def iterate_part(self, place: Position, part: int, parts: int) -> Iterator[Batch]:
         """Every `parts`-th batch from the `part`-th on, of what is left of the place's epoch: in an arena of
         its own, its share of the budget."""
         steps = range(place.step + part, place.steps, parts)
         if not steps:
             return
         least = 3 * self.stage.memory.capacity(self.expected)
-        running = self.begin(place, steps, Arena(max(self.budget // parts, least), self.stage.memory))
+        running = self.begin_epoch(place, steps, Arena(max(self.budget // parts, least), self.stage.memory))
         try:
             for _ in steps:
-                batch = running.next()
+                batch = running.next_batch()
                 yield batch
                 del batch  # or its slot would be held while waiting for the next
         finally:
             running.close()
 
-    def one(self, epoch: int, step: int, origin: int) -> Batch:
+    def fetch_step(self, epoch: int, step: int, origin: int) -> Batch:
         """A step's batch, in memory of its own."""
         frame = self.transport.call(
-            self.addresses.plain(epoch, step, origin),
+            self.addresses.bare_request(epoch, step, origin),
             lambda response: read_frame(response, step, verify=bool(self.verify)),
             self.deadline,
         )
         return self.stage.finish(self.stage.begin(frame, epoch))
 
-    def subject(self, arena: Arena, source: str) -> MeasuredPlan:
+    def measured_plan(self, arena: Arena, source: str) -> MeasuredPlan:
         """What `mesh doctor` looks into."""
         from meshsdk.loader.measurement_runs import MeasuredPlan
 
@@ -242,7 +242,7 @@ class LoaderArguments:
     normalize: Normalize | None
     rows_from: Literal["owners", "one"]
 
-    def spec(self, dataset: Dataset) -> dict[str, Any]:
+    def plan_spec(self, dataset: Dataset) -> dict[str, Any]:
         """The plan's document; raises ConfigurationError naming a bad value."""
         return dataset.spec(
             seed=self.seed,
@@ -254,7 +254,7 @@ class LoaderArguments:
             buckets=self.buckets,
         )
 
-    def again(self) -> dict[str, Any]:
+    def to_kwargs(self) -> dict[str, Any]:
         """What makes the same loader in another process."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -282,7 +282,7 @@ class LoaderSetup:
 
     plan: PlanInfo
     arena: Arena
-    feed: StepReader
+    step_reader: StepReader
 
 
 def make_setup(
@@ -293,7 +293,7 @@ def make_setup(
     reporter: LoaderReporter | None,
 ) -> LoaderSetup:
     """Registers the plan. Raises ConfigurationError, and what registering raises."""
-    transport, spec = dataset.client.transport, arguments.spec(dataset)
+    transport, spec = dataset.client.transport, arguments.plan_spec(dataset)
     stage = make_stage(arguments.device, arguments.output, arguments.normalize)
     plan = register_plan(transport, dataset.snapshot.hash, spec, arguments.global_batch, arguments.deadline)
     checked_normalize(arguments.normalize, plan.fields)

@@ -56,7 +56,7 @@ class MeasuredPlan:
     deadline: float = 600.0
     source: str = ""
 
-    def address(self, epoch: int, step: int, *, moved: bool = False) -> Request:
+    def frame_request(self, epoch: int, step: int, *, moved: bool = False) -> Request:
         """The question for a step's rows; `moved`: under another address, to the same node."""
         plain = FrameAddress(self.plan.hash, epoch, step, self.rank, self.world, self.batch).request()
         if not moved:
@@ -147,7 +147,7 @@ class MeasurementRuns:
 
     def _request(self, number: int, *, moved: bool) -> Request:
         epoch, step = self._place(number)
-        return self.subject.address(epoch, step, moved=moved)
+        return self.subject.frame_request(epoch, step, moved=moved)
 
     def _place(self, number: int) -> tuple[int, int]:
         """Epoch and step; never step 0, whose rows have but one address."""
@@ -168,12 +168,12 @@ class MeasurementRuns:
         )
         running = EpochIterator(subject.transport, order, subject.arena, subject.stage, meter, self._epoch)
         with closing(running):
-            yield from self._timed(lambda _: running.next(), count, name, meter)
+            yield from self._timed(lambda _: running.next_batch(), count, name, meter)
         if name == "network":
             self._note(meter)
 
     def _note(self, meter: Meter) -> None:
-        stats = meter.read(None, 0)
+        stats = meter.snapshot(None, 0)
         self.network = Network(
             stats.batches,
             meter.receiving,
@@ -191,7 +191,7 @@ class MeasurementRuns:
     def _fetched(self, number: int) -> Batch:
         subject = self.subject
         epoch, step = self._place(WARM_UP + self._taken("preprocessing") - 1 - number)
-        request = subject.address(epoch, step, moved=True)
+        request = subject.frame_request(epoch, step, moved=True)
         frame = subject.transport.call(
             request, lambda response: read_frame(response, 0, verify=subject.verify), subject.deadline
         )

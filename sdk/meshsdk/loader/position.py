@@ -51,12 +51,12 @@ class Position:
     @property
     def steps(self) -> int:
         """Of the present epoch, from its origin on."""
-        return self.count(self.origin)
+        return self.count_steps(self.origin)
 
     @property
     def steps_an_epoch(self) -> int:
         """Of a whole one."""
-        return self.count(0)
+        return self.count_steps(0)
 
     def origin_of(self, epoch: int) -> int:
         """The position where step 0 of an epoch is, which that of the present one need not be."""
@@ -64,7 +64,7 @@ class Position:
             return self.origin
         return self.gone_on[1] if epoch == self.gone_on[0] else 0
 
-    def count(self, origin: int) -> int:
+    def count_steps(self, origin: int) -> int:
         """Steps of an epoch, from its origin on."""
         return plan_spec.step_count(self.positions, self.batch, origin, self.tail)
 
@@ -80,7 +80,7 @@ class Position:
         """The beginning of the next epoch, or of a later one."""
         return self._at(self.state.epoch + count, 0)
 
-    def resumed(self, state: Mapping[str, Any] | str | bytes) -> Position:
+    def after_resume(self, state: Mapping[str, Any] | str | bytes) -> Position:
         """Where a state says. Raises StateMismatchError for one of another plan, snapshot or seed, and
         ConfigurationError for what is none."""
         here = self.state
@@ -97,7 +97,7 @@ class Position:
             ) from error
         return replace(self, state=loaded, gone_on=(loaded.epoch, loaded.origin(self.batch)))
 
-    def sought(self, epoch: int, step: int) -> Position:
+    def after_seek(self, epoch: int, step: int) -> Position:
         """A step of an epoch, from its beginning on. What is passed over of the present epoch counts as
         skipped. Raises IndexError."""
         epoch, step = operator.index(epoch), operator.index(step)
@@ -109,7 +109,7 @@ class Position:
         ahead = position - self.state.position if epoch == self.state.epoch else 0
         return replace(self._at(epoch, position, max(ahead, 0)), gone_on=(epoch, 0))
 
-    def skipped(self, steps: int) -> Position:
+    def after_skip(self, steps: int) -> Position:
         """So many batches on, into the next epochs where they are more than are left. Raises IndexError."""
         steps = operator.index(steps)
         if steps < 0:

@@ -85,7 +85,7 @@ class PrefetchWorker:
 
     def _send_ahead(self) -> None:
         now = time.monotonic()
-        while (due := self._attempts.next) is not None and due <= now and self._has_turn():
+        while (due := self._attempts.next_due) is not None and due <= now and self._has_turn():
             self._send(self._attempts.pop())
         while self._may_ask():
             self._asked += self._stride
@@ -108,13 +108,13 @@ class PrefetchWorker:
             return False
         if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
             return True
-        begun = sum(joint.joining.begun for joint in self._joints.values())  # these have their memory
+        begun = sum(joint.joining.started for joint in self._joints.values())  # these have their memory
         needed = (asked - begun + 1) * self._arena.memory.capacity(self._expected)
-        return self._expected > 0 and self._arena.room() >= needed
+        return self._expected > 0 and self._arena.free_bytes() >= needed
 
     def _send_parts(self, step: int) -> bool:
         """Asks each node that stores for its part of a frame, where that may be done."""
-        begun = self._parting.begin(step, time.monotonic())
+        begun = self._parting.begin_split(step, time.monotonic())
         if begun is None:
             return False
         joint, request, endpoints = begun
@@ -127,15 +127,15 @@ class PrefetchWorker:
 
     def _send(self, step: int) -> None:
         request, transport = self._order.ask(step), self._transport
-        endpoint = transport.router.choose(request, self._attempts.tried(step))
+        endpoint = transport.router.choose_endpoint(request, self._attempts.tried_endpoints(step))
         self._put(step, request, endpoint)
 
     def _put(self, step: int, request: Request, endpoint: Endpoint, joint: SplitFrame | None = None) -> None:
         """A question to a node: for a frame, or for its part of one."""
-        if joint is None and (word := self._transport.neighbours.word(endpoint)):
+        if joint is None and (word := self._transport.local_handover.handover_id(endpoint)):
             request = replace(request, headers={**request.headers, LOCAL: word})
         try:
-            self.flights.begin(step, request, endpoint, joint)
+            self.flights.send_request(step, request, endpoint, joint)
         except MeshError as error:
             self._failed(step, error, request, endpoint)
 
@@ -144,7 +144,7 @@ class PrefetchWorker:
     def _wait(self) -> list[InFlightRequest]:
         """Flights whose answer has begun, in step order; waits for one, for credit or for a retry's time."""
         now = time.monotonic()
-        until = [] if self._attempts.next is None else [self._attempts.next]
+        until = [] if self._attempts.next_due is None else [self._attempts.next_due]
         if self.flights:
             due = min(flight.sent + self._silence(flight) for flight in self.flights)
             until.append(max(due, self._looked + SUSPICIOUS))
@@ -155,7 +155,7 @@ class PrefetchWorker:
 
     def _silence(self, flight: InFlightRequest) -> float:
         """Seconds without an answer after which something is done about it."""
-        seconds = self._attempts.silence(flight.step, flight.sent, self._timeout)
+        seconds = self._attempts.silence_limit(flight.step, flight.sent, self._timeout)
         return seconds if self._transport.router.directory.map is None else min(seconds, SUSPICIOUS)
 
     def _drop_silent(self) -> None:
@@ -174,15 +174,15 @@ class PrefetchWorker:
             if flight not in self.flights:
                 continue
             if now - flight.sent >= self._timeout:
-                self.flights.end(flight)
+                self.flights.finish_request(flight)
                 why = f"no answer within {self._timeout:g} s"
                 self._failed(flight.step, ConnectError(why), flight.request, endpoint)
             elif directory.state(endpoint) in ("away", "down"):
-                self.flights.end(flight)
+                self.flights.finish_request(flight)
                 error = ConnectError(f"{endpoint}: its node went away")
                 self._failed(flight.step, error, flight.request, endpoint)
             elif not self._is_there(flight, now, there):
-                self.flights.end(flight)
+                self.flights.finish_request(flight)
                 error = ConnectError(f"{endpoint}: {ABSENT}")
                 self._failed(flight.step, error, flight.request, endpoint, flight.sent)
                 self._looked = -SUSPICIOUS  # who is asked next may be away as well
@@ -190,7 +190,7 @@ class PrefetchWorker:
     def _is_there(self, flight: InFlightRequest, now: float, there: dict[Endpoint, bool]) -> bool:
         """Whether it is at work, for all that is known; `there` has who was asked already."""
         endpoint = flight.connection.endpoint
-        if now - flight.sent < self._attempts.silence(flight.step, flight.sent, self._timeout):
+        if now - flight.sent < self._attempts.silence_limit(flight.step, flight.sent, self._timeout):
             return True
         if endpoint not in there:
             there[endpoint] = self._transport.answers(endpoint)
@@ -206,13 +206,13 @@ class PrefetchWorker:
                 frame = self._read(flight)
             except HandoverError:
                 self.tally.retries += 1
-                self._attempts.again(flight.step, time.monotonic())
+                self._attempts.schedule_retry(flight.step, time.monotonic())
                 continue
             except MeshError as error:
                 self._failed(flight.step, error, flight.request, flight.connection.endpoint)
                 continue
             if frame is not None:
-                self._attempts.worked(flight.step)
+                self._attempts.record_success(flight.step)
                 self._finish(flight.step, frame)
 
     def _read(self, flight: InFlightRequest) -> Frame | None:
@@ -221,17 +221,17 @@ class PrefetchWorker:
         try:
             response = flight.connection.receive()
             directory = self._transport.router.directory
-            directory.worked(flight.connection.endpoint)
-            directory.heard(response.headers.get(MAP_HEADER, ""))
+            directory.mark_working(flight.connection.endpoint)
+            directory.record_version(response.headers.get(MAP_HEADER, ""))
             said = response.headers.get(LOCAL, "")
-            self._transport.neighbours.heard(flight.connection.endpoint, said)
+            self._transport.local_handover.record_directory(flight.connection.endpoint, said)
             if response.status != 200:
                 raise read_error(response, flight.request)
             if flight.joint is not None:
                 return self._read_part(flight.joint, response)
             return self._read_frame(flight, response)
         finally:
-            self.flights.end(flight, keep=response is not None and response.reusable)
+            self.flights.finish_request(flight, keep=response is not None and response.reusable)
 
     def _read_frame(self, flight: InFlightRequest, response: Response) -> Frame:
         """The body goes from the socket into its slot, or stays where the node has it; nothing copies it
@@ -239,11 +239,13 @@ class PrefetchWorker:
         step, began, verify = self._order.named(flight.step), time.monotonic(), bool(self._order.verify)
         handed = response.headers.get(HANDOVER_TICKET_HEADER, "")
         if handed and response.length == 0:
-            lease = self._transport.neighbours.take(flight.connection.endpoint, handed, self._arena)
+            lease = self._transport.local_handover.receive_frame(
+                flight.connection.endpoint, handed, self._arena
+            )
             self.tally.local += 1
             verify = self._order.verify == "all"  # sealed since the node wrote it, and on no way
         elif response.length:
-            lease = self._arena.lease(response.length)
+            lease = self._arena.acquire_slot(response.length)
             response.readinto(lease.view)
         else:
             raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
@@ -258,12 +260,12 @@ class PrefetchWorker:
     def _read_part(self, joint: SplitFrame, response: Response) -> Frame | None:
         """Its rows go from the socket to their places in the frame's slot."""
         timing = parse_timing(response.headers.get(TIMING, ""))
-        joint.take(response, timing, time.monotonic(), verify=bool(self._order.verify))
+        joint.add_part(response, timing, time.monotonic(), verify=bool(self._order.verify))
         if joint.left:
             return None
         arrays, size = joint.views()
         del self._joints[joint.step]
-        self._parting.worked()
+        self._parting.resume_splitting()
         self.tally.parted += 1
         frame = Frame(joint.step, arrays, size, joint.origin, joint.arrival(time.monotonic()))
         self._count(frame, joint.bytes)
@@ -291,7 +293,7 @@ class PrefetchWorker:
             self._give_up_parts(step, error, endpoint, now)
             return
         try:
-            self._attempts.failed(step, error, request, endpoint, now, since)
+            self._attempts.record_failure(step, error, request, endpoint, now, since)
         except MeshError as final:
             self._stop = min(self._stop, step + 1)
             self._finish(step, final.with_traceback(None))  # the loop it ends is shown, not this thread
@@ -302,14 +304,14 @@ class PrefetchWorker:
         """All of it is asked for, of one node."""
         for flight in self.flights:
             if flight.step == step:
-                self.flights.end(flight)
+                self.flights.finish_request(flight)
         directory = self._transport.router.directory
         if isinstance(error, ConnectError):
-            directory.failed(endpoint)
+            directory.mark_failed(endpoint)
             directory.refresh()
-        self._parting.failed()
+        self._parting.pause_splitting()
         self.tally.retries += 1
-        self._attempts.again(step, now)
+        self._attempts.schedule_retry(step, now)
 
     def _finish(self, step: int, result: Frame | MeshError) -> None:
         self._done[step] = result
@@ -364,7 +366,7 @@ class Prefetcher:
         self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
         self._finalizer.atexit = False  # the pass it belongs to closes it then
 
-    def take(self) -> Frame:
+    def next_frame(self) -> Frame:
         """The next frame, waiting for it; raises what its step ended with (MeshError)."""
         if self.forked:
             raise ClosedError("this pass belongs to the parent process: iterate the loader anew after a fork")
@@ -377,7 +379,7 @@ class Prefetcher:
         self._reader.waker.wake()
         return result
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `take` would return at once."""
         return not self._reader.out.empty()
 

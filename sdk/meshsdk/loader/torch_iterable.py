@@ -49,12 +49,12 @@ class EpochCounter:
             os.ftruncate(self._fd, _PASSES.size + _WORKERS * _ENDED.size)
         weakref.finalize(self, os.close, self._fd)
 
-    def since(self, moves: int) -> int:
+    def epochs_since(self, moves: int) -> int:
         """Passes since the loader was moved for the last time."""
         base, count = _PASSES.unpack(os.pread(self._fd, _PASSES.size, 0))
         return int(count) if base == moves else 0
 
-    def ended(self, moves: int, count: int, part: int, parts: int, mark: tuple[int, int]) -> None:
+    def record_epoch(self, moves: int, count: int, part: int, parts: int, mark: tuple[int, int]) -> None:
         """Worker `part` of `parts` has given its share of the pass `mark`, the `count`-th since the move."""
         os.pwrite(self._fd, _ENDED.pack(*mark), _PASSES.size + part * _ENDED.size)
         marks = _ENDED.iter_unpack(os.pread(self._fd, parts * _ENDED.size, _PASSES.size))
@@ -98,11 +98,11 @@ class LoaderIterable(IterableDataset):
         if parts > _WORKERS:
             raise ConfigurationError(f"num_workers={parts}: at most {_WORKERS}, and none is needed")
         moves, self._number = self.loader._moves, self._number + 1
-        count = self._passes.since(moves)
+        count = self._passes.epochs_since(moves)
         yield from self.loader.part(count, part, parts)
-        self._passes.ended(moves, count, part, parts, (seed, self._number))
+        self._passes.record_epoch(moves, count, part, parts, (seed, self._number))
 
     def __len__(self) -> int:
-        if self._passes.since(self.loader._moves):
+        if self._passes.epochs_since(self.loader._moves):
             return len(self.loader)
         return self.loader._under_way

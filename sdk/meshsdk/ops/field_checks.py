@@ -54,7 +54,7 @@ def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
         raise ConfigurationError(
             f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. {_advice(op)}"
         )
-    for name in op.every:
+    for name in op.all_fields:
         _check_field(op.op, name, fields)
     return op
 
@@ -90,17 +90,17 @@ def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:
 
 def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
     """The op without fields that are selected away; None when none is left."""
-    left = tuple(name for name in op.every if name in fields)
-    if len(left) == len(op.every):
+    left = tuple(name for name in op.all_fields if name in fields)
+    if len(left) == len(op.all_fields):
         return op
     if not left:
         return None
     if is_user_op(op.op):
         raise ConfigurationError(
-            f"{op.op} is over {', '.join(op.every)}: select all of them, or map it later"
+            f"{op.op} is over {', '.join(op.all_fields)}: select all of them, or map it later"
         )
     if len(left) == 1:
-        return op.of(left[0])
+        return op.for_field(left[0])
     each = {name: args for name, args in op.each.items() if name in left}
     return dataclasses.replace(op, field=left[0], fields=left, each=each)
 
@@ -115,7 +115,7 @@ def rename_op_fields(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
 def op_text(op: OpSpec) -> str:
     """The op as a call, as a person reads it: long arguments are cut."""
     args = [f"{name}={_cut(repr(value))}" for name, value in op.args.items()]
-    return f"{op.op}({', '.join([*map(repr, op.every), *args, *(['…'] if op.each else [])])})"
+    return f"{op.op}({', '.join([*map(repr, op.all_fields), *args, *(['…'] if op.each else [])])})"
 
 
 def _cut(text: str) -> str:

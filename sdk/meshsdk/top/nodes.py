@@ -81,7 +81,7 @@ class Nodes:
     endpoints: Sequence[Endpoint] = field(default_factory=tuple)
     why: str = ""
 
-    def look(self, clock: Callable[[], float]) -> list[NodeSnapshot]:
+    def scrape_all(self, clock: Callable[[], float]) -> list[NodeSnapshot]:
         """All of them, at once."""
         if not self.endpoints:
             return []
@@ -129,10 +129,10 @@ def rates(before: NodeSnapshot, after: NodeSnapshot) -> NodeRates:
     was, now, seconds = before.told, after.told, max(after.now - before.now, 1e-6)
 
     def rate(name: str, **labels: str) -> float:
-        return max(now.total(name, **labels) - was.total(name, **labels), 0.0) / seconds
+        return max(now.sum_of(name, **labels) - was.sum_of(name, **labels), 0.0) / seconds
 
     asked = rate("meshd_frames_total")
-    disk = now.total("meshd_store_disk_bytes")
+    disk = now.sum_of("meshd_store_disk_bytes")
     return NodeRates(
         after.endpoint,
         requests=rate("meshd_http_requests_total"),
@@ -141,14 +141,17 @@ def rates(before: NodeSnapshot, after: NodeSnapshot) -> NodeRates:
         rows=rate("meshd_batch_rows_served_total"),
         prepared=rate("meshd_transform_samples_total"),
         hits=1 - rate("meshd_frames_total", result="miss") / asked if asked else None,
-        queue=now.total("meshd_transform_queue_rows"),
-        free=now.total("meshd_store_disk_free_bytes") / disk if disk else None,
+        queue=now.sum_of("meshd_transform_queue_rows"),
+        free=now.sum_of("meshd_store_disk_free_bytes") / disk if disk else None,
         errors=_errors(now, was) / seconds,
     )
 
 
 def _errors(now: Scrape, was: Scrape) -> float:
-    counted = now.by("meshd_http_requests_total", "status"), was.by("meshd_http_requests_total", "status")
+    counted = (
+        now.sum_by_label("meshd_http_requests_total", "status"),
+        was.sum_by_label("meshd_http_requests_total", "status"),
+    )
     bad = [status for status in counted[0] if status.startswith("5")]
     return sum(max(counted[0][status] - counted[1].get(status, 0.0), 0.0) for status in bad)
 
@@ -182,7 +185,7 @@ def _gained(
     for was, now in zip(before, after, strict=True):
         if was.told is None or now.told is None:
             continue
-        earlier = was.told.by(name, "loader", **labels)
-        for loader, value in now.told.by(name, "loader", **labels).items():
+        earlier = was.told.sum_by_label(name, "loader", **labels)
+        for loader, value in now.told.sum_by_label(name, "loader", **labels).items():
             found[loader] = found.get(loader, 0.0) + max(value - earlier.get(loader, 0.0), 0.0)
     return found

@@ -122,7 +122,7 @@ class StatsPage:
     def __repr__(self) -> str:
         return f"<Page {self.path}>"
 
-    def waits(self, now: float) -> None:
+    def on_wait(self, now: float) -> None:
         self._waiting = now
         self._running = self._running or now
         self._set(0, now)
@@ -130,13 +130,13 @@ class StatsPage:
         self._set(2, now)
         self._seal()
 
-    def takes(self, step: Step, meter: Meter) -> None:
+    def on_batch(self, step: Step, meter: Meter) -> None:
         self._waiting = 0.0
         self._epoch, self._step = step.epoch, step.step
         self._bytes += step.bytes
         self._write(step.until, meter)
 
-    def ends(self, now: float, meter: Meter) -> None:
+    def on_end(self, now: float, meter: Meter) -> None:
         self._waiting = self._running = 0.0
         if self._finalizer.alive:  # at the end of the interpreter nothing is left to write with
             self._write(now, meter)
@@ -146,7 +146,7 @@ class StatsPage:
 
     def _write(self, now: float, meter: Meter) -> None:
         running = now - self._running if self._running else 0.0
-        steady, steady_waited = meter.steadily(now)
+        steady, steady_waited = meter.steady_seconds(now)
         _FIGURES.pack_into(
             self._pages, _PLACE, now, self._running, self._waiting, self._epoch, self._step, self._steps,
             meter.samples, meter.batches, self._bytes, meter.seconds + running, meter.waited,

@@ -79,7 +79,7 @@ class Screen:
 
 def take_snapshot(whom: Nodes) -> Snapshot:
     """Everything now."""
-    told = whom.look(time.monotonic)
+    told = whom.scrape_all(time.monotonic)
     jobs = {(job.pid, job.started): (job, figures) for job, figures in read_pages()}
     return Snapshot(time.monotonic(), hosts.read_host(), gpus.read_gpus(), jobs, told)
 

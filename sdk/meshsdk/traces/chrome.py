@@ -55,12 +55,12 @@ class ChromeTrace:
     def __repr__(self) -> str:
         return f"<ChromeTrace {self._path}, {self._written} bytes{', full' if self._full else ''}>"
 
-    def waits(self, now: float) -> None:
+    def on_wait(self, now: float) -> None:
         if self._taken is not None:
             self._slice(_LOOP, "compute", self._taken, now)
             self._taken = None
 
-    def takes(self, step: Step, meter: Meter) -> None:
+    def on_batch(self, step: Step, meter: Meter) -> None:
         del meter
         stall = step.stall
         args = {"epoch": step.epoch, "step": step.step, "rows": step.rows, "bytes": step.bytes}
@@ -97,9 +97,9 @@ class ChromeTrace:
         self._named(row, f"requests {len(self._lanes)}")
         return row
 
-    def ends(self, now: float, meter: Meter) -> None:
+    def on_end(self, now: float, meter: Meter) -> None:
         del meter
-        self.waits(now)
+        self.on_wait(now)
         if not self._file.closed:
             self._file.flush()
 

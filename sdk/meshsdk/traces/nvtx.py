@@ -33,15 +33,15 @@ class NvtxRanges:
     def __repr__(self) -> str:
         return f"<Ranges, {'one' if self._open is not None else 'none'} open>"
 
-    def waits(self, now: float) -> None:
+    def on_wait(self, now: float) -> None:
         del now
         self._begin("mesh wait")
 
-    def takes(self, step: Step, meter: Meter) -> None:
+    def on_batch(self, step: Step, meter: Meter) -> None:
         del meter
         self._begin(f"mesh step {step.step}")
 
-    def ends(self, now: float, meter: Meter) -> None:
+    def on_end(self, now: float, meter: Meter) -> None:
         del now, meter
         self._end()
 

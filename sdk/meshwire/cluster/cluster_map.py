@@ -101,7 +101,7 @@ class BucketCopies(NamedTuple):
     wanted: int
 
     @property
-    def moving(self) -> bool:
+    def is_rebalancing(self) -> bool:
         """Whether copies are still to be made, or to be let go of."""
         return not self.relied == self.given == self.wanted
 
@@ -135,7 +135,7 @@ class ClusterMap:
     goal: int = 0
     counts: tuple[BucketCopies, ...] = ()
 
-    def count(self, bucket: str) -> BucketCopies | None:
+    def copies_of_bucket(self, bucket: str) -> BucketCopies | None:
         """What is said of a bucket's copies, None where nobody changed their number."""
         return next((count for count in self.counts if count.bucket == bucket), None)
 
@@ -144,7 +144,7 @@ class ClusterMap:
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     @property
-    def future(self) -> tuple[Share, ...]:
+    def target_shares(self) -> tuple[Share, ...]:
         """The shares once everybody has joined and left who is about to."""
         staying = ("joining", "up", "away", "returning")
         return tuple(
@@ -154,16 +154,16 @@ class ClusterMap:
         )
 
     @property
-    def present(self) -> tuple[Share, ...]:
+    def current_shares(self) -> tuple[Share, ...]:
         """The shares by which the data lies until now."""
         return shares_by_state(self.nodes) if self.base is None else self.base
 
     @property
-    def moving(self) -> bool:
+    def is_rebalancing(self) -> bool:
         """Whether data is to be carried before the present is the future."""
-        return self.present != self.future or any(count.moving for count in self.counts)
+        return self.current_shares != self.target_shares or any(count.is_rebalancing for count in self.counts)
 
-    def owes(self, node_id: str) -> bool:
+    def must_sync(self, node_id: str) -> bool:
         """Whether a node is to compare what it has with what it should have (`transitions.settled`)."""
         node = self.node(node_id)
         if node is None or not node.stores or node.state in ("away", "down"):
@@ -172,7 +172,7 @@ class ClusterMap:
             return True
         if node.state == "joining":  # one that has all waits for the others, and is not to begin anew
             return node.complete < max(self.goal, node.turned)
-        return self.moving and not node.leaving and node.complete < self.goal
+        return self.is_rebalancing and not node.leaving and node.complete < self.goal
 
     def to_json(self) -> bytes:
         """The canonical document; `parse_map` gives the map back."""

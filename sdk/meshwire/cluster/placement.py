@@ -122,15 +122,15 @@ class Placement:
             f"Placement(nodes={len(self.nodes)}, slots={self.table.shape[0]}, copies={self.table.shape[1]})"
         )
 
-    def of_slot(self, slot: int) -> tuple[Node, ...]:
+    def owners_of_slot(self, slot: int) -> tuple[Node, ...]:
         """The owners of a slot, the one that decides first."""
         return tuple(self.nodes[place] for place in self.table[slot].tolist() if place >= 0)
 
-    def owners(self, bucket: str, key: str) -> tuple[Node, ...]:
+    def owners_of_key(self, bucket: str, key: str) -> tuple[Node, ...]:
         """The owners of a name, the one that decides first."""
-        return self.of_slot(slot_of(bucket, key, len(self.table)))
+        return self.owners_of_slot(slot_of(bucket, key, len(self.table)))
 
-    def loads(self) -> dict[str, int]:
+    def slots_per_node(self) -> dict[str, int]:
         """Slots by node id, all ranks together."""
         places, numbers = np.unique(self.table[self.table >= 0], return_counts=True)
         found = {self.nodes[place].node_id: int(n) for place, n in zip(places, numbers, strict=True)}
@@ -142,7 +142,7 @@ def compute_placement(cluster: ClusterMap, copies: int, tense: OwnershipView = "
     """The owners of every slot, `copies` of each (1…8)."""
     if not 1 <= copies <= MAX_COPIES:
         raise ValueError(f"{copies} copies; 1 to {MAX_COPIES} are possible")
-    shares = cluster.future if tense == "future" else cluster.present
+    shares = cluster.target_shares if tense == "future" else cluster.current_shares
     members = {node.node_id: node for node in cluster.nodes}
     nodes = tuple(members[share.node_id] for share in shares)
     return Placement(nodes, _table(shares, cluster.slots, copies))

@@ -60,9 +60,9 @@ class Route:
     """`decider`: None while nobody may decide. `readers` in order, the decider first. `writers`: everybody
     who answers and owns the name at present, or will."""
 
-    decider: Node | None
-    readers: tuple[Node, ...]
-    writers: tuple[Node, ...]
+    primary: Node | None
+    read_set: tuple[Node, ...]
+    write_set: tuple[Node, ...]
 
 
 class Routes:
@@ -85,7 +85,7 @@ class Routes:
     def __repr__(self) -> str:
         return f"<Routes of map {self.version}, {self._present.table.shape[1]} copies>"
 
-    def of_slot(self, slot: int) -> Route:
+    def route_of_slot(self, slot: int) -> Route:
         """The route of a slot."""
         found = self._found.get(slot)
         if found is None:
@@ -96,24 +96,24 @@ class Routes:
             self._found[slot] = found
         return found
 
-    def of(self, bucket: str, key: str) -> Route:
+    def route_of_key(self, bucket: str, key: str) -> Route:
         """The route of a name."""
-        return self.of_slot(slot_of(bucket, key, self.slots))
+        return self.route_of_slot(slot_of(bucket, key, self.slots))
 
-    def decided_by(self, node_id: str) -> npt.NDArray[np.bool_]:
+    def primary_slots(self, node_id: str) -> npt.NDArray[np.bool_]:
         """bool[slots]: those of which a node is the decider."""
         found = self._decided.get(node_id)
         if found is None:
-            deciders = [self.of_slot(slot).decider for slot in range(self.slots)]
+            deciders = [self.route_of_slot(slot).primary for slot in range(self.slots)]
             found = np.array([node is not None and node.node_id == node_id for node in deciders])
             found.flags.writeable = False
             self._decided[node_id] = found
         return found
 
     def _make(self, slot: int) -> Route:
-        present, future = self._present.of_slot(slot), self._future.of_slot(slot)
+        present, future = self._present.owners_of_slot(slot), self._future.owners_of_slot(slot)
         readers = _readers(present)
-        given = self._given.of_slot(slot)
+        given = self._given.owners_of_slot(slot)
         everybody = {node.node_id: node for node in (*readers, *present, *given, *future)}
         writers = tuple(node for node in everybody.values() if node.state not in ("away", "down"))
         return Route(readers[0] if readers else None, readers, writers)

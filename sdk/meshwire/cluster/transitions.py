@@ -54,7 +54,7 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
     """
     known, version = cluster.node(node.node_id), cluster.version + 1
     if known is None or known.state == "down" or (node.stores and not known.stores):
-        new = _fresh(node, "joining" if node.stores and cluster.present else "up", version)
+        new = _fresh(node, "joining" if node.stores and cluster.current_shares else "up", version)
         was_given_up = known is not None and known.state == "down"
         return _next(cluster, replace(new, since=version) if was_given_up else new)
     if not node.stores and _holds(cluster, node.node_id):
@@ -100,7 +100,7 @@ def drain_node(cluster: ClusterMap, node_id: str) -> ClusterMap:
         raise TransitionError(f"{node_id} is down; there is nothing to drain")
     if node.leaving:
         return cluster
-    if not [share for share in cluster.future if share.node_id != node_id]:
+    if not [share for share in cluster.target_shares if share.node_id != node_id]:
         raise TransitionError(f"{node_id} is the last node that stores; nobody could take its share")
     state: State = "draining" if node.state == "up" else node.state
     return _next(cluster, replace(node, state=state, leaving=True, turned=cluster.version + 1))
@@ -179,9 +179,9 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
     they are read at once where every owner of the present is sound, and otherwise by then too: who is away
     may be the only one read of fewer, and lack what the others took meanwhile. Raises TransitionError where
     there are not so many nodes."""
-    most = min(len(cluster.future), MAX_COPIES)
+    most = min(len(cluster.target_shares), MAX_COPIES)
     if not 1 <= wanted <= most:
-        nodes = f"{len(cluster.future)} node{'s' * (len(cluster.future) != 1)}"
+        nodes = f"{len(cluster.target_shares)} node{'s' * (len(cluster.target_shares) != 1)}"
         raise TransitionError(
             f"{wanted} copies cannot be kept: {nodes} of this mesh stay and store; ask for 1 to {most}, or "
             "add nodes first"
@@ -196,7 +196,9 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
         raise TransitionError(f"the copies of {MAX_COUNTS} buckets were changed; delete buckets first")
     version = cluster.version + 1
     counts = tuple(sorted([*others, count]))
-    return _arrived(replace(cluster, version=version, goal=version, base=cluster.present, counts=counts))
+    return _arrived(
+        replace(cluster, version=version, goal=version, base=cluster.current_shares, counts=counts)
+    )
 
 
 def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
@@ -204,7 +206,7 @@ def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMa
     counts = tuple(count for count in cluster.counts if count.bucket not in gone)
     if counts == cluster.counts:
         return cluster
-    return _arrived(replace(cluster, version=cluster.version + 1, base=cluster.present, counts=counts))
+    return _arrived(replace(cluster, version=cluster.version + 1, base=cluster.current_shares, counts=counts))
 
 
 def _fresh(node: Node, state: State, version: int) -> Node:
@@ -224,11 +226,11 @@ def _back(cluster: ClusterMap, node: Node) -> State:
 def _sound(cluster: ClusterMap) -> bool:
     """Whether every owner of the present has everything of its share."""
     sound = {node.node_id for node in cluster.nodes if node.state in COMPLETE_STATES}
-    return all(share.node_id in sound for share in cluster.present)
+    return all(share.node_id in sound for share in cluster.current_shares)
 
 
 def _holds(cluster: ClusterMap, node_id: str) -> bool:
-    return any(share.node_id == node_id for share in cluster.present)
+    return any(share.node_id == node_id for share in cluster.current_shares)
 
 
 def _known(cluster: ClusterMap, node_id: str) -> Node:
@@ -246,8 +248,8 @@ def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterM
     nodes = checked_nodes(others if node is None else [*others, node])
     if nodes == cluster.nodes:
         return cluster
-    changed = replace(cluster, version=cluster.version + 1, nodes=nodes, base=cluster.present)
-    if changed.future != cluster.future:
+    changed = replace(cluster, version=cluster.version + 1, nodes=nodes, base=cluster.current_shares)
+    if changed.target_shares != cluster.target_shares:
         changed = replace(changed, goal=changed.version)
     return _arrived(changed)
 
@@ -255,14 +257,14 @@ def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterM
 def _arrived(cluster: ClusterMap) -> ClusterMap:
     """The future is the present where everybody of it has what it should, and who joined is up by that."""
     complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}
-    present: tuple[Share, ...] = cluster.present
-    future = cluster.future
+    present: tuple[Share, ...] = cluster.current_shares
+    future = cluster.target_shares
     counts = cluster.counts
     if not present or (future and all(share.node_id in complete for share in future)):
         present = future
         counts = tuple(each._replace(relied=each.wanted, given=each.wanted) for each in counts)
     nodes = cluster.nodes
-    if present == cluster.future:
+    if present == cluster.target_shares:
         nodes = tuple(
             replace(node, state="up", turned=cluster.version)
             if node.state == "joining" and node.node_id in complete

@@ -83,48 +83,50 @@ class ShardIndex:
         """The samples' names, as `a/b/0001`."""
         owned = np.flatnonzero(self.sample >= 0)
         _, firsts = np.unique(self.sample[owned], return_index=True)
-        return [sample_key(name)[0] for name in self.names.take(owned[firsts])]
+        return [sample_key(name)[0] for name in self.names.take_rows(owned[firsts])]
 
     def to_bytes(self) -> bytes:
         """The document; equal indexes have equal bytes."""
-        writer = ColumnWriter(_KIND, _VERSION, self.facts())
-        self.write(writer)
+        writer = ColumnWriter(_KIND, _VERSION, self.metadata())
+        self.write_columns(writer)
         return writer.to_bytes()
 
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """What a document that holds this says in its metadata."""
         return {"samples": str(self.samples)}
 
-    def write(self, writer: ColumnWriter) -> None:
+    def write_columns(self, writer: ColumnWriter) -> None:
         """Add the columns to a document whose metadata has `facts`."""
-        writer.strings("names", self.names)
-        writer.strings("extensions", StringColumn.of(self.extensions))
-        writer.integers("offsets", self.offsets)
-        writer.integers("sizes", self.sizes)
-        writer.integers("extension", self.extension)
-        writer.integers("sample", self.sample + 1)
+        writer.add_strings("names", self.names)
+        writer.add_strings("extensions", StringColumn.from_strings(self.extensions))
+        writer.add_integers("offsets", self.offsets)
+        writer.add_integers("sizes", self.sizes)
+        writer.add_integers("extension", self.extension)
+        writer.add_integers("sample", self.sample + 1)
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> ShardIndex:
         """The index of its document. Raises ColumnError for any other bytes."""
-        return cls.read(ColumnReader(document, _KIND, _VERSION))
+        return cls.read_columns(ColumnReader(document, _KIND, _VERSION))
 
     @classmethod
-    def read(cls, reader: ColumnReader) -> ShardIndex:
+    def read_columns(cls, reader: ColumnReader) -> ShardIndex:
         """The columns of a document that holds one. Raises ColumnError."""
-        names = reader.strings("names")
-        extensions = tuple(reader.strings("extensions"))
+        names = reader.read_strings("names")
+        extensions = tuple(reader.read_strings("extensions"))
         count = len(names)
-        sample = reader.integers("sample", low=0, high=count, count=count) - 1
+        sample = reader.read_integers("sample", low=0, high=count, count=count) - 1
         found = np.unique(sample[sample >= 0])
-        if reader.text("samples") != str(found.size) or (found.size and int(found[-1]) != found.size - 1):
+        if reader.read_text("samples") != str(found.size) or (
+            found.size and int(found[-1]) != found.size - 1
+        ):
             raise ColumnError("the shard index does not number its samples from 0 on")
         return cls(
             names,
-            reader.integers("offsets", low=0, high=MAX_BYTES, count=count),
-            reader.integers("sizes", low=0, high=MAX_BYTES, count=count),
+            reader.read_integers("offsets", low=0, high=MAX_BYTES, count=count),
+            reader.read_integers("sizes", low=0, high=MAX_BYTES, count=count),
             extensions,
-            reader.integers("extension", low=0, high=max(len(extensions) - 1, 0), count=count),
+            reader.read_integers("extension", low=0, high=max(len(extensions) - 1, 0), count=count),
             sample,
             int(found.size),
         )
@@ -176,7 +178,7 @@ class _Grouping:
     def index(self) -> ShardIndex:
         places = np.array(self.places, dtype=np.int64).reshape(-1, 2)
         return ShardIndex(
-            StringColumn.of(self.names),
+            StringColumn.from_strings(self.names),
             places[:, 0].copy(),
             places[:, 1].copy(),
             tuple(self.extensions),
@@ -265,20 +267,20 @@ class ArchiveIndex:
     def to_bytes(self) -> bytes:
         """The document; equal indexes have equal bytes."""
         facts = {"kind": self.kind, "size": str(self.size), "inflated": str(int(self.inflated))}
-        writer = ColumnWriter(_ARCHIVE_KIND, _ARCHIVE_VERSION, facts | self.files.facts())
-        self.files.write(writer)
+        writer = ColumnWriter(_ARCHIVE_KIND, _ARCHIVE_VERSION, facts | self.files.metadata())
+        self.files.write_columns(writer)
         return writer.to_bytes()
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> ArchiveIndex:
         """The index of its document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _ARCHIVE_KIND, _ARCHIVE_VERSION)
-        kind, size = _KINDS.get(reader.text("kind")), reader.text("size")
+        kind, size = _KINDS.get(reader.read_text("kind")), reader.read_text("size")
         if kind is None or not (size.isascii() and size.isdigit() and len(size) < 20):
             raise ColumnError("the archive's index names neither its kind nor its size")
         if int(size) > MAX_BYTES:
             raise ColumnError("the archive's index names no possible size")
-        return cls(kind, ShardIndex.read(reader), int(size), reader.text("inflated") == "1")
+        return cls(kind, ShardIndex.read_columns(reader), int(size), reader.read_text("inflated") == "1")
 
     def __repr__(self) -> str:
         return f"ArchiveIndex({self.kind}, files={len(self)}, size={self.size}, inflated={self.inflated})"

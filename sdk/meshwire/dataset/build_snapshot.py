@@ -182,8 +182,8 @@ class _Grouping:
         renumbered = np.cumsum(needed) - 1
         sizes = np.array(self.sizes, dtype=np.int64)[used]
         numbers = used.tolist()
-        keys = StringColumn.of([self.keys[number] for number in numbers])
-        etags = StringColumn.of([self.etags[number] for number in numbers])
+        keys = StringColumn.from_strings([self.keys[number] for number in numbers])
+        etags = StringColumn.from_strings([self.etags[number] for number in numbers])
         found: dict[str, BytesColumn] = {}
         for name, column in columns.items():
             which = renumbered[column]
@@ -191,7 +191,7 @@ class _Grouping:
         starts = np.append(np.arange(0, kept.size, SAMPLES_PER_SHARD), kept.size).astype(np.int64)
         objects = ObjectTable(source.bucket, keys, etags, sizes)
         fields = _ordered(self.specs, found, labels, kept)
-        snapshot = Snapshot.sealed(str(source), "objects", objects, starts, fields, self.specs, None)
+        snapshot = Snapshot.from_parts(str(source), "objects", objects, starts, fields, self.specs, None)
         return SnapshotBuild(snapshot, self.tally.skipped, tuple(self.tally.examples))
 
 
@@ -305,7 +305,10 @@ class _Gathering:
             raise self.tally.empty(source, self.specs)
         keys, etags, sizes = zip(*self.shards, strict=True)
         objects = ObjectTable(
-            source.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, dtype=np.int64)
+            source.bucket,
+            StringColumn.from_strings(keys),
+            StringColumn.from_strings(etags),
+            np.array(sizes, dtype=np.int64),
         )
         starts = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int64)
         which = np.repeat(np.arange(len(keys), dtype=np.int32), self.counts)
@@ -317,6 +320,6 @@ class _Gathering:
         }
         kept = np.arange(which.size, dtype=np.int64)
         columns = _ordered(self.specs, found, _Labels(self.specs, self.classes), kept)
-        names = StringColumn.of(self.names)
-        snapshot = Snapshot.sealed(str(source), "tar", objects, starts, columns, self.specs, names)
+        names = StringColumn.from_strings(self.names)
+        snapshot = Snapshot.from_parts(str(source), "tar", objects, starts, columns, self.specs, names)
         return SnapshotBuild(snapshot, self.tally.skipped, tuple(self.tally.examples))

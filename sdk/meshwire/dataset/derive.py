@@ -45,7 +45,7 @@ class SnapshotParts:
     names: StringColumn | None
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> SnapshotParts:
+    def from_snapshot(cls, snapshot: Snapshot) -> SnapshotParts:
         return cls(
             snapshot.source,
             snapshot.kind,
@@ -56,17 +56,17 @@ class SnapshotParts:
             snapshot.names,
         )
 
-    def keep(self, samples: Integers) -> SnapshotParts:
+    def keep_samples(self, samples: Integers) -> SnapshotParts:
         """Of these samples alone; shards that have none left are gone."""
         starts = np.unique(np.searchsorted(samples, self.shard_starts)).astype(np.int64)
-        names = None if self.names is None else StringColumn.of(self.names.take(samples))
+        names = None if self.names is None else StringColumn.from_strings(self.names.take_rows(samples))
         fields = {name: _taken(column, samples) for name, column in self.fields.items()}
         return replace(self, shard_starts=starts, fields=fields, names=names)
 
     def seal(self) -> Snapshot:
         """With the objects nothing uses left out."""
         objects, fields = _used(self.objects, self.fields)
-        return Snapshot.sealed(
+        return Snapshot.from_parts(
             self.source, self.kind, objects, self.shard_starts, fields, self.specs, self.names
         )
 
@@ -78,7 +78,7 @@ def select_fields(snapshot: Snapshot, names: Sequence[str]) -> Snapshot:
     chosen = sorted(set(names))
     if not any(isinstance(snapshot.fields[name], BytesColumn) for name in chosen):
         raise PlanError("select", "keep a field with bytes: a label alone makes no dataset")
-    parts = SnapshotParts.of(snapshot)
+    parts = SnapshotParts.from_snapshot(snapshot)
     fields = {name: snapshot.fields[name] for name in chosen}
     return replace(parts, fields=fields, specs={name: snapshot.specs[name] for name in chosen}).seal()
 
@@ -94,7 +94,7 @@ def rename_fields(snapshot: Snapshot, names: Mapping[str, str]) -> Snapshot:
     order = sorted(called, key=called.__getitem__)
     fields = {called[name]: snapshot.fields[name] for name in order}
     specs = {called[name]: replace(snapshot.specs[name], name=called[name]) for name in order}
-    return replace(SnapshotParts.of(snapshot), fields=fields, specs=specs).seal()
+    return replace(SnapshotParts.from_snapshot(snapshot), fields=fields, specs=specs).seal()
 
 
 def _check_field(snapshot: Snapshot, name: str, path: str) -> None:
@@ -108,7 +108,7 @@ def keep_samples(snapshot: Snapshot, samples: Integers) -> Snapshot:
     EmptySnapshotError."""
     if not samples.size:
         raise EmptySnapshotError("filter", f"none of the {snapshot.samples} samples is left")
-    return SnapshotParts.of(snapshot).keep(samples).seal()
+    return SnapshotParts.from_snapshot(snapshot).keep_samples(samples).seal()
 
 
 def _taken(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn | LabelColumn:
@@ -130,9 +130,9 @@ def relabel_classes(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | No
     some = np.flatnonzero(kept)
     if not some.size:
         raise EmptySnapshotError("relabel", f"none of the {snapshot.samples} samples is left")
-    renamed = replace(SnapshotParts.of(snapshot), fields=fields)
+    renamed = replace(SnapshotParts.from_snapshot(snapshot), fields=fields)
     if some.size < snapshot.samples:
-        renamed = renamed.keep(some)
+        renamed = renamed.keep_samples(some)
     return SnapshotBuild(renamed.seal(), snapshot.samples - int(some.size), ())
 
 
@@ -212,11 +212,11 @@ def _side_by_side(left: Snapshot, right: Snapshot, partners: Integers) -> Snapsh
             taken = BytesColumn(moved, taken.offset, taken.length)
         fields[name] = taken
     specs = {**left.specs, **right.specs}
-    names = StringColumn.of(relative_names(left))
+    names = StringColumn.from_strings(relative_names(left))
     return SnapshotParts(
         left.source,
         "joined",
-        left.objects.beside(right.objects),
+        left.objects.append(right.objects),
         left.shard_starts,
         {name: fields[name] for name in sorted(fields)},
         {name: specs[name] for name in sorted(specs)},
@@ -238,7 +238,7 @@ def _used(objects: ObjectTable, fields: Columns) -> tuple[ObjectTable, Columns]:
         else column
         for name, column in fields.items()
     }
-    return objects.take(np.flatnonzero(needed)), moved
+    return objects.take_rows(np.flatnonzero(needed)), moved
 
 
 def parse_names(value: Any, path: str) -> tuple[str, ...]:
@@ -279,11 +279,11 @@ def slice_field(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
     places = BytesColumn(which.astype(np.int32), column.offset[chosen], column.length[chosen])
     names = None
     if snapshot.names is not None:
-        names = StringColumn.of([snapshot.names[sample] for sample in samples])
-    return Snapshot.sealed(
+        names = StringColumn.from_strings([snapshot.names[sample] for sample in samples])
+    return Snapshot.from_parts(
         snapshot.source,
         snapshot.kind,
-        snapshot.objects.take(used.astype(np.int64)),
+        snapshot.objects.take_rows(used.astype(np.int64)),
         np.array([0, len(samples)], dtype=np.int64),
         {name: places},
         {name: snapshot.specs[name]},

@@ -75,25 +75,25 @@ class ObjectTable:
             yield self.bucket, self.keys
             return
         for number, bucket in enumerate(self.buckets):
-            yield bucket, self.keys.take(np.flatnonzero(self.which == number))
+            yield bucket, self.keys.take_rows(np.flatnonzero(self.which == number))
 
-    def take(self, numbers: Integers) -> ObjectTable:
+    def take_rows(self, numbers: Integers) -> ObjectTable:
         """Some of them, in their order; buckets that none is of any more are left out."""
         which = np.zeros(len(self), np.int64) if self.which is None else self.which
         return _of_buckets(
             self.buckets,
             which[numbers],
-            StringColumn.of(self.keys.take(numbers)),
-            StringColumn.of(self.etags.take(numbers)),
+            StringColumn.from_strings(self.keys.take_rows(numbers)),
+            StringColumn.from_strings(self.etags.take_rows(numbers)),
             self.sizes[numbers],
         )
 
-    def beside(self, other: ObjectTable) -> ObjectTable:
+    def append(self, other: ObjectTable) -> ObjectTable:
         """These, and then the others."""
-        return ObjectTable.together((self, other))
+        return ObjectTable.concatenate((self, other))
 
     @classmethod
-    def together(cls, runs: Sequence[ObjectTable]) -> ObjectTable:
+    def concatenate(cls, runs: Sequence[ObjectTable]) -> ObjectTable:
         """Several runs of objects, one after the other."""
         buckets = list(dict.fromkeys(bucket for run in runs for bucket in run.buckets))
         which = [
@@ -105,8 +105,8 @@ class ObjectTable:
         return _of_buckets(
             tuple(buckets),
             np.concatenate(which),
-            StringColumn.of([key for run in runs for key in run.keys]),
-            StringColumn.of([etag for run in runs for etag in run.etags]),
+            StringColumn.from_strings([key for run in runs for key in run.keys]),
+            StringColumn.from_strings([etag for run in runs for etag in run.etags]),
             np.concatenate([run.sizes for run in runs]),
         )
 
@@ -198,7 +198,7 @@ class Snapshot:
         )
 
     @classmethod
-    def sealed(
+    def from_parts(
         cls,
         source: str,
         kind: SnapshotKind,
@@ -227,7 +227,7 @@ def pinned_files(document: Buffer) -> Iterator[str]:
     """ETags of the files whose samples an index told, of a snapshot's document; of any other kind, none.
     Raises ColumnError."""
     reader = ColumnReader(document, _KIND, _VERSION)
-    return iter(()) if reader.text("kind") in _UNINDEXED else iter(reader.strings("objects.etags"))
+    return iter(()) if reader.read_text("kind") in _UNINDEXED else iter(reader.read_strings("objects.etags"))
 
 
 def _summary(column: BytesColumn | LabelColumn) -> dict[str, Any]:
@@ -250,39 +250,39 @@ def _document(
     if objects.others:
         metadata["others"] = canonical_json(list(objects.others)).decode()
     writer = ColumnWriter(_KIND, _VERSION, metadata)
-    writer.strings("objects.keys", objects.keys)
-    writer.strings("objects.etags", objects.etags)
-    writer.integers("objects.sizes", objects.sizes)
+    writer.add_strings("objects.keys", objects.keys)
+    writer.add_strings("objects.etags", objects.etags)
+    writer.add_integers("objects.sizes", objects.sizes)
     if objects.which is not None:
-        writer.integers("objects.which", objects.which)
-    writer.integers("shards", np.diff(shard_starts))
+        writer.add_integers("objects.which", objects.which)
+    writer.add_integers("shards", np.diff(shard_starts))
     if names is not None:
-        writer.strings("names", names)
+        writer.add_strings("names", names)
     for name, column in sorted(fields.items()):
         if isinstance(column, LabelColumn):
-            writer.integers(f"fields.{name}.values", column.values)
-            writer.strings(f"fields.{name}.classes", StringColumn.of(column.classes))
+            writer.add_integers(f"fields.{name}.values", column.values)
+            writer.add_strings(f"fields.{name}.classes", StringColumn.from_strings(column.classes))
             continue
-        writer.integers(f"fields.{name}.object", column.object)
+        writer.add_integers(f"fields.{name}.object", column.object)
         if kind != "objects":  # a plain object's bytes are the whole object
-            writer.integers(f"fields.{name}.offset", column.offset)
-            writer.integers(f"fields.{name}.length", column.length)
+            writer.add_integers(f"fields.{name}.offset", column.offset)
+            writer.add_integers(f"fields.{name}.length", column.length)
     return writer.to_bytes()
 
 
 def _read(document: Buffer) -> Snapshot:
     reader = ColumnReader(document, _KIND, _VERSION)
-    kind = reader.text("kind")
+    kind = reader.read_text("kind")
     if kind not in KINDS:
         raise ColumnError(f"a snapshot is of {', '.join(KINDS)}, not of {kind[:60]!r}")
     source, specs = _read_description(reader)
     objects = _read_objects(reader)
-    lengths = reader.integers("shards", low=0, high=MAX_SAMPLES)
+    lengths = reader.read_integers("shards", low=0, high=MAX_SAMPLES)
     shard_starts = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=shard_starts[1:])
     samples = int(shard_starts[-1])
     fields = {name: _read_field(reader, spec, objects, samples, kind) for name, spec in specs.items()}
-    names = reader.strings("names") if kind != "objects" else None
+    names = reader.read_strings("names") if kind != "objects" else None
     if names is not None and len(names) != samples:
         raise ColumnError(f"{len(names)} names for {samples} samples")
     digest = hashlib.sha256(document).hexdigest()
@@ -291,28 +291,28 @@ def _read(document: Buffer) -> Snapshot:
 
 def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec]]:
     try:
-        source = parse_source(reader.text("source"))
-        specs = parse_fields(reader.text("fields"))
+        source = parse_source(reader.read_text("source"))
+        specs = parse_fields(reader.read_text("fields"))
     except PlanError as error:
         raise ColumnError(f"the snapshot's description is malformed: {error}") from error
-    moved = source.bucket != reader.text("bucket") and reader.text("kind") != "joined"
+    moved = source.bucket != reader.read_text("bucket") and reader.read_text("kind") != "joined"
     if moved or len(specs) > MAX_FIELDS:
         raise ColumnError("the snapshot's bucket is not its source's")
     return str(source), specs
 
 
 def _read_objects(reader: ColumnReader) -> ObjectTable:
-    keys, etags = reader.strings("objects.keys"), reader.strings("objects.etags")
-    sizes = reader.integers("objects.sizes", low=0, high=MAX_BYTES)
+    keys, etags = reader.read_strings("objects.keys"), reader.read_strings("objects.etags")
+    sizes = reader.read_integers("objects.sizes", low=0, high=MAX_BYTES)
     if "others" not in reader.metadata:
-        return ObjectTable(reader.text("bucket"), keys, etags, sizes)
+        return ObjectTable(reader.read_text("bucket"), keys, etags, sizes)
     try:
-        others = read_json(reader.text("others"))
+        others = read_json(reader.read_text("others"))
         buckets = tuple(checked_text(item, "others", at_most=63) for item in others)
     except (PlanError, TypeError) as error:
         raise ColumnError(f"the snapshot's further buckets are malformed: {error}") from error
-    which = reader.integers("objects.which", low=0, high=len(buckets), count=len(keys))
-    return ObjectTable(reader.text("bucket"), keys, etags, sizes, buckets, which)
+    which = reader.read_integers("objects.which", low=0, high=len(buckets), count=len(keys))
+    return ObjectTable(reader.read_text("bucket"), keys, etags, sizes, buckets, which)
 
 
 def _read_field(
@@ -320,15 +320,15 @@ def _read_field(
 ) -> BytesColumn | LabelColumn:
     prefix = f"fields.{spec.name}"
     if spec.kind == "label":
-        classes = tuple(reader.strings(f"{prefix}.classes"))
-        values = reader.integers(f"{prefix}.values", low=0, high=len(classes) - 1, count=samples)
+        classes = tuple(reader.read_strings(f"{prefix}.classes"))
+        values = reader.read_integers(f"{prefix}.values", low=0, high=len(classes) - 1, count=samples)
         return LabelColumn(values, classes)
-    which = reader.integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
+    which = reader.read_integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
     sizes = objects.sizes[which]
     if kind == "objects":
         return BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes)
-    offset = reader.integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
-    length = reader.integers(f"{prefix}.length", low=0, high=MAX_BYTES, count=samples)
+    offset = reader.read_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
+    length = reader.read_integers(f"{prefix}.length", low=0, high=MAX_BYTES, count=samples)
     if (offset + length > sizes).any():
         raise ColumnError(f"a sample's {spec.name!r} lies outside its object")
     return BytesColumn(which.astype(np.int32), offset, length)

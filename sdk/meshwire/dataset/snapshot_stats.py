@@ -31,7 +31,7 @@ class Spread:
     total: int
 
     @classmethod
-    def of(cls, values: Integers) -> Spread:
+    def from_values(cls, values: Integers) -> Spread:
         """Of at least one number; a rank's number is one of them, never between two."""
         last = values.size - 1
         middle, high = last // 2, -(-last * 99 // 100)
@@ -76,7 +76,7 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
     empty: dict[str, int] = {}
     for name, column in snapshot.fields.items():
         if isinstance(column, BytesColumn):
-            sizes[name] = Spread.of(column.length)
+            sizes[name] = Spread.from_values(column.length)
             empty[name] = int(np.count_nonzero(column.length == 0))
         else:
             classes[name] = _counted(column)
@@ -85,7 +85,7 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
         snapshot.samples,
         len(snapshot.objects),
         snapshot.total_bytes,
-        Spread.of(shards),
+        Spread.from_values(shards),
         sizes,
         classes,
         empty,

@@ -45,18 +45,18 @@ class LineIndex:
 
     def to_bytes(self) -> bytes:
         writer = ColumnWriter(_KIND, _VERSION, {"size": str(self.size)} if self.size else {})
-        writer.integers("gaps", np.diff(self.offsets, prepend=0))
-        writer.integers("lengths", self.lengths)
-        writer.integers("steps", np.diff(self.numbers, prepend=0))
+        writer.add_integers("gaps", np.diff(self.offsets, prepend=0))
+        writer.add_integers("lengths", self.lengths)
+        writer.add_integers("steps", np.diff(self.numbers, prepend=0))
         return writer.to_bytes()
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> LineIndex:
         """Raises ColumnError for what is no such document."""
         reader = ColumnReader(document, _KIND, _VERSION)
-        lengths = reader.integers("lengths", low=1, high=MAX_LINE_BYTES)
-        gaps = reader.integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
-        steps = reader.integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
+        lengths = reader.read_integers("lengths", low=1, high=MAX_LINE_BYTES)
+        gaps = reader.read_integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
+        steps = reader.read_integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
         size = reader.metadata.get("size", "0")
         if not (size.isdecimal() and len(size) < len(str(MAX_BYTES))):
             raise ColumnError(f"a file of {shown_value(size)} bytes")
@@ -180,8 +180,11 @@ def _sealed(
     numbers = np.array([classes.index(folder) for folder in folders], np.int64)
     label = LabelColumn(np.repeat(numbers, counts), tuple(classes))
     objects = ObjectTable(
-        place.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, dtype=np.int64)
+        place.bucket,
+        StringColumn.from_strings(keys),
+        StringColumn.from_strings(etags),
+        np.array(sizes, dtype=np.int64),
     )
-    names = StringColumn.numbered(np.concatenate([index.numbers for index in indexes]))
+    names = StringColumn.from_numbers(np.concatenate([index.numbers for index in indexes]))
     columns = {name: lines if spec.kind == "bytes" else label for name, spec in fields.items()}
-    return Snapshot.sealed(str(place), "lines", objects, starts, columns, fields, names)
+    return Snapshot.from_parts(str(place), "lines", objects, starts, columns, fields, names)

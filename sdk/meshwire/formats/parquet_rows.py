@@ -55,7 +55,7 @@ class RowLengths:
         facts = {"rows": self.rows, "columns": dict(self.columns), "refused": dict(self.refused)}
         writer = ColumnWriter(_KIND, _VERSION, {"facts": json.dumps(facts)})
         for number, name in enumerate(self.columns):
-            writer.integers(f"lengths.{number}", self.lengths[name] + 1)
+            writer.add_integers(f"lengths.{number}", self.lengths[name] + 1)
         return writer.to_bytes()
 
     @classmethod
@@ -63,7 +63,7 @@ class RowLengths:
         """Raises ColumnError for what is no such document."""
         reader = ColumnReader(document, _KIND, _VERSION)
         try:
-            facts: dict[str, Any] = json.loads(reader.text("facts"))
+            facts: dict[str, Any] = json.loads(reader.read_text("facts"))
             rows = int(facts["rows"])
             columns = {str(name)[:500]: str(kind)[:200] for name, kind in facts["columns"].items()}
             refused = {str(name)[:500]: str(kind)[:200] for name, kind in facts["refused"].items()}
@@ -72,7 +72,7 @@ class RowLengths:
         if not 0 <= rows * len(columns) <= MAX_CELLS or rows < 0 or len(columns) > MAX_COLUMNS:
             raise ColumnError(f"{rows} rows of {len(columns)} columns")
         lengths = {
-            name: reader.integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES + 1, count=rows) - 1
+            name: reader.read_integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES + 1, count=rows) - 1
             for number, name in enumerate(columns)
         }
         return cls(rows, columns, lengths, refused)

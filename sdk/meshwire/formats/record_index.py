@@ -55,10 +55,10 @@ class RecordIndex:
             "size": self.size,
         }
         writer = ColumnWriter(_KIND, _VERSION, {"facts": json.dumps(facts)})
-        writer.integers("steps", np.diff(self.numbers, prepend=-1))
+        writer.add_integers("steps", np.diff(self.numbers, prepend=-1))
         for number, (offsets, lengths) in enumerate(self.places.values()):
-            writer.integers(f"gaps.{number}", np.diff(offsets, prepend=0))
-            writer.integers(f"lengths.{number}", lengths)
+            writer.add_integers(f"gaps.{number}", np.diff(offsets, prepend=0))
+            writer.add_integers(f"lengths.{number}", lengths)
         return writer.to_bytes()
 
     @classmethod
@@ -66,7 +66,7 @@ class RecordIndex:
         """Raises ColumnError for what is no such document."""
         reader = ColumnReader(document, _KIND, _VERSION)
         try:
-            facts: dict[str, Any] = json.loads(reader.text("facts"))
+            facts: dict[str, Any] = json.loads(reader.read_text("facts"))
             names, skipped = [str(name) for name in facts["parts"]], int(facts["skipped"])
             kinds, told, size = dict(facts["kinds"]), dict(facts["told"]), int(facts.get("size", 0))
             if not 0 <= size <= MAX_BYTES:
@@ -74,11 +74,13 @@ class RecordIndex:
             examples = tuple(map(str, facts["examples"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ColumnError(f"the facts of the index are malformed: {error}") from error
-        steps = reader.integers("steps", low=1, high=MAX_BYTES)
+        steps = reader.read_integers("steps", low=1, high=MAX_BYTES)
         places = {}
         for number, name in enumerate(names):
-            gaps = reader.integers(f"gaps.{number}", low=0, high=MAX_BYTES, count=steps.size)
-            lengths = reader.integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES, count=steps.size)
+            gaps = reader.read_integers(f"gaps.{number}", low=0, high=MAX_BYTES, count=steps.size)
+            lengths = reader.read_integers(
+                f"lengths.{number}", low=0, high=MAX_RECORD_BYTES, count=steps.size
+            )
             places[name] = np.cumsum(gaps), lengths
         return cls(np.cumsum(steps) - 1, places, kinds, skipped, examples, told, size)
 
@@ -153,11 +155,14 @@ class _Gathering:
             offsets, lengths = (np.concatenate([pair[side] for pair in places]) for side in (0, 1))
             columns[name] = BytesColumn(which, offsets, lengths)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        names = StringColumn.numbered(np.concatenate([index.numbers for index in indexes]))
+        names = StringColumn.from_numbers(np.concatenate([index.numbers for index in indexes]))
         objects = ObjectTable(
-            source.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, np.int64)
+            source.bucket,
+            StringColumn.from_strings(keys),
+            StringColumn.from_strings(etags),
+            np.array(sizes, np.int64),
         )
-        snapshot = Snapshot.sealed(str(source), self.kind, objects, starts, columns, self.specs, names)
+        snapshot = Snapshot.from_parts(str(source), self.kind, objects, starts, columns, self.specs, names)
         return SnapshotBuild(snapshot, self.skipped, tuple(self.examples[:_EXAMPLES]))
 
     def _empty(self, source: Source) -> EmptySnapshotError:

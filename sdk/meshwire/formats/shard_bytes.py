@@ -120,15 +120,15 @@ class Shard:
             at = self.starts[number]
             if at >= end:
                 return
-            for piece in self.unit(number):
+            for piece in self.unit_pieces(number):
                 yield from cut_piece(piece, at, offset, end)
                 at += piece.length
 
-    def unit(self, number: int) -> Iterable[Piece]:
+    def unit_pieces(self, number: int) -> Iterable[Piece]:
         """All bytes from `starts[number]` to the next start."""
         raise NotImplementedError
 
-    def of_others(self, members: Sequence[SourceObject]) -> Shard:
+    def with_members(self, members: Sequence[SourceObject]) -> Shard:
         """The same shard with other members in the places of these."""
         raise NotImplementedError
 
@@ -139,15 +139,15 @@ class TarShard(Shard):
     content_type: ClassVar[str] = "application/x-tar"
 
     @classmethod
-    def of(cls, key: str, members: Sequence[SourceObject], prefix: str) -> TarShard:
+    def from_members(cls, key: str, members: Sequence[SourceObject], prefix: str) -> TarShard:
         sizes = [_member_size(member_name(member, prefix), member.size) for member in members]
         starts = tuple(itertools.accumulate(sizes, initial=0))
         return cls(key, tuple(members), prefix, starts, starts[-1] + len(END))
 
-    def of_others(self, members: Sequence[SourceObject]) -> TarShard:
-        return TarShard.of(self.key, members, self.prefix)
+    def with_members(self, members: Sequence[SourceObject]) -> TarShard:
+        return TarShard.from_members(self.key, members, self.prefix)
 
-    def unit(self, number: int) -> Iterable[Piece]:
+    def unit_pieces(self, number: int) -> Iterable[Piece]:
         if number == len(self.members):
             return (literal_piece(END),)
         member = self.members[number]
@@ -282,7 +282,7 @@ class TfrecordShard(Shard):
         return b"tfrecord\0" + "".join(f"{name}={kind}\0" for name, kind in self.kinds).encode()
 
     @classmethod
-    def of(
+    def from_samples(
         cls,
         key: str,
         samples: Sequence[Sequence[SourceObject]],
@@ -301,11 +301,11 @@ class TfrecordShard(Shard):
         named = [(member_name(item, self.prefix), item) for item in files]
         return _features(sample_key(named[0][0])[0], named, dict(self.kinds))
 
-    def of_others(self, members: Sequence[SourceObject]) -> TfrecordShard:
+    def with_members(self, members: Sequence[SourceObject]) -> TfrecordShard:
         samples = [members[first:end] for first, end in itertools.pairwise(self.firsts)]
-        return TfrecordShard.of(self.key, samples, self.prefix, self.kinds)
+        return TfrecordShard.from_samples(self.key, samples, self.prefix, self.kinds)
 
-    def unit(self, number: int) -> Iterable[Piece]:
+    def unit_pieces(self, number: int) -> Iterable[Piece]:
         features = self._features(number)
         size = _message_size(features)
         total = sum(_delimited(feature.sizes()[2]) for feature in features)

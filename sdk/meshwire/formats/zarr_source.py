@@ -58,8 +58,8 @@ class StoredArray(Protocol):
     def index_bytes(self) -> int: ...
     @property
     def index_end(self) -> bool: ...
-    def number(self, key: str) -> int | None: ...
-    def places(self, number: int, size: int, index: Buffer) -> RowLocations: ...
+    def object_number(self, key: str) -> int | None: ...
+    def locate_rows(self, number: int, size: int, index: Buffer) -> RowLocations: ...
 
 
 class RowLocations(NamedTuple):
@@ -111,17 +111,17 @@ class SourceArray:
     def index_bytes(self) -> int:
         return 16 * self.pieces + 4 * self.index_crc if self.inner else 0
 
-    def key(self, number: int) -> str:
+    def object_key(self, number: int) -> str:
         """Of a stored object, below the array."""
         numbers = [str(number), *("0" for _ in self.row)]
         return self.lead + self.separator.join(numbers)
 
-    def number(self, key: str) -> int | None:
+    def object_number(self, key: str) -> int | None:
         """The stored object that has this key below the array; None for what is none of its objects."""
         found = key_numbers(key, self.lead, self.separator, 1 + len(self.row))
         return None if found is None or found[0] >= self.objects or any(found[1:]) else found[0]
 
-    def places(self, number: int, size: int, index: Buffer) -> RowLocations:
+    def locate_rows(self, number: int, size: int, index: Buffer) -> RowLocations:
         """Where the rows of the stored object `number` lie in its `size` bytes; rows that are not stored, or
         beyond the array, are left out. `index`: the bytes of a shard's. Raises ValueError for an object that
         lies."""
@@ -387,14 +387,14 @@ class ChunkedArray:
     def index_end(self) -> bool:
         return self.layout.index_end
 
-    def key(self, number: int) -> str:
+    def object_key(self, number: int) -> str:
         """Of a stored object, below the array."""
         return self.layout.lead + self.layout.separator.join(map(str, self._place(number)))
 
     def _place(self, number: int) -> list[int]:
         return [int(part) for part in np.unravel_index(number, self._objects)]
 
-    def number(self, key: str) -> int | None:
+    def object_number(self, key: str) -> int | None:
         """The stored object that has this key below the array; None for what is none of its objects."""
         found = key_numbers(key, self.layout.lead, self.layout.separator, len(self._objects))
         if found is None or any(at >= count for at, count in zip(found, self._objects, strict=True)):
@@ -411,7 +411,7 @@ class ChunkedArray:
         found[whole] = np.ravel_multi_index(tuple(places[:, whole]), self.grid)
         return found
 
-    def places(self, number: int, size: int, index: Buffer) -> RowLocations:
+    def locate_rows(self, number: int, size: int, index: Buffer) -> RowLocations:
         """Where the chunks of the stored object `number` lie in its `size` bytes, in its order; chunks that
         are not stored, or reach beyond the array, are left out. Raises ValueError."""
         if self.layout.inner:

@@ -62,7 +62,7 @@ class StringColumn:
             raise ColumnError("a string is not UTF-8")
 
     @classmethod
-    def of(cls, strings: Sequence[str]) -> StringColumn:
+    def from_strings(cls, strings: Sequence[str]) -> StringColumn:
         """The column of these strings. Raises UnicodeEncodeError for half surrogate pairs."""
         blob = "".join(strings).encode()
         if blob.isascii():
@@ -73,7 +73,7 @@ class StringColumn:
         return cls(blob, lengths)
 
     @classmethod
-    def numbered(cls, numbers: Integers) -> StringColumn:
+    def from_numbers(cls, numbers: Integers) -> StringColumn:
         """The column of these numbers, from 0 on, written with nine digits or more. Takes little more memory
         than the column itself, however many there are."""
         sizes = np.full(numbers.size, _DIGITS, np.int64)
@@ -115,7 +115,7 @@ class StringColumn:
         blob = self._blob
         return (blob[start:end].decode() for start, end in itertools.pairwise(bounds))
 
-    def take(self, indices: Integers) -> list[str]:
+    def take_rows(self, indices: Integers) -> list[str]:
         """The strings at indices, in their order."""
         starts, ends = self._bounds[indices].tolist(), self._bounds[indices + 1].tolist()
         return [self._blob[start:end].decode() for start, end in zip(starts, ends, strict=True)]
@@ -166,12 +166,12 @@ class ColumnWriter:
         self._metadata = {**metadata, "format": kind, "version": str(version)}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
 
-    def integers(self, name: str, values: npt.NDArray[Any]) -> None:
+    def add_integers(self, name: str, values: npt.NDArray[Any]) -> None:
         self._arrays[name] = narrow_integers(values)
 
-    def strings(self, name: str, column: StringColumn) -> None:
+    def add_strings(self, name: str, column: StringColumn) -> None:
         self._arrays[f"{name}.data"] = np.frombuffer(column.blob, dtype=np.uint8)
-        self.integers(f"{name}.lengths", column.lengths)
+        self.add_integers(f"{name}.lengths", column.lengths)
 
     def to_bytes(self) -> bytes:
         described = [(name, array.dtype, array.shape) for name, array in self._arrays.items()]
@@ -202,12 +202,12 @@ class ColumnReader:
         if self.metadata.get("version") != str(version):
             raise ColumnError(f"the {kind} document is not of version {version}; another release wrote it")
 
-    def text(self, name: str) -> str:
+    def read_text(self, name: str) -> str:
         if name not in self.metadata:
             raise ColumnError(f"the document lacks {name!r}")
         return self.metadata[name]
 
-    def integers(self, name: str, *, low: int, high: int, count: int | None = None) -> Integers:
+    def read_integers(self, name: str, *, low: int, high: int, count: int | None = None) -> Integers:
         """int64[n] (a copy) with all values in [low, high], and n = `count` if that is given."""
         values = self._array(name)
         if values.dtype.name not in ("uint8", "uint16", "uint32", "int64"):
@@ -218,11 +218,11 @@ class ColumnReader:
             raise ColumnError(f"a value of the column {name!r} is outside {low}…{high}")
         return values.astype(np.int64)
 
-    def strings(self, name: str) -> StringColumn:
+    def read_strings(self, name: str) -> StringColumn:
         blob = self._array(f"{name}.data")
         if blob.dtype != np.uint8:
             raise ColumnError(f"the column {name!r} holds no bytes")
-        return StringColumn(blob.tobytes(), self.integers(f"{name}.lengths", low=0, high=blob.size))
+        return StringColumn(blob.tobytes(), self.read_integers(f"{name}.lengths", low=0, high=blob.size))
 
     def _array(self, name: str) -> npt.NDArray[Any]:
         array = self._arrays.get(name)

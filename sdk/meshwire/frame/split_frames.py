@@ -79,11 +79,11 @@ class SplitFrameReader:
         return f"Joining({int(self._taken.sum())} of {self._rows} rows)"
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether memory was leased."""
         return self._layout is not None
 
-    def take(self, size: int, fill: Fill, *, verify: bool) -> None:
+    def read_part(self, size: int, fill: Fill, *, verify: bool) -> None:
         """Receives a part of `size` bytes; `fill` puts the next of them into what it is given. Raises
         FrameError and what `fill` does."""
         header = _read_header(size, fill)
@@ -139,7 +139,7 @@ class SplitFrameReader:
                 crc = crc32c(row, crc) if expected is not None else 0
         _check(slot, crc, expected)
 
-    def views(self) -> tuple[dict[str, npt.NDArray[Any]], int]:
+    def tensor_views(self) -> tuple[dict[str, npt.NDArray[Any]], int]:
         """The whole: its tensors by name, views of the memory, and its bytes. Raises FrameError where rows
         are missing."""
         if self._layout is None or not self._taken.all():

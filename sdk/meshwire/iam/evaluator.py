@@ -30,7 +30,7 @@ def evaluate(policies: Iterable[Policy], question: AccessRequest) -> Decision:
         for statement in policy.statements:
             if statement.allows and verdict == "allow":
                 continue
-            if statement.applies(question):
+            if statement.matches_request(question):
                 if not statement.allows:
                     return "deny"
                 verdict = "allow"
@@ -44,7 +44,7 @@ def matching_statements(policies: Iterable[Policy], question: AccessRequest) -> 
         statement
         for policy in policies
         for statement in policy.statements
-        if statement.concerns(question) and statement.conditions_hold(question)
+        if statement.matches_principal_and_action(question) and statement.conditions_hold(question)
     )
 
 
@@ -54,7 +54,7 @@ def evaluate_statements(statements: Iterable[Statement], question: AccessRequest
     for statement in statements:
         if statement.allows and verdict == "allow":
             continue
-        if statement.covers(question):
+        if statement.matches_resource(question):
             if not statement.allows:
                 return "deny"
             verdict = "allow"
@@ -76,7 +76,7 @@ def may_deny_in_prefix(policies: Iterable[Policy], question: AccessRequest) -> b
 
 
 def _allows_every(statement: Statement, question: AccessRequest) -> bool:
-    if not statement.allows or not statement.concerns(question):
+    if not statement.allows or not statement.matches_principal_and_action(question):
         return False
     if any(_is_per_resource(test) for test in statement.tests):
         return False
@@ -84,7 +84,7 @@ def _allows_every(statement: Statement, question: AccessRequest) -> bool:
 
 
 def _denies_some(statement: Statement, question: AccessRequest) -> bool:
-    if statement.allows or not statement.concerns(question):
+    if statement.allows or not statement.matches_principal_and_action(question):
         return False
     tests = (test for test in statement.tests if not _is_per_resource(test))
     if not all(test.holds(question, strict=False) for test in tests):
@@ -101,13 +101,13 @@ def _include_every(resources: Patterns, question: AccessRequest) -> bool:
 
 
 def _fits_every(glob: Glob, question: AccessRequest) -> bool:
-    segments = None if _varies(glob) else glob.bound(question.value)
+    segments = None if _varies(glob) else glob.bind_variables(question.value)
     return segments is not None and matches_every_suffix(segments, question.resource)
 
 
 def _fits_some(glob: Glob, question: AccessRequest) -> bool:
     """A variable without a value may stand for anything."""
-    segments = None if _varies(glob) else glob.bound(question.value)
+    segments = None if _varies(glob) else glob.bind_variables(question.value)
     return segments is None or matches_some_suffix(segments, question.resource)
 
 

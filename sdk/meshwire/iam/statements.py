@@ -51,7 +51,7 @@ class Principals:
     users: frozenset[str] = frozenset()
     negated: bool = False
 
-    def include(self, user: str) -> bool:
+    def matches_user(self, user: str) -> bool:
         named = self.everyone or (user != "" and user in self.users)
         return named != self.negated
 
@@ -63,7 +63,7 @@ class Patterns:
     globs: tuple[Glob, ...]
     negated: bool = False
 
-    def include(self, text: str, resolve: Resolve, *, strict: bool) -> bool:
+    def matches_text(self, text: str, resolve: Resolve, *, strict: bool) -> bool:
         """`strict`: a negation whose variables have no value does not hold."""
         unresolved = False
         for glob in self.globs:
@@ -133,19 +133,23 @@ class Statement:
     def allows(self) -> bool:
         return self.effect == "Allow"
 
-    def applies(self, question: AccessRequest) -> bool:
+    def matches_request(self, question: AccessRequest) -> bool:
         """Whether it says anything about the question."""
-        return self.concerns(question) and self.covers(question) and self.conditions_hold(question)
+        return (
+            self.matches_principal_and_action(question)
+            and self.matches_resource(question)
+            and self.conditions_hold(question)
+        )
 
-    def concerns(self, question: AccessRequest) -> bool:
+    def matches_principal_and_action(self, question: AccessRequest) -> bool:
         """Whether the principal and the action are its own."""
-        if self.principals is not None and not self.principals.include(question.principal):
+        if self.principals is not None and not self.principals.matches_user(question.principal):
             return False
-        return self.actions.include(question.action.lower(), question.value, strict=self.allows)
+        return self.actions.matches_text(question.action.lower(), question.value, strict=self.allows)
 
-    def covers(self, question: AccessRequest) -> bool:
+    def matches_resource(self, question: AccessRequest) -> bool:
         """Whether the resource is its own."""
-        return self.resources.include(question.resource, question.value, strict=self.allows)
+        return self.resources.matches_text(question.resource, question.value, strict=self.allows)
 
     def conditions_hold(self, question: AccessRequest) -> bool:
         """Whether every condition does."""
@@ -160,6 +164,6 @@ class Policy:
     keys: frozenset[str] = frozenset()
     """Every condition key it asks for, in lower case, variables included."""
 
-    def asks(self, prefix: str) -> bool:
+    def uses_key_prefix(self, prefix: str) -> bool:
         """Whether it asks for a key that begins so."""
         return any(key.startswith(prefix) for key in self.keys)

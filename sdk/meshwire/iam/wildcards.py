@@ -117,7 +117,7 @@ class Glob:
             segments = _cached_segments(resolved)
         return segments_match(segments, text.casefold() if self._fold else text)
 
-    def bound(self, resolve: Resolve) -> tuple[Segment, ...] | None:
+    def bind_variables(self, resolve: Resolve) -> tuple[Segment, ...] | None:
         """The segments with every variable replaced; None if one has no value."""
         if self._fixed is not None:
             return self._fixed

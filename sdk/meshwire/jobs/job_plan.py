@@ -84,7 +84,7 @@ class JobPlan:
         """Bytes of all files."""
         return int(self.size.sum())
 
-    def of(self, output: int) -> list[SourceFile]:
+    def files_of_output(self, output: int) -> list[SourceFile]:
         """The files of an output, in order."""
         return self.files(int(self.firsts[output]), int(self.firsts[output + 1]))
 
@@ -92,24 +92,24 @@ class JobPlan:
         """Files `first` to `end`, in order."""
         cut = slice(first, end)
         columns = (self.source[cut].tolist(), self.offset[cut].tolist(), self.size[cut].tolist())
-        rows = zip(self.names.take(np.arange(first, end)), *columns, strict=True)
+        rows = zip(self.names.take_rows(np.arange(first, end)), *columns, strict=True)
         return [SourceFile(*row) for row in rows]
 
-    def digest_of(self, item: SourceFile) -> str:
+    def file_digest(self, item: SourceFile) -> str:
         """Of a file that is an output by itself."""
         source = f"{self.sources.etags[item.source]}\0{int(self.sources.sizes[item.source])}"
         text = f"{source}\0{item.offset}\0{item.size}\0{item.name}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def digest(self, output: int, form: str) -> str:
+    def output_digest(self, output: int, form: str) -> str:
         """Of what an output is made, and as what: 32 hexadecimal digits. Where in its object a file lies
         says which one it is."""
         cut = slice(int(self.firsts[output]), int(self.firsts[output + 1]))
         numbers, within = np.unique(self.source[cut], return_inverse=True)
         hasher = hashlib.sha256(f"{form}\0".encode())
-        for etag in self.sources.etags.take(numbers):
+        for etag in self.sources.etags.take_rows(numbers):
             hasher.update(f"{etag}\0".encode())
-        names = self.names.take(np.arange(cut.start, cut.stop))
+        names = self.names.take_rows(np.arange(cut.start, cut.stop))
         hasher.update("\0".join(names).encode())
         for column in (within, self.sources.sizes[numbers], self.offset[cut], self.size[cut]):
             hasher.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -118,37 +118,41 @@ class JobPlan:
     def to_bytes(self) -> bytes:
         """The document; equal plans have equal bytes."""
         writer = ColumnWriter(_KIND, _VERSION, {})
-        writer.strings("keys", self.sources.keys)
-        writer.strings("etags", self.sources.etags)
-        writer.integers("sizes", self.sources.sizes)
-        writer.integers("unpacked", self.sources.unpacked)
-        writer.strings("names", self.names)
+        writer.add_strings("keys", self.sources.keys)
+        writer.add_strings("etags", self.sources.etags)
+        writer.add_integers("sizes", self.sources.sizes)
+        writer.add_integers("unpacked", self.sources.unpacked)
+        writer.add_strings("names", self.names)
         for name in ("source", "offset", "size", "firsts", "samples"):
-            writer.integers(name, getattr(self, name))
-        writer.strings("outputs", self.outputs)
+            writer.add_integers(name, getattr(self, name))
+        writer.add_strings("outputs", self.outputs)
         return writer.to_bytes()
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> JobPlan:
         """The plan of its document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _KIND, _VERSION)
-        keys, names, outputs = reader.strings("keys"), reader.strings("names"), reader.strings("outputs")
+        keys, names, outputs = (
+            reader.read_strings("keys"),
+            reader.read_strings("names"),
+            reader.read_strings("outputs"),
+        )
         found, files, count = len(keys), len(names), len(outputs)
         sources = SourceTable(
             keys,
-            reader.strings("etags"),
-            reader.integers("sizes", low=0, high=_MAX_BYTES, count=found),
-            reader.integers("unpacked", low=0, high=1, count=found),
+            reader.read_strings("etags"),
+            reader.read_integers("sizes", low=0, high=_MAX_BYTES, count=found),
+            reader.read_integers("unpacked", low=0, high=1, count=found),
         )
         return cls(
             sources,
             names,
-            reader.integers("source", low=0, high=max(found - 1, 0), count=files),
-            reader.integers("offset", low=0, high=_MAX_BYTES, count=files),
-            reader.integers("size", low=0, high=_MAX_BYTES, count=files),
+            reader.read_integers("source", low=0, high=max(found - 1, 0), count=files),
+            reader.read_integers("offset", low=0, high=_MAX_BYTES, count=files),
+            reader.read_integers("size", low=0, high=_MAX_BYTES, count=files),
             outputs,
-            reader.integers("firsts", low=0, high=files, count=count + 1),
-            reader.integers("samples", low=0, high=files, count=count),
+            reader.read_integers("firsts", low=0, high=files, count=count + 1),
+            reader.read_integers("samples", low=0, high=files, count=count),
         )
 
 
@@ -184,15 +188,15 @@ class FileList:
         self._names += names
         self._rows.append(np.stack([number, offsets, sizes]))
 
-    def one_each(self, prefix: str) -> JobPlan:
+    def plan_file_outputs(self, prefix: str) -> JobPlan:
         """Every file an output of its own, called as it is below `prefix`. Raises PlanError for names that
         stand twice."""
         self._samples()
-        outputs = StringColumn.of([prefix + name for name in self._names])
+        outputs = StringColumn.from_strings([prefix + name for name in self._names])
         count = len(self)
         return self._plan(np.arange(count), outputs, np.arange(count + 1), np.ones(count, dtype=np.int64))
 
-    def laid_out(
+    def plan_shards(
         self,
         layout: ShardsView,
         prefix: str,
@@ -212,7 +216,7 @@ class FileList:
             chosen = members
             if layout.shuffle is not None:
                 chosen = members[
-                    shuffle_permutation(layout.shuffle, members.size).many(np.arange(members.size))
+                    shuffle_permutation(layout.shuffle, members.size).samples_at(np.arange(members.size))
                 ]
             order.append(chosen)
             for number, count in enumerate(_filled(layout, sizes[chosen])):
@@ -224,7 +228,7 @@ class FileList:
         files = np.argsort(positions[of], kind="stable")
         ends = np.searchsorted(positions[of][files], np.cumsum([0, *samples]))
         files = files[: ends[-1]]
-        return self._plan(files, StringColumn.of(outputs), ends, np.array(samples, dtype=np.int64))
+        return self._plan(files, StringColumn.from_strings(outputs), ends, np.array(samples, dtype=np.int64))
 
     def _folders(
         self,
@@ -242,13 +246,13 @@ class FileList:
         chosen = list(enumerate(self._described(stems, of, below)))
         if layout.where:
             where = parse_expression(layout.where, "where")
-            chosen = [(number, item) for number, item in chosen if evaluation.value(where, item)]
+            chosen = [(number, item) for number, item in chosen if evaluation.evaluate(where, item)]
         if layout.sort:
             sort = parse_expression(layout.sort, "sort")
-            chosen.sort(key=lambda pair: sort_key(evaluation.value(sort, pair[1])))
+            chosen.sort(key=lambda pair: sort_key(evaluation.evaluate(sort, pair[1])))
         homes, found = FolderNames(layout, evaluation), dict[str, list[int]]()
         for number, item in chosen:
-            found.setdefault(homes.folder(item), []).append(number)
+            found.setdefault(homes.folder_of(item), []).append(number)
         for folder, numbers in found.items():
             yield folder, np.array(numbers, dtype=np.int64)
 
@@ -317,11 +321,11 @@ class FileList:
 
     def _plan(self, files: Integers, outputs: StringColumn, firsts: Integers, samples: Integers) -> JobPlan:
         source, offset, size = self._table()[:, files]
-        names = StringColumn.of([self._names[index] for index in files.tolist()])
+        names = StringColumn.from_strings([self._names[index] for index in files.tolist()])
         objects = [item.source for item in self._objects]
         sources = SourceTable(
-            StringColumn.of([item.key for item in objects]),
-            StringColumn.of([item.etag for item in objects]),
+            StringColumn.from_strings([item.key for item in objects]),
+            StringColumn.from_strings([item.etag for item in objects]),
             np.array([item.size for item in objects], dtype=np.int64),
             np.array([item.unpacked for item in self._objects], dtype=np.int64),
         )

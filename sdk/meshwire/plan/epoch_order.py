@@ -57,7 +57,7 @@ class _Anywhere:
         self._samples, self._taken = Feistel(n, keys[0]), Feistel(count, keys[1])
 
     def many(self, draws: Indices) -> Indices:
-        return self._samples.many((self._begin + self._taken.many(draws)) % self._n)
+        return self._samples.samples_at((self._begin + self._taken.samples_at(draws)) % self._n)
 
 
 class _Sequential:
@@ -73,7 +73,7 @@ class _Sequential:
         shuffled: tuple[int, int],
     ) -> None:
         n, shards = int(starts[-1]), starts.size - 1
-        permuted = Feistel(shards, key).many(np.arange(shards))
+        permuted = Feistel(shards, key).samples_at(np.arange(shards))
         self._starts, self._shuffled, self._width = starts[:-1][permuted], shuffled, width
         self._bounds = np.zeros(shards + 1, np.int64)
         np.cumsum(np.diff(starts)[permuted], out=self._bounds[1:])
@@ -88,7 +88,7 @@ class _Sequential:
         numbers = places // length
         for number in np.unique(numbers).tolist():
             rows, first = numbers == number, max(number * length, self._begin)
-            places[rows] = first + self._run(number).many(places[rows] - first)
+            places[rows] = first + self._run(number).samples_at(places[rows] - first)
         places %= self._n
         shards = np.searchsorted(self._bounds, places, side="right") - 1
         return self._starts[shards] + (places - self._bounds[shards])
@@ -133,11 +133,11 @@ class MixOrder:
         ]
         self._laid: tuple[tuple[Segment, int], tuple[Indices, Indices]] | None = None
 
-    def one(self, position: int) -> int:
+    def sample_at(self, position: int) -> int:
         """The sample at a position. Raises IndexError outside 0…n−1."""
-        return int(self.many(np.array([position], dtype=np.int64))[0])
+        return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
-    def many(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
         positions = checked_positions(positions, self.n)
         parts, draws = np.empty_like(positions), np.empty_like(positions)
@@ -163,7 +163,7 @@ class MixOrder:
             parts, nth = self._evenly_laid(segment, first, quotas)
             parts, nth = parts[places], nth[places]
         else:
-            slots = Feistel(end - first, derive_key(self._key, first)).many(places)
+            slots = Feistel(end - first, derive_key(self._key, first)).samples_at(places)
             edges = np.cumsum(quotas)
             parts = np.searchsorted(edges, slots, side="right").astype(np.int64)
             nth = slots - (edges - quotas)[parts]

@@ -40,11 +40,11 @@ def concat_snapshots(parts: Sequence[Snapshot]) -> Snapshot:
     return SnapshotParts(
         first.source,
         "joined",
-        ObjectTable.together([part.objects for part in parts]),
+        ObjectTable.concatenate([part.objects for part in parts]),
         np.concatenate(starts),
         {name: _column(parts, name) for name in sorted(first.fields)},
         first.specs,
-        StringColumn.of(names),
+        StringColumn.from_strings(names),
     ).seal()
 
 

@@ -100,11 +100,11 @@ class OpDeclaration:
     outputs: tuple[tuple[str, ValueType], ...] = ()
 
     @property
-    def takes(self) -> str:
+    def input_signature(self) -> str:
         return _told(self.inputs) if self.inputs else str(self.input)
 
     @property
-    def gives(self) -> str:
+    def output_signature(self) -> str:
         return _told(self.outputs) if self.outputs else str(self.output)
 
     def document(self) -> dict[str, Any]:

@@ -95,11 +95,11 @@ class OpSpec:
     each: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
-    def every(self) -> tuple[str, ...]:
+    def all_fields(self) -> tuple[str, ...]:
         """All fields it is over."""
         return self.fields or (self.field,)
 
-    def of(self, field: str) -> OpSpec:
+    def for_field(self, field: str) -> OpSpec:
         """What an op over several fields does to one of them, as an op on that field alone."""
         return OpSpec(self.op, field, {**self.args, **self.each.get(field, {})}, self.version)
 

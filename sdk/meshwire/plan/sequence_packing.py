@@ -103,10 +103,10 @@ class PackTable:
 
     def to_bytes(self) -> bytes:
         writer = ColumnWriter(_KIND, _VERSION, {})
-        writer.integers("rows", np.diff(self.row_starts))
-        writer.integers("shards", np.diff(self.shard_starts))
+        writer.add_integers("rows", np.diff(self.row_starts))
+        writer.add_integers("shards", np.diff(self.shard_starts))
         for name in ("samples", "begins", "lengths"):
-            writer.integers(name, getattr(self, name))
+            writer.add_integers(name, getattr(self, name))
         return writer.to_bytes()
 
     @classmethod
@@ -114,11 +114,11 @@ class PackTable:
         """Raises ColumnError for what is no such document."""
         reader = ColumnReader(document, _KIND, _VERSION)
         bound = 1 << 40
-        counts = reader.integers("rows", low=1, high=MAX_LENGTH)
+        counts = reader.read_integers("rows", low=1, high=MAX_LENGTH)
         pieces = int(counts.sum())
-        shards = reader.integers("shards", low=1, high=max(1, counts.size))
+        shards = reader.read_integers("shards", low=1, high=max(1, counts.size))
         samples, begins, lengths = (
-            reader.integers(name, low=0, high=bound, count=pieces)
+            reader.read_integers(name, low=0, high=bound, count=pieces)
             for name in ("samples", "begins", "lengths")
         )
         return cls(_starts(counts), samples, begins, lengths, _starts(shards))

@@ -38,10 +38,10 @@ class SampleOrder(Protocol):
     def n(self) -> int:
         """Positions in the epoch."""
 
-    def one(self, position: int) -> int:
+    def sample_at(self, position: int) -> int:
         """The sample at a position. Raises IndexError outside 0…n−1."""
 
-    def many(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
 
 
@@ -79,7 +79,7 @@ class Feistel:
             value = self._pass(value)
         return value
 
-    one = __call__
+    sample_at = __call__
 
     def _pass(self, value: int) -> int:
         mask = self._mask
@@ -88,7 +88,7 @@ class Feistel:
             left, right = right, left ^ (mix64((right + key) & MASK64) & mask)
         return left << self._half | right
 
-    def many(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         """The values at positions, int64[k]. Raises IndexError if any lies outside 0…n−1."""
         values = self._pass_many(checked_positions(positions, self.n).astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
@@ -117,12 +117,12 @@ class StoredOrder:
     def __init__(self, n: int) -> None:
         self.n = n
 
-    def one(self, position: int) -> int:
+    def sample_at(self, position: int) -> int:
         if not 0 <= position < self.n:
             raise IndexError(f"position {position} outside 0…{self.n - 1}")
         return position
 
-    def many(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         return checked_positions(positions, self.n).copy()
 
     def __repr__(self) -> str:
@@ -155,17 +155,17 @@ class BlocksOrder:
         self.n = int(starts[-1])
         self._width = shards
         self._key = derive_key(_WINDOW, seed, epoch)
-        self._shards = Feistel(count, derive_key(_SHARDS, seed, epoch)).many(np.arange(count))
+        self._shards = Feistel(count, derive_key(_SHARDS, seed, epoch)).samples_at(np.arange(count))
         self._starts = starts[:-1][self._shards]
         self._bounds = np.zeros(count + 1, dtype=np.int64)  # positions where each permuted shard begins
         np.cumsum(np.diff(starts)[self._shards], out=self._bounds[1:])
         edges = np.append(np.arange(0, count, shards), count)
         self._windows = self._bounds[edges]
 
-    def one(self, position: int) -> int:
-        return int(self.many(np.array([position], dtype=np.int64))[0])
+    def sample_at(self, position: int) -> int:
+        return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
-    def many(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         positions = checked_positions(positions, self.n)
         if not positions.size:
             return positions
@@ -182,7 +182,7 @@ class BlocksOrder:
         for number, rows in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
             start, end = int(self._windows[number]), int(self._windows[number + 1])
             window = Feistel(end - start, derive_key(self._key, number))
-            result[rows] = window.many(positions[rows] - start) + start
+            result[rows] = window.samples_at(positions[rows] - start) + start
         return result
 
     def shards_at(self, position: int) -> Indices:
@@ -257,11 +257,11 @@ class BucketOrder:
         self._key = derive_key(_RUNS, seed, epoch)
         self._pools: OrderedDict[int, Indices] = OrderedDict()
 
-    def one(self, position: int) -> int:
+    def sample_at(self, position: int) -> int:
         """The sample at a position. Raises IndexError outside 0…n−1."""
-        return int(self.many(np.array([position], dtype=np.int64))[0])
+        return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
-    def many(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
         positions = checked_positions(positions, self.n)
         pools, places = np.divmod(positions, self._buckets.pool)
@@ -282,11 +282,11 @@ class BucketOrder:
     def _sorted(self, number: int) -> Indices:
         """A pool's samples: by length, cut into runs; whole runs in random order, what is over stays last."""
         first, width = number * self._buckets.pool, self._buckets.rows
-        samples = self._order.many(np.arange(first, min(first + self._buckets.pool, self.n)))
+        samples = self._order.samples_at(np.arange(first, min(first + self._buckets.pool, self.n)))
         samples = samples[np.argsort(self._lengths[samples], kind="stable")]
         places = np.arange(samples.size)
         key, whole = derive_key(self._key, number), samples.size // width
-        turns = np.append(Feistel(whole, key).many(np.arange(whole)), whole)
+        turns = np.append(Feistel(whole, key).samples_at(np.arange(whole)), whole)
         drawn = mix64_many(places.astype(np.uint64) + np.uint64(derive_key(_ROWS, key)))
         laid: Indices = samples[np.lexsort((drawn, turns[places // width]))]
         return laid

@@ -143,22 +143,22 @@ def parse_acl(body: bytes) -> AclDocument:
         if error.code == "MalformedXML":
             raise S3Error("MalformedACLError") from None
         raise
-    owner, listed = root.first("Owner"), root.first("AccessControlList")
-    if owner is None or listed is None or not owner.get("ID").strip():
+    owner, listed = root.find_first("Owner"), root.find_first("AccessControlList")
+    if owner is None or listed is None or not owner.child_text("ID").strip():
         raise S3Error("MalformedACLError", "An AccessControlPolicy has an Owner with an ID and a list.")
-    grants = tuple(map(_parse_grant, listed.all("Grant")))
-    return AclDocument(owner.get("ID").strip(), _limited(Acl("", grants)))
+    grants = tuple(map(_parse_grant, listed.find_all("Grant")))
+    return AclDocument(owner.child_text("ID").strip(), _limited(Acl("", grants)))
 
 
 def _parse_grant(element: Element) -> Grant:
-    permission = element.get("Permission").strip()
-    grantee = element.first("Grantee")
+    permission = element.child_text("Permission").strip()
+    grantee = element.find_first("Grantee")
     if grantee is None or permission not in _PERMISSIONS:
         raise S3Error("MalformedACLError")
     named = [
         (kind.lower(), child.text.strip())
         for kind in ("ID", "URI", "EmailAddress")
-        if (child := grantee.first(kind)) is not None
+        if (child := grantee.find_first(kind)) is not None
     ]
     if len(named) != 1 or not named[0][1]:
         raise S3Error("MalformedACLError", "A Grantee is named by one of ID, URI and EmailAddress.")

@@ -52,7 +52,7 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
     """
     root = parse_setting(body, "LifecycleConfiguration")
     root.require_known((), several=("Rule",))
-    elements = root.all("Rule")
+    elements = root.find_all("Rule")
     if not 1 <= len(elements) <= MAX_RULES:
         raise S3Error("MalformedXML", f"A LifecycleConfiguration has 1 to {MAX_RULES} rules.")
     rules = tuple(map(_rule, elements))
@@ -70,10 +70,10 @@ def _named(rule: LifecycleRule, number: int) -> LifecycleRule:
 
 def _rule(element: Element) -> LifecycleRule:
     for name in _UNBUILT:
-        if element.first(name) is not None:
+        if element.find_first(name) is not None:
             raise S3Error("NotImplemented", f"There are no storage classes here: {name} is not implemented.")
     element.require_known(_RULE)
-    status, name = element.get("Status").strip(), element.get("ID")
+    status, name = element.child_text("Status").strip(), element.child_text("ID")
     if status not in {"Enabled", "Disabled"}:
         raise S3Error("MalformedXML", "The Status of a Rule is Enabled or Disabled.")
     if len(name) > MAX_ID:
@@ -87,13 +87,13 @@ def _rule(element: Element) -> LifecycleRule:
 
 
 def _filtered(rule: LifecycleRule, element: Element) -> LifecycleRule:
-    old, new = element.first("Prefix"), element.first("Filter")
+    old, new = element.find_first("Prefix"), element.find_first("Filter")
     if (old is None) == (new is None):
         raise S3Error("MalformedXML", "A Rule has a Filter (or, in the old form, a Prefix).")
     if old is not None:
         return replace(rule, form="prefix", prefix=_prefix(old.text))
     assert new is not None
-    both = new.first("And")
+    both = new.find_first("And")
     if both is None:
         if len(new.children) > 1:
             raise S3Error("MalformedXML", "A Filter with several conditions holds them in an And.")
@@ -107,8 +107,8 @@ def _conditions(rule: LifecycleRule, element: Element) -> LifecycleRule:
     element.require_known(_CONDITIONS, several=("Tag",))
     return replace(
         rule,
-        prefix=_prefix(element.get("Prefix")),
-        tags=_tags(element.all("Tag")),
+        prefix=_prefix(element.child_text("Prefix")),
+        tags=_tags(element.find_all("Tag")),
         larger_than=_number(element, "ObjectSizeGreaterThan", 0),
         smaller_than=_number(element, "ObjectSizeLessThan", 1),
     )
@@ -121,14 +121,14 @@ def _prefix(text: str) -> str:
 
 
 def _tags(elements: list[Element]) -> dict[str, str]:
-    pairs = [(element.get("Key"), element.get("Value")) for element in elements]
+    pairs = [(element.child_text("Key"), element.child_text("Value")) for element in elements]
     if len({key for key, _ in pairs}) < len(pairs):
         raise S3Error("InvalidRequest", "Duplicate Tag Keys are not allowed.")
     return settings_xml.checked_tags(pairs, settings_xml.OBJECT_TAGS)
 
 
 def _number(element: Element, name: str, low: int, high: int = 1 << 50) -> int | None:
-    child = element.first(name)
+    child = element.find_first(name)
     if child is None:
         return None
     text = child.text.strip()
@@ -144,8 +144,11 @@ def _number(element: Element, name: str, low: int, high: int = 1 << 50) -> int |
 
 
 def _actions(rule: LifecycleRule, element: Element) -> LifecycleRule:
-    expiration, noncurrent = element.first("Expiration"), element.first("NoncurrentVersionExpiration")
-    uploads = element.first("AbortIncompleteMultipartUpload")
+    expiration, noncurrent = (
+        element.find_first("Expiration"),
+        element.find_first("NoncurrentVersionExpiration"),
+    )
+    uploads = element.find_first("AbortIncompleteMultipartUpload")
     if expiration is None and noncurrent is None and uploads is None:
         raise S3Error("InvalidRequest", "At least one action needs to be specified in a rule")
     if expiration is not None:
@@ -168,8 +171,8 @@ def _expiration(rule: LifecycleRule, element: Element) -> LifecycleRule:
     if given == ["Days"]:
         return replace(rule, expire_days=_days(element, "Days"))
     if given == ["Date"]:
-        return replace(rule, expire_date=_date(element.get("Date").strip()))
-    marker = element.get("ExpiredObjectDeleteMarker").strip().lower()
+        return replace(rule, expire_date=_date(element.child_text("Date").strip()))
+    marker = element.child_text("ExpiredObjectDeleteMarker").strip().lower()
     if given != ["ExpiredObjectDeleteMarker"] or marker not in {"true", "false"}:
         raise S3Error("MalformedXML", "An Expiration has one of Days, Date and ExpiredObjectDeleteMarker.")
     return replace(rule, expire_markers=marker == "true", keep_markers=marker == "false")

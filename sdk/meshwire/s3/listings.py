@@ -333,7 +333,7 @@ def read_list_members(bucket: str, key: str, query: Query) -> operations.ListMem
         _name(query, "prefix"),
         _name(query, "start-after"),
         query.integer("max-keys", _PAGE, low=1, high=MAX_MEMBERS_PAGE),
-        query.version(),
+        query.version_id(),
     )
 
 

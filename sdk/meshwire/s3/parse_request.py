@@ -44,7 +44,7 @@ def parse_request(head: RequestHead) -> Operation:
     level = "object" if key else "bucket" if bucket else "service"
     route = _ROUTES.get((level, head.method))
     if query.values:
-        query.check(level, head.method, presigned=presigned)
+        query.check_parameters(level, head.method, presigned=presigned)
     if route is None:
         raise S3Error("MethodNotAllowed", extra={"Method": head.method[:32], "ResourceType": level.upper()})
     return route(bucket, key, query, headers)
@@ -83,7 +83,7 @@ def _list_buckets(bucket: str, key: str, query: Query, headers: Headers) -> Oper
 
 
 def _put_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
-    setting = query.setting()
+    setting = query.bucket_setting()
     if setting is not None:
         acl = acl_xml.read_acl_headers(headers) if setting == "acl" else None
         return operations.PutBucketSetting(bucket, setting, request_headers.read_digests(headers), acl)
@@ -97,14 +97,14 @@ def _head_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Opera
 
 
 def _delete_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
-    setting = query.setting()
+    setting = query.bucket_setting()
     if setting is not None:
         return operations.DeleteBucketSetting(bucket, setting)
     return operations.DeleteBucket(bucket)
 
 
 def _get_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
-    setting = query.setting()
+    setting = query.bucket_setting()
     if setting is not None:
         return operations.GetBucketSetting(bucket, setting)
     if "location" in query.values:
@@ -194,11 +194,11 @@ def _get_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
             part_number_marker=query.integer("part-number-marker", 0),
         )
     if "acl" in query.values:
-        return operations.GetObjectAcl(bucket, key, query.version())
+        return operations.GetObjectAcl(bucket, key, query.version_id())
     if "tagging" in query.values:
-        return operations.GetObjectTagging(bucket, key, query.version())
+        return operations.GetObjectTagging(bucket, key, query.version_id())
     if "attributes" in query.values:
-        return listings.read_get_object_attributes(bucket, key, query.version(), headers)
+        return listings.read_get_object_attributes(bucket, key, query.version_id(), headers)
     if "members" in query.values:
         return listings.read_list_members(bucket, key, query)
     return _read_object(bucket, key, query, headers, head=False)
@@ -218,7 +218,7 @@ def _read_object(bucket: str, key: str, query: Query, headers: Headers, *, head:
         return operations.GetObject(
             bucket, key, head, span, conditions, None, checksum_mode, if_range=if_range
         )
-    version, number = query.version(), request_headers.part_number(query)
+    version, number = query.version_id(), request_headers.part_number(query)
     if number is not None and range_header is not None:
         raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
     return operations.GetObject(
@@ -241,11 +241,11 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         return _put_part(bucket, key, query, headers)
     if "tagging" in query.values:
         return operations.PutObjectTagging(
-            bucket, key, request_headers.read_digests(headers), query.version()
+            bucket, key, request_headers.read_digests(headers), query.version_id()
         )
     if "acl" in query.values:
         given, acl = request_headers.read_digests(headers), acl_xml.read_acl_headers(headers)
-        return operations.PutObjectAcl(bucket, key, given, acl, query.version())
+        return operations.PutObjectAcl(bucket, key, given, acl, query.version_id())
     if "versionId" in query.values:
         raise invalid_argument(
             "versionId", query.values["versionId"], "This operation does not accept a version-id."
@@ -345,8 +345,8 @@ def _delete_object(bucket: str, key: str, query: Query, headers: Headers) -> Ope
     if "uploadId" in query.values:
         return operations.AbortMultipartUpload(bucket, key, _upload_id(query))
     if "tagging" in query.values:
-        return operations.DeleteObjectTagging(bucket, key, query.version())
-    return operations.DeleteObject(bucket, key, request_headers.read_conditions(headers), query.version())
+        return operations.DeleteObjectTagging(bucket, key, query.version_id())
+    return operations.DeleteObject(bucket, key, request_headers.read_conditions(headers), query.version_id())
 
 
 _ROUTES: dict[tuple[str, str], Callable[[str, str, Query, Headers], Operation]] = {

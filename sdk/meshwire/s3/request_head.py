@@ -157,7 +157,7 @@ class Query:
 
     values: Mapping[str, str]
 
-    def check(self, level: str, method: str, *, presigned: bool) -> None:
+    def check_parameters(self, level: str, method: str, *, presigned: bool) -> None:
         """Raise S3Error unless every sub-resource named is one that (level, method) knows. `presigned`: the
         query is that of a presigned URL."""
         allowed = _PARAMETERS.get((level, method), _NO_PARAMETERS)
@@ -170,7 +170,7 @@ class Query:
                 continue
             _refuse(name, value, method)
 
-    def setting(self) -> BucketSetting | None:
+    def bucket_setting(self) -> BucketSetting | None:
         """The bucket's setting that is asked for. Raises InvalidArgument when the query names two things."""
         named = [name for name in self.values if name in SETTINGS or name in _NEVER_SET]
         if not named:
@@ -208,7 +208,7 @@ class Query:
             )
         return number
 
-    def version(self) -> str | None:
+    def version_id(self) -> str | None:
         """versionId; None when absent. Which ids there are is the store's to know. Raises InvalidArgument."""
         version = self.values.get("versionId")
         if version is not None:

@@ -44,9 +44,9 @@ def parse_versioning(body: bytes) -> Versioning:
     """Raises S3Error: MalformedXML, IllegalVersioningConfigurationException, NotImplemented (MFA delete)."""
     root = parse_setting(body, "VersioningConfiguration")
     root.require_known(("Status", "MfaDelete"))  # MinIO's folders and prefixes without versions, say
-    if root.get("MfaDelete", "Disabled").strip() != "Disabled":
+    if root.child_text("MfaDelete", "Disabled").strip() != "Disabled":
         raise S3Error("NotImplemented", "MFA delete is not implemented.")
-    status = root.get("Status").strip()
+    status = root.child_text("Status").strip()
     if not status:
         raise S3Error("IllegalVersioningConfigurationException")
     if status not in {"Enabled", "Suspended"}:
@@ -73,7 +73,9 @@ def parse_public_access(body: bytes) -> PublicAccessBlock:
     """Raises S3Error: MalformedXML."""
     root = parse_setting(body, "PublicAccessBlockConfiguration")
     root.require_known(_BLOCKS)  # a misspelt block would not block
-    return PublicAccessBlock(**{field: _boolean(root.get(name, "false")) for name, field in _BLOCKS.items()})
+    return PublicAccessBlock(
+        **{field: _boolean(root.child_text(name, "false")) for name, field in _BLOCKS.items()}
+    )
 
 
 def public_access_document(block: PublicAccessBlock) -> bytes:
@@ -92,8 +94,8 @@ def parse_ownership(body: bytes) -> str:
     """Raises S3Error: MalformedXML."""
     root = parse_setting(body, "OwnershipControls")
     root.require_known(("Rule",))
-    rule = root.first("Rule")
-    value = "" if rule is None else rule.get("ObjectOwnership").strip()
+    rule = root.find_first("Rule")
+    value = "" if rule is None else rule.child_text("ObjectOwnership").strip()
     if rule is None or value not in OWNERSHIPS:
         raise S3Error("MalformedXML", "OwnershipControls have one Rule with a known ObjectOwnership.")
     rule.require_known(("ObjectOwnership",))
@@ -122,7 +124,7 @@ def parse_cors(body: bytes) -> tuple[CorsRule, ...]:
     """Raises S3Error: MalformedXML, InvalidRequest."""
     root = parse_setting(body, "CORSConfiguration", MAX_CORS_BYTES)
     root.require_known((), several=("CORSRule",))
-    rules = tuple(map(_cors_rule, root.all("CORSRule")))
+    rules = tuple(map(_cors_rule, root.find_all("CORSRule")))
     if not 1 <= len(rules) <= MAX_CORS_RULES:
         raise S3Error("MalformedXML", f"A CORSConfiguration has 1 to {MAX_CORS_RULES} rules.")
     return rules
@@ -130,7 +132,7 @@ def parse_cors(body: bytes) -> tuple[CorsRule, ...]:
 
 def _cors_rule(element: Element) -> CorsRule:
     element.require_known(("ID", "MaxAgeSeconds"), several=_CORS_LISTS)
-    texts = {name: tuple(child.text.strip() for child in element.all(name)) for name in _CORS_LISTS}
+    texts = {name: tuple(child.text.strip() for child in element.find_all(name)) for name in _CORS_LISTS}
     if not (texts["AllowedOrigin"] and texts["AllowedMethod"]):
         raise S3Error("MalformedXML", "A CORSRule has an AllowedOrigin and an AllowedMethod.")
     for method in texts["AllowedMethod"]:
@@ -145,7 +147,7 @@ def _cors_rule(element: Element) -> CorsRule:
         for text in texts[name]:
             if _TOKEN.match(text) is None or (name == "ExposeHeader" and "*" in text):
                 raise S3Error("InvalidRequest", f'{name} "{text[:256]}" contains invalid character.')
-    name = element.get("ID")
+    name = element.child_text("ID")
     if len(name) > 255:
         raise S3Error("InvalidRequest", "The ID of a CORSRule has at most 255 characters.")
     return CorsRule(
@@ -153,7 +155,7 @@ def _cors_rule(element: Element) -> CorsRule:
         texts["AllowedMethod"],
         tuple(text.lower() for text in texts["AllowedHeader"]),
         texts["ExposeHeader"],
-        _seconds(element.first("MaxAgeSeconds")),
+        _seconds(element.find_first("MaxAgeSeconds")),
         name,
         texts["AllowedHeader"],
     )
@@ -252,14 +254,14 @@ def parse_tagging(body: bytes, limit: int = OBJECT_TAGS) -> dict[str, str]:
     """The tags of a Tagging document. Raises S3Error: MalformedXML, InvalidTag, BadRequest (too many)."""
     root = parse_xml(body, root="Tagging", max_bytes=MAX_TAGGING_BYTES)
     root.require_known(("TagSet",))
-    listed = root.first("TagSet")
+    listed = root.find_first("TagSet")
     if listed is None:
         raise S3Error("MalformedXML", "A Tagging document has one TagSet.")
     listed.require_known((), several=("Tag",))
     pairs = []
-    for element in listed.all("Tag"):
+    for element in listed.find_all("Tag"):
         element.require_known(("Key", "Value"))
-        key, value = element.first("Key"), element.first("Value")
+        key, value = element.find_first("Key"), element.find_first("Value")
         if key is None or value is None:
             raise S3Error("MalformedXML", "Every Tag has a Key and a Value.")
         pairs.append((key.text, value.text))

@@ -59,23 +59,27 @@ def parse_delete(body: bytes) -> DeleteRequest:
     """The body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError,
     InvalidArgument."""
     root = parse_xml(body, root="Delete", max_bytes=MAX_REQUEST_BYTES)
-    objects = root.all("Object")
+    objects = root.find_all("Object")
     if not 1 <= len(objects) <= MAX_DELETE_KEYS:
         raise S3Error("MalformedXML", f"A DeleteObjects request names 1 to {MAX_DELETE_KEYS} keys.")
-    quiet = root.get("Quiet", "false").strip().lower()
+    quiet = root.child_text("Quiet", "false").strip().lower()
     if quiet not in {"true", "false", "1", "0", ""}:
         raise S3Error("MalformedXML")
     return DeleteRequest(tuple(map(_delete_key, objects)), quiet in {"true", "1"})
 
 
 def _delete_key(element: Element) -> DeleteKey:
-    key, version, etag = element.get("Key"), element.get("VersionId").strip(), element.get("ETag")
+    key, version, etag = (
+        element.child_text("Key"),
+        element.child_text("VersionId").strip(),
+        element.child_text("ETag"),
+    )
     if not key:
         raise S3Error("MalformedXML", "Every Object of a DeleteObjects request has a Key.")
     request_headers.check_key(key)
     if len(version) > MAX_VERSION:
         raise S3Error("MalformedXML", f"A VersionId has at most {MAX_VERSION} characters.")
-    if element.first("LastModifiedTime") or element.first("Size"):
+    if element.find_first("LastModifiedTime") or element.find_first("Size"):
         raise S3Error(
             "NotImplemented", "Deleting on condition of LastModifiedTime or Size is not implemented."
         )
@@ -85,7 +89,7 @@ def _delete_key(element: Element) -> DeleteKey:
 def parse_complete(body: bytes) -> tuple[CompletedPart, ...]:
     """The body of CompleteMultipartUpload. Raises S3Error: MalformedXML, InvalidPartOrder, InvalidRequest."""
     root = parse_xml(body, root="CompleteMultipartUpload", max_bytes=MAX_REQUEST_BYTES)
-    parts = tuple(map(_completed_part, root.all("Part")))
+    parts = tuple(map(_completed_part, root.find_all("Part")))
     if not parts:
         raise S3Error("MalformedXML", "A CompleteMultipartUpload request names at least one part.")
     for earlier, later in pairwise(parts):
@@ -95,7 +99,10 @@ def parse_complete(body: bytes) -> tuple[CompletedPart, ...]:
 
 
 def _completed_part(element: Element) -> CompletedPart:
-    number, etag = element.get("PartNumber").strip(), conditional_requests.unquote_etag(element.get("ETag"))
+    number, etag = (
+        element.child_text("PartNumber").strip(),
+        conditional_requests.unquote_etag(element.child_text("ETag")),
+    )
     if not (number.isascii() and number.isdigit() and 1 <= len(number) <= 9) or not etag:
         raise S3Error("MalformedXML", "Every Part has a PartNumber and an ETag.")
     if not 1 <= int(number) <= request_headers.MAX_PART_NUMBER:
@@ -121,13 +128,17 @@ def parse_create_bucket(body: bytes) -> CreateBucketConfiguration:
         return CreateBucketConfiguration()
     root = parse_xml(body, root="CreateBucketConfiguration", max_bytes=MAX_REQUEST_BYTES)
     root.require_known(("LocationConstraint", "Location", "Bucket", "Tags"))
-    location = root.get("LocationConstraint").strip()
+    location = root.child_text("LocationConstraint").strip()
     if len(location) > 64 or not all(c.isalnum() or c in "-_" for c in location) or not location.isascii():
         raise S3Error("InvalidLocationConstraint", extra={"LocationConstraint": location[:64]})
-    if root.first("Location") is not None or root.first("Bucket") is not None:
+    if root.find_first("Location") is not None or root.find_first("Bucket") is not None:
         raise S3Error("NotImplemented", "Directory buckets are not implemented.")
-    listed = root.first("Tags")
-    tags = () if listed is None else [(e.get("Key"), e.get("Value")) for e in listed.all("Tag")]
+    listed = root.find_first("Tags")
+    tags = (
+        ()
+        if listed is None
+        else [(e.child_text("Key"), e.child_text("Value")) for e in listed.find_all("Tag")]
+    )
     return CreateBucketConfiguration(location, settings_xml.checked_tags(tags, settings_xml.BUCKET_TAGS))
 
 
@@ -141,11 +152,13 @@ def parse_error(body: bytes) -> S3Error:
     Raises S3Error MalformedXML when the body is no error document.
     """
     root = parse_xml(body, root="Error", max_bytes=MAX_RESPONSE_BYTES)
-    code, message = root.get("Code"), root.get("Message")
+    code, message = root.child_text("Code"), root.child_text("Message")
     extra = {e.name: e.text for e in root.children if e.name not in {"Code", "Message", "Resource"}}
     if code not in CODES:
-        return S3Error("InternalError", f"{code[:64]}: {message}", resource=root.get("Resource"), extra=extra)
-    return S3Error(code, message, resource=root.get("Resource"), extra=extra)
+        return S3Error(
+            "InternalError", f"{code[:64]}: {message}", resource=root.child_text("Resource"), extra=extra
+        )
+    return S3Error(code, message, resource=root.child_text("Resource"), extra=extra)
 
 
 def parse_list_result(body: bytes) -> results.ObjectListing:
@@ -153,45 +166,49 @@ def parse_list_result(body: bytes) -> results.ObjectListing:
     page."""
     root = parse_xml(body, root="ListBucketResult", max_bytes=MAX_RESPONSE_BYTES)
     text = key_decoder(root)
-    entries = tuple(_object_entry(element, text) for element in root.all("Contents"))
-    prefixes = tuple(text(element.get("Prefix")) for element in root.all("CommonPrefixes"))
-    truncated = root.get("IsTruncated") == "true"
-    following = root.get("NextContinuationToken") or text(root.get("NextMarker"))
+    entries = tuple(_object_entry(element, text) for element in root.find_all("Contents"))
+    prefixes = tuple(text(element.child_text("Prefix")) for element in root.find_all("CommonPrefixes"))
+    truncated = root.child_text("IsTruncated") == "true"
+    following = root.child_text("NextContinuationToken") or text(root.child_text("NextMarker"))
     if truncated and not following:
         following = max((*(entry.key for entry in entries), *prefixes), key=str.encode, default="")
     return results.ObjectListing(entries, prefixes, truncated, following)
 
 
 def key_decoder(root: Element) -> Callable[[str], str]:
-    return unquote_plus if root.get("EncodingType") == "url" else str
+    return unquote_plus if root.child_text("EncodingType") == "url" else str
 
 
 def _object_entry(element: Element, text: Callable[[str], str]) -> results.ObjectEntry:
-    owner = element.first("Owner")
+    owner = element.find_first("Owner")
     return results.ObjectEntry(
-        key=text(element.get("Key")),
-        size=parse_integer(element.get("Size")),
-        etag=conditional_requests.unquote_etag(element.get("ETag")),
-        modified_ms=parse_milliseconds(element.get("LastModified")),
+        key=text(element.child_text("Key")),
+        size=parse_integer(element.child_text("Size")),
+        etag=conditional_requests.unquote_etag(element.child_text("ETag")),
+        modified_ms=parse_milliseconds(element.child_text("LastModified")),
         owner=None if owner is None else parse_owner(owner),
-        storage_class=element.get("StorageClass", "STANDARD"),
-        checksum_algorithm=element.get("ChecksumAlgorithm").lower(),
-        checksum_type=element.get("ChecksumType"),
+        storage_class=element.child_text("StorageClass", "STANDARD"),
+        checksum_algorithm=element.child_text("ChecksumAlgorithm").lower(),
+        checksum_type=element.child_text("ChecksumType"),
     )
 
 
 def parse_list_buckets(body: bytes) -> results.BucketListing:
     """`next_after` is the token to send for the next page."""
     root = parse_xml(body, root="ListAllMyBucketsResult", max_bytes=MAX_RESPONSE_BYTES)
-    owner, listed = root.first("Owner"), root.first("Buckets")
+    owner, listed = root.find_first("Owner"), root.find_first("Buckets")
     buckets = tuple(
-        results.BucketEntry(e.get("Name"), parse_milliseconds(e.get("CreationDate")), e.get("BucketRegion"))
-        for e in (listed.all("Bucket") if listed is not None else ())
+        results.BucketEntry(
+            e.child_text("Name"),
+            parse_milliseconds(e.child_text("CreationDate")),
+            e.child_text("BucketRegion"),
+        )
+        for e in (listed.find_all("Bucket") if listed is not None else ())
     )
     return results.BucketListing(
         results.Owner("") if owner is None else parse_owner(owner),
         buckets,
-        root.get("ContinuationToken") or None,
+        root.child_text("ContinuationToken") or None,
     )
 
 
@@ -202,7 +219,9 @@ def parse_location(body: bytes) -> results.BucketLocation:
 
 def parse_create_upload_result(body: bytes) -> results.UploadCreated:
     root = parse_xml(body, root="InitiateMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
-    return results.UploadCreated(root.get("Bucket"), root.get("Key"), root.get("UploadId"))
+    return results.UploadCreated(
+        root.child_text("Bucket"), root.child_text("Key"), root.child_text("UploadId")
+    )
 
 
 def parse_complete_result(body: bytes) -> results.CompleteResult:
@@ -211,12 +230,12 @@ def parse_complete_result(body: bytes) -> results.CompleteResult:
         raise parse_error(body)
     root = parse_xml(body, root="CompleteMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
     return results.CompleteResult(
-        root.get("Bucket"),
-        root.get("Key"),
-        conditional_requests.unquote_etag(root.get("ETag")),
-        root.get("Location"),
+        root.child_text("Bucket"),
+        root.child_text("Key"),
+        conditional_requests.unquote_etag(root.child_text("ETag")),
+        root.child_text("Location"),
         _checksums(root),
-        root.get("ChecksumType"),
+        root.child_text("ChecksumType"),
     )
 
 
@@ -228,44 +247,48 @@ def parse_copy_result(body: bytes) -> results.CopyResult:
     name = "CopyPartResult" if b"<CopyPartResult" in body[:512] else "CopyObjectResult"
     root = parse_xml(body, root=name, max_bytes=MAX_RESPONSE_BYTES)
     etag, modified = (
-        conditional_requests.unquote_etag(root.get("ETag")),
-        parse_milliseconds(root.get("LastModified")),
+        conditional_requests.unquote_etag(root.child_text("ETag")),
+        parse_milliseconds(root.child_text("LastModified")),
     )
-    return results.CopyResult(etag, modified, _checksums(root), root.get("ChecksumType"))
+    return results.CopyResult(etag, modified, _checksums(root), root.child_text("ChecksumType"))
 
 
 def parse_delete_result(body: bytes) -> results.DeleteResult:
     root = parse_xml(body, root="DeleteResult", max_bytes=MAX_RESPONSE_BYTES)
     return results.DeleteResult(
         tuple(
-            results.DeletedKey(e.get("Key"), e.get("VersionId"), e.get("DeleteMarkerVersionId"))
-            for e in root.all("Deleted")
+            results.DeletedKey(
+                e.child_text("Key"), e.child_text("VersionId"), e.child_text("DeleteMarkerVersionId")
+            )
+            for e in root.find_all("Deleted")
         ),
         tuple(
-            results.DeleteFailure(e.get("Key"), e.get("Code"), e.get("Message"), e.get("VersionId"))
-            for e in root.all("Error")
+            results.DeleteFailure(
+                e.child_text("Key"), e.child_text("Code"), e.child_text("Message"), e.child_text("VersionId")
+            )
+            for e in root.find_all("Error")
         ),
     )
 
 
 def parse_parts(body: bytes) -> results.PartList:
     root = parse_xml(body, root="ListPartsResult", max_bytes=MAX_RESPONSE_BYTES)
-    owner = root.first("Owner")
+    owner = root.find_first("Owner")
     return results.PartList(
-        tuple(map(_part_entry, root.all("Part"))),
-        root.get("IsTruncated") == "true",
+        tuple(map(_part_entry, root.find_all("Part"))),
+        root.child_text("IsTruncated") == "true",
         results.Owner("") if owner is None else parse_owner(owner),
-        root.get("ChecksumAlgorithm").lower(),
-        root.get("ChecksumType"),
+        root.child_text("ChecksumAlgorithm").lower(),
+        root.child_text("ChecksumType"),
     )
 
 
 def _part_entry(e: Element) -> results.PartEntry:
     return results.PartEntry(
-        parse_integer(e.get("PartNumber")),
-        parse_integer(e.get("Size")),
-        conditional_requests.unquote_etag(e.get("ETag")),
-        parse_milliseconds(e.get("LastModified")),
+        parse_integer(e.child_text("PartNumber")),
+        parse_integer(e.child_text("Size")),
+        conditional_requests.unquote_etag(e.child_text("ETag")),
+        parse_milliseconds(e.child_text("LastModified")),
         _checksums(e),
     )
 
@@ -279,7 +302,7 @@ def _checksums(element: Element) -> dict[str, str]:
 
 
 def parse_owner(element: Element) -> results.Owner:
-    return results.Owner(element.get("ID"), element.get("DisplayName"))
+    return results.Owner(element.child_text("ID"), element.child_text("DisplayName"))
 
 
 def parse_integer(text: str) -> int:
@@ -377,24 +400,24 @@ def parse_list_versions(body: bytes) -> results.VersionListing:
             for element in root.children
             if element.name in {"Version", "DeleteMarker"}
         ),
-        tuple(text(element.get("Prefix")) for element in root.all("CommonPrefixes")),
-        root.get("IsTruncated") == "true",
-        text(root.get("NextKeyMarker")),
-        root.get("NextVersionIdMarker"),
+        tuple(text(element.child_text("Prefix")) for element in root.find_all("CommonPrefixes")),
+        root.child_text("IsTruncated") == "true",
+        text(root.child_text("NextKeyMarker")),
+        root.child_text("NextVersionIdMarker"),
     )
 
 
 def _read_entry(element: Element, text: Callable[[str], str]) -> results.VersionEntry:
-    owner, marker = element.first("Owner"), element.name == "DeleteMarker"
+    owner, marker = element.find_first("Owner"), element.name == "DeleteMarker"
     return results.VersionEntry(
-        text(element.get("Key")),
-        element.get("VersionId"),
-        element.get("IsLatest") == "true",
-        parse_milliseconds(element.get("LastModified")),
+        text(element.child_text("Key")),
+        element.child_text("VersionId"),
+        element.child_text("IsLatest") == "true",
+        parse_milliseconds(element.child_text("LastModified")),
         results.Owner("") if owner is None else parse_owner(owner),
         marker,
-        0 if marker else parse_integer(element.get("Size")),
-        conditional_requests.unquote_etag(element.get("ETag")),
-        element.get("ChecksumAlgorithm").lower(),
-        element.get("ChecksumType"),
+        0 if marker else parse_integer(element.child_text("Size")),
+        conditional_requests.unquote_etag(element.child_text("ETag")),
+        element.child_text("ChecksumAlgorithm").lower(),
+        element.child_text("ChecksumType"),
     )

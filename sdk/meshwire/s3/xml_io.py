@@ -34,10 +34,10 @@ class Element:
     text: str = ""
     children: list[Element] = field(default_factory=list)
 
-    def all(self, name: str) -> list[Element]:
+    def find_all(self, name: str) -> list[Element]:
         return [child for child in self.children if child.name == name]
 
-    def first(self, name: str) -> Element | None:
+    def find_first(self, name: str) -> Element | None:
         for child in self.children:
             if child.name == name:
                 return child
@@ -53,9 +53,9 @@ class Element:
             why = "twice in" if odd in once else "not known in"
             raise S3Error("MalformedXML", f"The element {odd[:64]} is {why} {self.name}; leave it out.")
 
-    def get(self, name: str, default: str = "") -> str:
+    def child_text(self, name: str, default: str = "") -> str:
         """Text of the first child of that name."""
-        child = self.first(name)
+        child = self.find_first(name)
         return default if child is None else child.text
 
 

@@ -39,7 +39,7 @@ class NumberedKeys:
     levels: tuple[KeyLevel, ...]
     tail: str = ""
 
-    def key(self, numbers: tuple[int, ...]) -> str:
+    def format_key(self, numbers: tuple[int, ...]) -> str:
         """The key of these numbers, one a level."""
         spelled = (level.spelled(number) for level, number in zip(self.levels, numbers, strict=True))
         return "".join(spelled) + self.tail
@@ -52,7 +52,7 @@ class NumberedKeys:
         ]
         return re.compile("".join(parts) + re.escape(self.tail), re.ASCII)
 
-    def parse(self, key: str) -> tuple[int, ...] | None:
+    def parse_key(self, key: str) -> tuple[int, ...] | None:
         """The numbers of a key; None when it is none of these."""
         match = self._pattern.fullmatch(key)
         if match is None:
@@ -61,7 +61,7 @@ class NumberedKeys:
         inside = all(number < level.count for number, level in zip(numbers, self.levels, strict=True))
         return numbers if inside else None
 
-    def walk(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+    def iter_keys(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
         """Keys that begin with `prefix` and sort after `after`, in order, with their numbers."""
 
         def alive(start: str) -> bool:

@@ -93,12 +93,12 @@ class Evaluation:
         self, contents: ReadContents | None = None, known: Mapping[EvaluationKey, Value] | None = None
     ) -> None:
         self._contents, self._known = contents, known or {}
-        self.answered: dict[EvaluationKey, Value] = {}
+        self.results: dict[EvaluationKey, Value] = {}
 
     def __repr__(self) -> str:
-        return f"<Evaluation, {len(self.answered)} answers from files>"
+        return f"<Evaluation, {len(self.results)} answers from files>"
 
-    def value(self, expression: Expression, sample: Sample) -> Value:
+    def evaluate(self, expression: Expression, sample: Sample) -> Value:
         asked = expression.names.difference(EXPRESSION_NAMES)
         if not asked:
             return expression.evaluate(_described(sample, expression.names))
@@ -106,10 +106,10 @@ class Evaluation:
         question = (expression.text, *(f"{item.key}\0{item.etag}\0{item.offset}" for item in files))
         if question not in self._known:
             described = _described(sample, expression.names) | dict(self._read(files))
-            self.answered[question] = expression.evaluate(described)
+            self.results[question] = expression.evaluate(described)
         else:
-            self.answered[question] = self._known[question]
-        return self.answered[question]
+            self.results[question] = self._known[question]
+        return self.results[question]
 
     def _read(self, files: Iterable[SourceObject]) -> Iterator[tuple[str, bytes | None]]:
         for item in files:

@@ -107,18 +107,18 @@ class ShardsView:
         document |= {"features": dict(self.features)} if self.features else {}
         return canonical_json(document)
 
-    def takes(self, key: str) -> bool:
+    def includes_key(self, key: str) -> bool:
         """Whether an object counts: is a file, or holds such."""
         if not key.startswith(self.prefix):
             return False
-        return archive_kind(key) is not None if self.samples == "archives" else self.takes_file(key)
+        return archive_kind(key) is not None if self.samples == "archives" else self.includes_file(key)
 
-    def takes_file(self, name: str) -> bool:
+    def includes_file(self, name: str) -> bool:
         """Whether a file of this key, or name in its archive, goes into a shard."""
         return not self.match or name.endswith(self.match)
 
     @property
-    def asked(self) -> frozenset[str]:
+    def expression_names(self) -> frozenset[str]:
         """All names in the expressions."""
         texts = [text for text in (self.where, self.group, self.sort, self.split_by) if text]
         return frozenset(name for text in texts for name in parse_expression(text).names)
@@ -126,12 +126,16 @@ class ShardsView:
     @property
     def reads_files(self) -> bool:
         """Whether an expression asks for what is in files."""
-        return bool(self.asked.difference(EXPRESSION_NAMES))
+        return bool(self.expression_names.difference(EXPRESSION_NAMES))
 
     @property
-    def keeps_places(self) -> bool:
+    def keeps_positions(self) -> bool:
         """Whether an object that is replaced stays where it was in the layout, whatever it is now."""
-        return self.samples == "objects" and not self.size and self.asked <= {"key", "stem", "ext", "files"}
+        return (
+            self.samples == "objects"
+            and not self.size
+            and self.expression_names <= {"key", "stem", "ext", "files"}
+        )
 
 
 _KNOWN = (
@@ -245,7 +249,7 @@ class ShardLayout:
         self.shards = {shard.key: shard for shard in sorted(shards, key=lambda shard: shard.key)}
         self.keys = list(self.shards)
 
-    def place(self, text: str) -> int:
+    def position_of(self, text: str) -> int:
         """Where in `keys` the first stands that does not sort before `text`."""
         return bisect_left(self.keys, text)
 
@@ -262,21 +266,21 @@ def lay_out_shards(
     samples = group_samples(_taken(view, files))
     if view.where:
         where = parse_expression(view.where, "where")
-        samples = [sample for sample in samples if evaluation.value(where, sample)]
+        samples = [sample for sample in samples if evaluation.evaluate(where, sample)]
     if view.sort:
         sort = parse_expression(view.sort, "sort")
-        samples.sort(key=lambda sample: sort_key(evaluation.value(sort, sample)))
+        samples.sort(key=lambda sample: sort_key(evaluation.evaluate(sort, sample)))
     folders: dict[str, list[Sample]] = {}
     homes = FolderNames(view, evaluation)
     for sample in samples:
-        folders.setdefault(homes.folder(sample), []).append(sample)
+        folders.setdefault(homes.folder_of(sample), []).append(sample)
     return ShardLayout(shard for folder, found in folders.items() for shard in _shards(view, folder, found))
 
 
 def _taken(view: ShardsView, files: Iterable[SourceObject]) -> list[SourceObject]:
     prefix, ends = view.prefix, view.match or ("",)  # every name ends in nothing
     if view.samples == "archives":
-        takes = lru_cache(view.takes)  # asked of one archive after the other
+        takes = lru_cache(view.includes_key)  # asked of one archive after the other
         return [item for item in files if item.name.endswith(ends) and takes(item.key)]
     return [item for item in files if item.key.startswith(prefix) and item.key.endswith(ends)]
 
@@ -289,15 +293,15 @@ class FolderNames:
         self._group = parse_expression(view.group, "group") if view.group else None
         self._by = parse_expression(view.split_by, "split_by") if view.split_by else None
 
-    def folder(self, sample: Sample) -> str:
+    def folder_of(self, sample: Sample) -> str:
         part = f"{self._part(sample)}/" if self._view.split else ""
         if self._group is None:
             return part
-        return f"{part}{_folder(self._evaluation.value(self._group, sample))}/"
+        return f"{part}{_folder(self._evaluation.evaluate(self._group, sample))}/"
 
     def _part(self, sample: Sample) -> str:
         by = self._by
-        told = sample.stem if by is None else format_value(self._evaluation.value(by, sample))
+        told = sample.stem if by is None else format_value(self._evaluation.evaluate(by, sample))
         return split_part(self._view, told)
 
 
@@ -316,7 +320,7 @@ def _folder(value: Value) -> str:
 def _shards(view: ShardsView, folder: str, samples: Sequence[Sample]) -> Iterator[Shard]:
     order: Iterable[int] = range(len(samples))
     if view.shuffle is not None:
-        order = shuffle_permutation(view.shuffle, len(samples)).many(np.arange(len(samples))).tolist()
+        order = shuffle_permutation(view.shuffle, len(samples)).samples_at(np.arange(len(samples))).tolist()
     for number, taken in enumerate(_filled(view, (samples[index] for index in order))):
         yield _shard(view, folder + shard_name(view, number), taken)
 
@@ -324,9 +328,9 @@ def _shards(view: ShardsView, folder: str, samples: Sequence[Sample]) -> Iterato
 def _shard(view: ShardsView, name: str, samples: Sequence[Sample]) -> Shard:
     if view.format == "tfrecord":
         files = [sample.files for sample in samples]
-        return TfrecordShard.of(f"{name}.tfrecord", files, view.prefix, view.features)
+        return TfrecordShard.from_samples(f"{name}.tfrecord", files, view.prefix, view.features)
     members = [item for sample in samples for item in sample.files]
-    return TarShard.of(f"{name}.tar", members, view.prefix)
+    return TarShard.from_members(f"{name}.tar", members, view.prefix)
 
 
 def _filled(view: ShardsView, samples: Iterable[Sample]) -> Iterator[list[Sample]]:

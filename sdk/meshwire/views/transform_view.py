@@ -59,7 +59,7 @@ class TransformView:
         """The ops as a plan over the field `object`."""
         return PlanSpec(ops=self.ops)
 
-    def mapped(self, key: str) -> str | None:
+    def view_key(self, key: str) -> str | None:
         """The view's key for a source key; None when the view leaves the object out."""
         if not key.startswith(self.prefix):
             return None
@@ -70,16 +70,16 @@ class TransformView:
             return None
         return key[: len(key) - len(ending)] + self.suffix if self.suffix else key
 
-    def origins(self, key: str) -> Iterator[str]:
+    def source_keys(self, key: str) -> Iterator[str]:
         """The source keys that `key` may be made of, the one that counts first."""
         if not self.match or not self.suffix:
-            if self.mapped(key) == key:
+            if self.view_key(key) == key:
                 yield key
             return
         if key.endswith(self.suffix):
             stem = key[: len(key) - len(self.suffix)]
             for candidate in sorted((stem + ending for ending in self.match), key=str.encode):
-                if self.mapped(candidate) == key:
+                if self.view_key(candidate) == key:
                     yield candidate
 
 
@@ -156,7 +156,7 @@ def iter_view(
     last = after.encode() if after else b""
 
     def hold(origin: str, value: T) -> None:
-        key = view.mapped(origin)
+        key = view.view_key(origin)
         if key is not None and key.startswith(prefix) and (raw := key.encode()) > last:
             heapq.heappush(held, (raw, origin.encode(), next(numbers), ViewEntry(key, origin, value)))
 
