@@ -16,6 +16,7 @@ from meshwire.checksums.crc import crc32c
 from meshwire.formats.shard_bytes import masked_crc
 from tests.archive_making import zstd
 from tests.component.attack_costs import costs
+from tests.required import required_module
 from tests.support.daemons import Daemon
 from tests.support.mds_writer import mds_files
 from tests.unit.test_zarr_sources import document, grid, sharded
@@ -244,7 +245,7 @@ PARQUET = {
 
 @pytest.mark.parametrize("name", PARQUET)
 def test_footers_that_lie(node: Daemon, name: str) -> None:
-    pytest.importorskip("pyarrow", reason="not run here: pyarrow (shardmesh[parquet]) is not installed")
+    required_module("pyarrow")
     files = {"a.parquet": PARQUET[name]}
     answer = snapshot(node, f"parquet-{name}", "parquet", None, files, memory=300, cpu=10.0)
     assert answer.status == 422

@@ -385,6 +385,50 @@ def test_tags_of_an_object_with_an_element_that_is_not_known(wire: Wire, s3: Any
     assert wire.call("PUT", f"/{bucket}/k?tagging", document).code == "MalformedXML"
 
 
+OWNER = "<Owner><ID>{}</ID></Owner>"
+XSI = "http://www.w3.org/2001/XMLSchema-instance"
+GRANTEE = f'<Grantee xmlns:xsi="{XSI}" xsi:type="CanonicalUser"><ID>%s</ID></Grantee>'
+PERMISSION = "<Permission>READ</Permission>"
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["root", "owner", "list", "grant", "grantee", "two lists", "two permissions"],
+)
+@pytest.mark.parametrize("key", ["", "k"], ids=["bucket", "object"])
+def test_an_acl_with_an_element_that_is_unknown_or_there_twice_is_refused(
+    wire: Wire, s3: Any, bucket: str, key: str, where: str
+) -> None:
+    if key:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"x")
+    shown = s3.get_bucket_acl(Bucket=bucket)["Owner"]["ID"]
+
+    def document(wrong: str = "") -> bytes:
+        odd = {name: ODD if name == wrong else "" for name in ("root", "owner", "list", "grant", "grantee")}
+        owner = OWNER.format(shown).replace("</Owner>", f"{odd['owner']}</Owner>")
+        grantee = (GRANTEE % shown).replace("</Grantee>", f"{odd['grantee']}</Grantee>")
+        permission = PERMISSION * (2 if wrong == "two permissions" else 1)
+        listed = f"<Grant>{grantee}{permission}{odd['grant']}</Grant>{odd['list']}"
+        lists = f"<AccessControlList>{listed}</AccessControlList>" * (2 if wrong == "two lists" else 1)
+        return f"<AccessControlPolicy>{owner}{lists}{odd['root']}</AccessControlPolicy>".encode()
+
+    answer = wire.call("PUT", f"/{bucket}/{key}?acl", document(where))
+    assert (answer.status, answer.code) == (400, "MalformedACLError")
+    assert wire.call("PUT", f"/{bucket}/{key}?acl", document()).status == 200
+
+
+def test_a_deletion_with_an_element_that_is_unknown_is_refused(wire: Wire, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"x")
+    for document in (
+        '<Delete><Object><Key>k</Key><Etag>"wrong"</Etag></Object></Delete>',
+        f"<Delete><Object><Key>k</Key></Object>{ODD}</Delete>",
+        "<Delete><Object><Key>k</Key><Key>other</Key></Object></Delete>",
+    ):
+        answer = wire.call("POST", f"/{bucket}?delete", document.encode())
+        assert (answer.status, answer.code) == (400, "MalformedXML")
+    assert s3.head_object(Bucket=bucket, Key="k")["ContentLength"] == 1
+
+
 @pytest.mark.parametrize("header", ["Bad/Header", "two words", "a:b", "", "x-\x7f"])
 @pytest.mark.parametrize("name", ["AllowedHeader", "ExposeHeader"])
 def test_names_that_no_header_has(wire: Wire, bucket: str, name: str, header: str) -> None:

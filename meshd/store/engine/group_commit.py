@@ -209,7 +209,7 @@ class Committer:
             work.load_last_stamp(txn)
         for ticket in group:
             work.submitted_stamp = ticket.mutation.submitted_stamp
-            ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, None))  # type: ignore[misc]  # bound at once
+            ticket.attempt(lambda ticket=ticket: ticket.mutation.write_data(work, None))  # type: ignore[misc]  # bound at once
         work.flush_segments()
         with self._index.write_transaction() as txn:
             for ticket in group:
@@ -222,9 +222,9 @@ class Committer:
             for ticket in group:
                 work.submitted_stamp = ticket.mutation.submitted_stamp
                 if ticket.mutation.epoch:
-                    ticket.attempt(lambda ticket=ticket: work.check_epoch(txn, ticket.intent.epoch))  # type: ignore[misc]  # bound at once
-                ticket.attempt(lambda ticket=ticket: ticket.intent.judge(work, txn))  # type: ignore[misc]  # bound at once
-                ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, txn))  # type: ignore[misc]  # bound at once
+                    ticket.attempt(lambda ticket=ticket: work.check_epoch(txn, ticket.mutation.epoch))  # type: ignore[misc]  # bound at once
+                ticket.attempt(lambda ticket=ticket: ticket.mutation.check(work, txn))  # type: ignore[misc]  # bound at once
+                ticket.attempt(lambda ticket=ticket: ticket.mutation.write_data(work, txn))  # type: ignore[misc]  # bound at once
                 self._apply(work, txn, ticket)
             work.flush_segments()
             work.write_accounts(txn)

@@ -139,15 +139,29 @@ def parse_acl(body: bytes) -> AclDocument:
     """An AccessControlPolicy. Raises S3Error: MalformedACLError, InvalidArgument."""
     try:
         root = parse_xml(body, root="AccessControlPolicy", max_bytes=MAX_ACL_BYTES)
+        _require_known_elements(root)
     except S3Error as error:
         if error.code == "MalformedXML":
-            raise S3Error("MalformedACLError") from None
+            raise S3Error("MalformedACLError", str(error.message)) from None
         raise
     owner, listed = root.find_first("Owner"), root.find_first("AccessControlList")
     if owner is None or listed is None or not owner.child_text("ID").strip():
         raise S3Error("MalformedACLError", "An AccessControlPolicy has an Owner with an ID and a list.")
     grants = tuple(map(_parse_grant, listed.find_all("Grant")))
     return AclDocument(owner.child_text("ID").strip(), _limited(Acl("", grants)))
+
+
+def _require_known_elements(root: Element) -> None:
+    """Raise MalformedXML for an element that is unknown, or there twice: none is dropped in silence."""
+    root.require_known(("Owner", "AccessControlList"))
+    for owner in root.find_all("Owner"):
+        owner.require_known(("ID", "DisplayName"))
+    for listed in root.find_all("AccessControlList"):
+        listed.require_known((), ("Grant",))
+        for grant in listed.find_all("Grant"):
+            grant.require_known(("Grantee", "Permission"))
+            for grantee in grant.find_all("Grantee"):
+                grantee.require_known(("ID", "DisplayName", "URI", "EmailAddress"))
 
 
 def _parse_grant(element: Element) -> Grant:

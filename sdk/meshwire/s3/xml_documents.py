@@ -1,7 +1,7 @@
 """Parsers of S3's XML bodies, for daemon and SDK; ListObjectVersions both ways.
 
 Law: a request's document is checked strictly against what the operation needs. Unknown elements are
-rejected where they could ask for something, and ignored in lists of keys and parts.
+rejected where they could ask for something; in lists of parts they are ignored.
 Invariant: any bytes give a value or an S3Error, and `parse_list_versions` reads what
 `list_versions_document` writes.
 """
@@ -59,6 +59,7 @@ def parse_delete(body: bytes) -> DeleteRequest:
     """The body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError,
     InvalidArgument."""
     root = parse_xml(body, root="Delete", max_bytes=MAX_REQUEST_BYTES)
+    root.require_known(("Quiet",), ("Object",))
     objects = root.find_all("Object")
     if not 1 <= len(objects) <= MAX_DELETE_KEYS:
         raise S3Error("MalformedXML", f"A DeleteObjects request names 1 to {MAX_DELETE_KEYS} keys.")
@@ -69,6 +70,7 @@ def parse_delete(body: bytes) -> DeleteRequest:
 
 
 def _delete_key(element: Element) -> DeleteKey:
+    element.require_known(("Key", "VersionId", "ETag", "LastModifiedTime", "Size"))
     key, version, etag = (
         element.child_text("Key"),
         element.child_text("VersionId").strip(),
