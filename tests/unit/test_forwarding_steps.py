@@ -28,27 +28,27 @@ class _Map:
     """A mesh whose map moves a version whenever it is waited for, and the clock by a second."""
 
     def __init__(self, clock: ManualClock, owners: Sequence[str]) -> None:
-        self.node_id, self.me = ME, None
+        self.node_id, self.own_node = ME, None
         self.owners, self.clock, self.version = owners, clock, 7
         self.suspected: list[str] = []
         self.silent: list[str] = []
         self.retry_after_absence = 5
         self.waited: list[int] = []
 
-    def map(self) -> Any:
+    def current_map(self) -> Any:
         return SimpleNamespace(version=self.version)
 
-    def route(self, bucket: str, key: str) -> Route:
+    def route_for(self, bucket: str, key: str) -> Route:
         nodes = tuple(Node(name, f"http://{name}") for name in self.owners)
         return Route(nodes[0] if nodes else None, nodes, nodes)
 
-    async def suspect(self, node_id: str, version: int) -> None:
+    async def report_suspect(self, node_id: str, version: int) -> None:
         self.suspected.append(node_id)
 
     def note_silence(self, node_id: str) -> None:
         self.silent.append(node_id)
 
-    async def newer_than(self, version: int, patience: float) -> None:
+    async def wait_for_newer_map(self, version: int, patience: float) -> None:
         self.waited.append(version)
         self.version = max(self.version, version + 1)
         self.clock.advance(1.0)
@@ -63,12 +63,14 @@ class _Scripted(Forwarder):
 
     async def _try(self, node: Node, errand: Any) -> ResponseHead | None:
         self.asked.append(node.node_id)
-        errand.sending.gone = self._gone
+        errand.sending.body_started = self._gone
         said = self._script.pop(0) if self._script else None
         if isinstance(said, Exception):
             raise said
         if said is None:
-            errand.sending.relay = SimpleNamespace(head=ResponseHead(200, {}, 0, b""), closing=False)
+            errand.sending.relay = SimpleNamespace(
+                head=ResponseHead(200, {}, 0, b""), closes_connection=False
+            )
         return said
 
 

@@ -17,10 +17,10 @@ from tests.support.reference_control import MemoryControl
 class Shelf:
     """Nothing is kept."""
 
-    def jobs(self) -> set[str]:
+    def job_ids(self) -> set[str]:
         return set()
 
-    async def clear(self, job_id: str) -> None:
+    async def delete_job_scratch(self, job_id: str) -> None:
         """There is nothing."""
 
 
@@ -38,7 +38,7 @@ def test_a_run_cancelled_before_its_first_step_ends_and_leaves_its_place() -> No
         clock = ManualClock()
         control = MemoryControl(clock)
         table = JobTable(control)
-        lonely: Any = SimpleNamespace(alone=True, node_id="n1")
+        lonely: Any = SimpleNamespace(single_node=True, node_id="n1")
         nobody: Any = SimpleNamespace()
         shelf: Any = Shelf()
         runner = JobRunner(table, control, nobody, nobody, {}, shelf, clock, lonely)

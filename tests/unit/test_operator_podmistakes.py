@@ -199,7 +199,7 @@ def test_events_are_bounded_and_the_counter_is_not() -> None:
 
     def sweep() -> int:
         ear.heard.clear()
-        asyncio.run(notices.run())
+        asyncio.run(notices.check_all())
         return len(ear.heard)
 
     assert [sweep(), sweep()] == [5, 0]

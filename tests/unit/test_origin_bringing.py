@@ -46,23 +46,23 @@ class World:
 
     # the mesh
 
-    def left_at(self, node_id: str) -> int:
+    def last_absence_version(self, node_id: str) -> int:
         return self.left if node_id == "a" else 0
 
-    def map(self) -> Any:
+    def current_map(self) -> Any:
         return SimpleNamespace(version=1)
 
-    def is_decider(self, *_: str) -> bool:
+    def is_primary(self, *_: str) -> bool:
         return self.decider == "a"
 
-    def route(self, *_: str) -> Any:
-        return SimpleNamespace(decider=Node(self.decider, "http://x") if self.decider else None)
+    def route_for(self, *_: str) -> Any:
+        return SimpleNamespace(primary=Node(self.decider, "http://x") if self.decider else None)
 
-    async def newer_than(self, version: int, patience: float) -> bool:
+    async def wait_for_newer_map(self, version: int, patience: float) -> bool:
         self.now += patience
         return False
 
-    async def suspect(self, node_id: str, version: int) -> None:
+    async def report_suspect(self, node_id: str, version: int) -> None:
         self.suspected.append(node_id)
 
     # its clock
@@ -90,7 +90,7 @@ class World:
         async def read() -> bytes:
             return encode(told)
 
-        yield SimpleNamespace(read=read)
+        yield SimpleNamespace(read_body=read)
 
     def _next(self, answers: list[Any], who: str) -> Any:
         self.asked.append(who)
@@ -103,7 +103,7 @@ class World:
 
     def bringer(self) -> WriteBackRouter:
         found: Any = WriteBackRouter
-        shelf = SimpleNamespace(backed=lambda name: BUCKET if name == "b" else None)
+        shelf = SimpleNamespace(backed_bucket=lambda name: BUCKET if name == "b" else None)
         return found(self, shelf, self, self, self)  # type: ignore[no-any-return]
 
 

@@ -41,17 +41,20 @@ class Others:
                     raise piece
                 yield piece
 
-        yield SimpleNamespace(pieces=pieces)
+        yield SimpleNamespace(iter_body=pieces)
 
 
 def borrower(others: Others, homes: str = "abcdef", held: ObjectFacts | None = None) -> PeerCacheClient:
     """Of node `a`; `f` is the owner by the map. Homes answer in an order that begins with the last."""
     nodes = [Node(name, f"http://{name}") for name in homes[::-1]]
-    owner = SimpleNamespace(of=lambda *_: SimpleNamespace(readers=(Node("f", "http://f"),)))
+    owner = SimpleNamespace(route_of_key=lambda *_: SimpleNamespace(read_set=(Node("f", "http://f"),)))
     mesh = SimpleNamespace(
-        node_id="a", alone=False, route=lambda *_: SimpleNamespace(readers=nodes), routes=lambda _: owner
+        node_id="a",
+        single_node=False,
+        route_for=lambda *_: SimpleNamespace(read_set=nodes),
+        bucket_routes=lambda _: owner,
     )
-    shelf = SimpleNamespace(held=lambda *_: held)
+    shelf = SimpleNamespace(cached_facts=lambda *_: held)
     found: Any = PeerCacheClient
     return found(mesh, others, shelf)  # type: ignore[no-any-return]
 

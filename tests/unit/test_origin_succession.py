@@ -33,21 +33,21 @@ class World:
     now: float = 0.0
     asked: list[str] = field(default_factory=list)
     node_id = "a"
-    alone = False
-    sure: bool = True
+    single_node = False
+    lease_valid: bool = True
 
-    def map(self) -> Any:
+    def current_map(self) -> Any:
         return SimpleNamespace(version=self.version, nodes=self.nodes)
 
-    def is_decider(self, *_: str) -> bool:
+    def is_primary(self, *_: str) -> bool:
         return self.decides
 
-    async def newer_than(self, version: int, patience: float) -> bool:
+    async def wait_for_newer_map(self, version: int, patience: float) -> bool:
         if self.version <= version:
             self.now += patience
         return self.version > version
 
-    async def suspect(self, node_id: str, version: int) -> None:
+    async def report_suspect(self, node_id: str, version: int) -> None:
         return None
 
     def monotonic(self) -> float:
@@ -67,7 +67,7 @@ class World:
         async def read() -> bytes:
             return encode(answer)
 
-        yield SimpleNamespace(read=read)
+        yield SimpleNamespace(read_body=read)
 
     def succession(self) -> HandoverBarrier:
         found: Any = HandoverBarrier
@@ -89,14 +89,14 @@ def test_every_other_node_that_answers_is_asked_until_it_is_done() -> None:
 def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world, why = World(sure=False), "does not reach the control store"
+    world, why = World(lease_valid=False), "does not reach the control store"
     succession = world.succession()
 
     async def dispel(*_: str) -> str:
         assert world.asked == []
         return why
 
-    monkeypatch.setattr(succession, "_doubts", SimpleNamespace(dispel=dispel))
+    monkeypatch.setattr(succession, "_doubts", SimpleNamespace(wait_until_current=dispel))
     with pytest.raises(NotReplicatedError, match=why):
         asyncio.run(succession.wait_until_exclusive("b", "k"))
     why = ""
@@ -153,20 +153,22 @@ def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
             gone.append("forgotten")
 
         made: Any = OriginWriter
-        there = SimpleNamespace(forget=nothing, delete=nothing)
-        writer = made(SimpleNamespace(of=lambda _: origin), None, there, world, there, world.succession())
-        assert await writer.quiet(BUCKET, "k", 7)
-        assert not await writer.quiet(BUCKET, "k", 8)  # it goes by an older map
-        removing = asyncio.ensure_future(writer.remove(BUCKET, "k"))
+        there = SimpleNamespace(forget_object=nothing, delete=nothing)
+        writer = made(
+            SimpleNamespace(origin_for=lambda _: origin), None, there, world, there, world.succession()
+        )
+        assert await writer.is_finished(BUCKET, "k", 7)
+        assert not await writer.is_finished(BUCKET, "k", 8)  # it goes by an older map
+        removing = asyncio.ensure_future(writer.delete_at_origin(BUCKET, "k"))
         await origin.asked.wait()
         world.version, world.decides = 8, False
-        quiet = asyncio.ensure_future(writer.quiet(BUCKET, "k", 8))
-        assert await writer.quiet(BUCKET, "other", 8)
+        quiet = asyncio.ensure_future(writer.is_finished(BUCKET, "k", 8))
+        assert await writer.is_finished(BUCKET, "other", 8)
         assert not quiet.done()
         origin.go.set()
         await removing
         assert await quiet
         with pytest.raises(NotPrimaryError):
-            await writer.remove(BUCKET, "k")
+            await writer.delete_at_origin(BUCKET, "k")
 
     asyncio.run(run())
