@@ -103,7 +103,7 @@ class Lines:
     def __init__(self) -> None:
         self.entries: list[AuditEntry] = []
 
-    def write(self, entry: AuditEntry) -> None:
+    def write_entry(self, entry: AuditEntry) -> None:
         self.entries.append(msgspec.structs.replace(entry, request_id="", remote=""))
 
 

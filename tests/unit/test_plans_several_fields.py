@@ -176,8 +176,8 @@ def test_an_op_over_several_fields_declares_them_by_name() -> None:
     declared = getattr(layered, MARK)
     assert [name for name, _ in declared.inputs] == ["picture", "mask"]
     assert parse_declaration(declared.document()) == declared
-    assert declared.takes == "picture: image (hwc) uint8[h×w×3], mask: image (hwc) uint8[h×w×1]"
-    assert declared.gives == "mask: array float32[h×w×layers]"
+    assert declared.input_signature == "picture: image (hwc) uint8[h×w×3], mask: image (hwc) uint8[h×w×1]"
+    assert declared.output_signature == "mask: array float32[h×w×layers]"
 
 
 def test_what_a_declaration_says_must_fit_together() -> None:

@@ -62,10 +62,10 @@ class Crew:
 
     def __init__(self) -> None:
         self.directory = SimpleNamespace(
-            failed=lambda _: None, refresh=lambda: None, map=object(), configured=()
+            mark_failed=lambda _: None, refresh=lambda: None, map=object(), configured=()
         )
 
-    def others(self, request: Request, tried: set[Endpoint]) -> bool:
+    def has_untried(self, request: Request, tried: set[Endpoint]) -> bool:
         return len(tried) < 2
 
 

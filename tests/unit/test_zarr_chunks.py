@@ -42,12 +42,12 @@ def test_every_whole_chunk_is_numbered_once(axes: list[tuple[int, int, int]]) ->
     array = chunked(shape=shape, chunk_grid=grid(*shard), codecs=sharded(inner, **empty))
     assert array.rows == np.prod(whole)
     pairs = struct.pack("<2Q", 0, 0) * array.chunk  # all are there
-    found = [array.places(number, 0, pairs).rows for number in range(array.objects)]
+    found = [array.locate_rows(number, 0, pairs).rows for number in range(array.objects)]
     assert sorted(number for numbers in found for number in numbers.tolist()) == list(range(array.rows))
     # The first chunk of each object has the object's own place in the grid.
     for number, numbers in enumerate(found):
-        assert array.number(array.key(number)) == number
-        place = [int(part) for part in array.key(number).removeprefix("c/").split("/")]
+        assert array.object_number(array.object_key(number)) == number
+        place = [int(part) for part in array.object_key(number).removeprefix("c/").split("/")]
         corner = [at * size // chunk for at, size, chunk in zip(place, shard, inner, strict=True)]
         if all(at < many for at, many in zip(corner, whole, strict=True)):
             assert numbers[0] == np.ravel_multi_index(corner, whole)
@@ -55,22 +55,27 @@ def test_every_whole_chunk_is_numbered_once(axes: list[tuple[int, int, int]]) ->
 
 def test_places_are_those_of_chunks_or_a_refusal() -> None:
     plain = chunked(shape=[4, 6], chunk_grid=grid(2, 3))
-    assert [plain.key(number) for number in range(plain.objects)] == ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
-    assert [column.tolist() for column in plain.places(3, 12, b"")] == [[3], [0], [12]]
+    assert [plain.object_key(number) for number in range(plain.objects)] == [
+        "c/0/0",
+        "c/0/1",
+        "c/1/0",
+        "c/1/1",
+    ]
+    assert [column.tolist() for column in plain.locate_rows(3, 12, b"")] == [[3], [0], [12]]
     keys = ("c/2/0", "c/0/2", "c/0", "c/0/0/0", "0/0", "c/0/x")
-    assert [plain.number(key) for key in keys] == [None] * len(keys)
+    assert [plain.object_number(key) for key in keys] == [None] * len(keys)
     with pytest.raises(ValueError, match="a chunk of 11 bytes where 12 should be"):
-        plain.places(0, 11, b"")
+        plain.locate_rows(0, 11, b"")
     inner = chunked(
         shape=[4, 6], chunk_grid=grid(4, 6), codecs=sharded([2, 3], index_codecs=[{"name": "bytes"}])
     )
     pairs = struct.pack("<8Q", 0, 12, (1 << 64) - 1, (1 << 64) - 1, 12, 12, 24, 12)
-    rows, offsets, lengths = inner.places(0, 100, pairs)
+    rows, offsets, lengths = inner.locate_rows(0, 100, pairs)
     assert rows.tolist() == [0, 2, 3]
     assert offsets.tolist() == [0, 12, 24]
     assert lengths.tolist() == [12, 12, 12]
     with pytest.raises(ValueError, match="reaches beyond"):
-        inner.places(0, 30, pairs)
+        inner.locate_rows(0, 30, pairs)
 
 
 def test_what_is_no_chunked_array() -> None:

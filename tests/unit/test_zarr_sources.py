@@ -52,15 +52,15 @@ def sharded(inner: list[int], **settings: Any) -> list[Any]:
 def test_plain_rows_lie_one_after_the_other() -> None:
     array = parsed()
     assert (array.rows, array.row, array.row_bytes, array.objects) == (10, (3,), 6, 3)
-    rows, offsets, lengths = array.places(1, 24, b"")
+    rows, offsets, lengths = array.locate_rows(1, 24, b"")
     assert (rows.tolist(), offsets.tolist(), lengths.tolist()) == ([4, 5, 6, 7], [0, 6, 12, 18], [6] * 4)
-    assert array.places(2, 24, b"").rows.tolist() == [8, 9]
-    assert array.key(2) == "c/2/0"
+    assert array.locate_rows(2, 24, b"").rows.tolist() == [8, 9]
+    assert array.object_key(2) == "c/2/0"
     assert shard_starts([array], np.arange(10)).tolist() == [0, 4, 8, 10]
     assert shard_starts([array], np.array([1, 9])).tolist() == [0, 1, 2]
-    assert parsed(chunk_key_encoding={"name": "v2"}).key(2) == "2.0"
+    assert parsed(chunk_key_encoding={"name": "v2"}).object_key(2) == "2.0"
     with pytest.raises(ValueError, match="a chunk of 23 bytes"):
-        array.places(0, 23, b"")
+        array.locate_rows(0, 23, b"")
 
 
 def test_rows_of_shards_lie_where_their_index_says() -> None:
@@ -68,28 +68,28 @@ def test_rows_of_shards_lie_where_their_index_says() -> None:
     pairs = struct.pack("<4Q", 100, 12, (1 << 64) - 1, (1 << 64) - 1)
     index = pairs + struct.pack("<I", crc32c(pairs))
     assert array.index_bytes == len(index)
-    rows, offsets, lengths = array.places(1, 150, index)
+    rows, offsets, lengths = array.locate_rows(1, 150, index)
     assert rows.tolist() == [4, 5]
     assert offsets.tolist() == [100, 106]
     assert lengths.tolist() == [6, 6]
     for size, wrong in [(150, index[:-1]), (150, index[:-1] + b"x"), (111, index)]:
         with pytest.raises(ValueError, match="index"):
-            array.places(1, size, wrong)
+            array.locate_rows(1, size, wrong)
     pairs = struct.pack("<4Q", 0, 12, 0, 12)
     twice = pairs + struct.pack("<I", crc32c(pairs))
     with pytest.raises(ValueError, match="overlap"):
-        array.places(0, 23, twice)
-    assert array.places(0, 24 + len(twice), twice).rows.tolist() == [0, 1, 2, 3]
+        array.locate_rows(0, 23, twice)
+    assert array.locate_rows(0, 24 + len(twice), twice).rows.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("keys", ["default", "v2"])
 def test_keys_are_those_of_the_objects_and_no_others(keys: str) -> None:
     array = parsed(shape=[25, 3], chunk_key_encoding={"name": keys})
-    assert [array.number(array.key(number)) for number in range(7)] == list(range(7))
+    assert [array.object_number(array.object_key(number)) for number in range(7)] == list(range(7))
     for key in (
-        array.key(7),
-        array.key(0) + "0",
-        array.key(0) + "/0",
+        array.object_key(7),
+        array.object_key(0) + "0",
+        array.object_key(0) + "/0",
         "",
         "c",
         "c/",
@@ -97,7 +97,7 @@ def test_keys_are_those_of_the_objects_and_no_others(keys: str) -> None:
         "c/٣/0",
         "c/01/0",
     ):
-        assert array.number(key) is None
+        assert array.object_number(key) is None
 
 
 @pytest.mark.parametrize(
