@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshwire.iam import Policy
 
 
-_log = logging.getLogger("meshd.service.compiling")
+_log = logging.getLogger("meshd.auth")
 _MOST: Final = 4096
 _CLOSED: Final = parse_policy(
     '{"Version": "2012-10-17", "Statement":'

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.store.records import Extent, Record
 
-_log = logging.getLogger("meshd.service.blobreading")
+_log = logging.getLogger("meshd.batches")
 _GROUP = 1 << 18  # bytes that are read; a buffer this large stays in the processor's cache
 _DIRECT = 1 << 16  # bytes of an object from which on it is sent from its file
 _DIRECT_GROUP = 8 << 20

@@ -44,7 +44,7 @@ async def retry_if_written_back(attempt: Callable[[], Awaitable[_T]]) -> _T:
     return await attempt()
 
 
-log = logging.getLogger("meshd.service.translation")
+log = logging.getLogger("meshd.errors")
 
 _CODES: dict[type[errors.StoreError], str] = {
     errors.ConditionMissingError: "NoSuchKey",

@@ -33,7 +33,7 @@ _RESPITE = 0.5  # seconds until the next try when the system has no room
 _QUEUED = 4096  # connections that are taken at the end, at most
 _ARRIVAL = 1.0  # seconds they get to be there
 _AWAY = 1 << 40
-_log = logging.getLogger("meshd.web")
+_log = logging.getLogger("meshd.server")
 
 
 class ConnectionCounts:

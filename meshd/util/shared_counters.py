@@ -232,7 +232,7 @@ class BackgroundThrottle:
 
 async def measure_loop_delay(clock: Clock, process: int) -> None:
     """Measure how long this event loop is kept waiting whenever somebody works in the background, for ever.
-    `process` as in `pulse.goes_by`."""
+    `process` as in `set_map_version`."""
     while True:
         if not background_work_active(clock.monotonic()):
             set_loop_delay(process, 0.0)

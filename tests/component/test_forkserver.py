@@ -140,7 +140,7 @@ def test_modules_that_read_the_environment_as_they_load_are_known() -> None:
     """Of `meshd serve` all others do when they are called."""
     sources = [*(ROOT / "meshd").rglob("*.py"), *(ROOT / "sdk" / "meshwire").rglob("*.py")]
     reading = {str(path.relative_to(ROOT)) for path in sources if reads_as_it_loads(path)}
-    assert {path for path in reading if not path.startswith("meshd/testing/")} == READERS
+    assert {path for path in reading if not path.startswith("tests/support/")} == READERS
 
 
 def reads_as_it_loads(path: Path) -> bool:

@@ -35,11 +35,11 @@ for number in range(20):
         metrics.cache_bytes.set(1000 + number)
         os._exit(0)
     os.waitpid(child, 0)
-    metrics.forget_dead()
+    metrics.drop_dead_processes()
     if number == 9:
         metrics.http_requests.labels("Get", "200").inc(1000)
         metrics.cache_bytes.set(7)
-print(metrics.render().decode())
+print(metrics.render_metrics().decode())
 """
 
 

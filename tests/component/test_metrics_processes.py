@@ -22,10 +22,10 @@ if child == 0:
     metrics.http_seconds.labels("Get").observe(0.2)
     os._exit(0)
 os.waitpid(child, 0)
-print(metrics.render().decode())
+print(metrics.render_metrics().decode())
 print("=====")
-metrics.forget_dead()
-print(metrics.render().decode())
+metrics.drop_dead_processes()
+print(metrics.render_metrics().decode())
 """
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.rebalance.rebalancer import Rebalancer
     from meshd.store.replica.inventory import HeldName
+    from meshd.store.store import Store
     from meshwire.cluster import ClusterMap
     from tests.component.mesh_nodes import Running
 
@@ -46,7 +47,7 @@ class World:
         self.movers: dict[str, Rebalancer] = {name: rebalancer(one.node) for name, one in self.nodes.items()}
         self.maps = ClusterMapStore(nodes[0].node.control)
 
-    def store(self, node_id: str) -> Any:
+    def store(self, node_id: str) -> Store:
         return self.nodes[node_id].node.store
 
     def map(self) -> ClusterMap:
@@ -145,8 +146,9 @@ def test_a_large_object_and_its_parts_come_over() -> None:
             await one.run_repair_round()
         for name in await owners(found, "big"):
             copy = found.store(name).get("b", "big")
+            assert copy is not None
             assert (copy.stamp, copy.etag, copy.parts) == (record.stamp, "whole", record.parts)
-            assert found.store(name).read(copy, (5 << 20) - 1, 2) == b"\x01\x02"
+            assert found.store(name).read_range(copy, (5 << 20) - 1, 2) == b"\x01\x02"
 
     run(doing)
 
@@ -207,7 +209,7 @@ def test_a_node_joins_empty_after_it_was_given_up() -> None:
         await found.change(transitions.mark_node_away, "n2")
         await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
-        await found.store("n2").drop(list((await found.held("n2")).values()))
+        await found.store("n2").drop_unowned(list((await found.held("n2")).values()))
         await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.write("while joining", b"x")
         await found.move()
@@ -284,7 +286,7 @@ def test_a_node_that_was_away_for_too_long_brings_nothing_back(
     monkeypatch.setattr("meshd.cluster.rebalance.cleanup.SKEW", 0)
 
     async def doing(found: World) -> None:
-        await found.store("n2").stand(found.nodes["n2"].node.clock.now_ms() * 10**6)
+        await found.store("n2").record_synced_stamp(found.nodes["n2"].node.clock.now_ms() * 10**6)
         await found.change(transitions.mark_node_away, "n2")
         if given_up:
             await found.change(transitions.mark_node_down, "n2")
@@ -363,7 +365,7 @@ def test_what_owners_have_not_got_stays() -> None:
         for node_id in owners:
             writer = found.store(node_id).replica_writer("b", "odd", size=9)
             await writer.write(b"only here")
-            await writer.commit_as(record)
+            await writer.commit_at_stamp(record)
         one._kept_until = 0.0
         await one.run_once()
         assert b"b\0odd" not in await found.held(other)
@@ -409,7 +411,7 @@ def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
         await found.change(transitions.mark_node_away, "n2")
         await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
-        await found.store("n2").drop(list((await found.held("n2")).values()))
+        await found.store("n2").drop_unowned(list((await found.held("n2")).values()))
         await found.change(transitions.join_node, found.nodes["n2"].member)
         one, seen = found.movers["n2"], 0
 

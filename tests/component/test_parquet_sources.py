@@ -192,7 +192,7 @@ def read(data: bytes, **how: Any) -> bytes:
 
 def readers() -> list[psutil.Process]:
     """Processes of this one's that read Parquet."""
-    return [each for each in psutil.Process().children() if "parquets.confined" in "".join(each.cmdline())]
+    return [each for each in psutil.Process().children() if "parquet.child_main" in "".join(each.cmdline())]
 
 
 def rows_in(copy: bytes) -> RowLengths:

@@ -35,27 +35,27 @@ finally:
 """
 
 _LEASE = """
-from meshd.kit import pulse
-pulse.holds(1000.0, 1)
+from meshd.util import shared_counters
+shared_counters.set_lease(1000.0, 1)
 
 def write(turn):
-    pulse.holds(*((1000.0, 1), (2000.0, 1 << 24))[turn])
+    shared_counters.set_lease(*((1000.0, 1), (2000.0, 1 << 24))[turn])
 
 def look():
-    pair = pulse.held()
+    pair = shared_counters.get_lease()
     assert pair in ((1, 1000.0), (1 << 24, 2000.0)), pair
     return pair
 """
 
 _MAP_IN_USE = """
-from meshd.kit import pulse
-pulse.goes_by(0, 7, 1000.0)
+from meshd.util import shared_counters
+shared_counters.set_map_version(0, 7, 1000.0)
 
 def write(turn):
-    pulse.goes_by(0, *((7, 1000.0), (9, 2000.0))[turn])
+    shared_counters.set_map_version(0, *((7, 1000.0), (9, 2000.0))[turn])
 
 def look():  # at 1500 s version 7 is long in use, and 9 has yet to be: 8 at the most
-    version = pulse.gone_by(1500.0, 2.0)
+    version = shared_counters.oldest_map_version(1500.0, 2.0)
     assert version in (7, 8), version
     return version
 """
@@ -84,19 +84,19 @@ def test_marks_of_origins_are_written_whole(tmp_path: Path) -> None:
 import secrets
 from pathlib import Path
 from meshd.util.clock import SystemClock
-from meshd.origins.cache.cache_store import FreshTable
+from meshd.origins.cache.cache_store import FreshnessTable
 
-table, turns = FreshTable(Path({str(tmp_path / "table")!r}), SystemClock()), []
+table, turns = FreshnessTable(Path({str(tmp_path / "table")!r}), SystemClock()), []
 secrets.randbits = lambda bits: (0x0123456789ABCDEF, 0xFEDCBA9876543210)[turns[0]]
 turns.append(0)
-table.rise("b")
+table.bump_write_mark("b")
 
 def write(turn):
     turns[0] = turn
-    table.rise("b")
+    table.bump_write_mark("b")
 
 def look():
-    mark = table.mark("b").partition("-")[2]
+    mark = table.write_mark("b").partition("-")[2]
     assert mark in ("123456789abcdef", "fedcba9876543210"), mark
     return mark
 """

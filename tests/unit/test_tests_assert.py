@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-OWN: Final = ("tests.", "meshd.testing.")  # modules whose helpers may assert for a test
+OWN: Final = ("tests.",)  # modules whose helpers may assert for a test
 ASSERTING: Final = frozenset({"raises", "warns", "deprecated_call", "fail"})  # of pytest
 WAITING: Final = frozenset(
     {

@@ -46,7 +46,7 @@ def endless(source: str) -> Iterator[tuple[int, str]]:
 
 
 def files() -> list[Path]:
-    found = [path for part in ("tests", "meshd/testing", "demo") for path in (ROOT / part).rglob("*.py")]
+    found = [path for part in ("tests", "demo") for path in (ROOT / part).rglob("*.py")]
     return [path for path in found if not str(path.relative_to(ROOT)).startswith(FREE)]
 
 

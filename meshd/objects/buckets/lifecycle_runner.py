@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger("meshd.service.lifecycle")
+log = logging.getLogger("meshd.lifecycle")
 
 PAGE_ENTRIES = 500
 _BATCH = 100  # removals at a time: they share a commit
