@@ -63,7 +63,7 @@ class Operator:
 
     def look(self, kind: str, name: str, calls: Calls | None = None) -> float | None:
         """One pass."""
-        found: float | None = self.loop.run(self.loops(calls)[kind].run(self.namespace, name))
+        found: float | None = self.loop.run(self.loops(calls)[kind].reconcile(self.namespace, name))
         return found
 
     def status(self, kind: str, name: str) -> dict[str, Any]:
