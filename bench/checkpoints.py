@@ -30,11 +30,12 @@ BUCKET: Final = "checkpoints"
 PARTS: Final = 16
 """Tensors of equal size that a checkpoint has, and one small one."""
 TEXT: Final = f"""\
-{PARTS} float32 tensors from one process, without a process group. *{OURS}* and *{CONNECTOR}* are writers and
-readers of `torch.distributed.checkpoint`, a file a rank; *{BOTO}* serialises into memory and sends it with
-`upload_fileobj` (parts of 16 MiB, four at once), and the reverse. All are given the same daemon, whose cores
-they share. Saving ends when the store has answered, so when everything is on its disk; loading when the
-tensors are there, and then they are compared. CPU is of client and server together."""
+{PARTS} float32 tensors from one process, without a process group. *{OURS}* and *{CONNECTOR}* are writers
+and readers of `torch.distributed.checkpoint`, with one file per rank; *{BOTO}* serialises into memory and
+sends it with `upload_fileobj` (parts of 16 MiB, four at once), and does the reverse. All use the same
+daemon, whose cores they share. Saving ends when the store has answered, which means that everything is on
+its disk. Loading ends when the tensors are complete; then they are compared. CPU is the sum of client and
+server."""
 _METRICS: Final = ("save", "load", "save_cpu", "load_cpu")
 
 

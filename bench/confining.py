@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 HERE, CONFINED, SEALED = "copied in the same process", "confined (Landlock)", "confined (no files)"
 PIPE, FORK, ANEW = "pickled over a socket", "a fork a sample", "an interpreter a sample"
 NOTES = {
-    HERE: "what an op of the node's own would cost",
-    CONFINED: "as it is: an arena in shared memory, a datagram each way",
-    SEALED: "the same where the kernel has no Landlock",
-    PIPE: "a process that is not confined, values pickled, as `multiprocessing` does",
-    FORK: "forked, written to shared memory, ended: nothing is remembered, and nothing is hidden",
-    ANEW: "`python -c 'import numpy'`, before anything is done",
+    HERE: "the cost of a built-in op of the node",
+    CONFINED: "the present implementation: an arena in shared memory, a datagram each way",
+    SEALED: "the same if the kernel has no Landlock",
+    PIPE: "an unconfined process, values pickled, as `multiprocessing` does",
+    FORK: "fork, write to shared memory, exit: it remembers nothing, and hides nothing",
+    ANEW: "`python -c 'import numpy'`, before any work",
 }
 _SOURCE = b"""
 from meshsdk.userops import image, op

@@ -16,33 +16,37 @@ if TYPE_CHECKING:
 
     from bench.results import RowResult
 
-LOADER_TEXT = """{photographs:,} photographs of about 500×375 (70 KB on average), uint8 batches of {batch}
-at 224×224 with a random crop and a flip; the peers with two worker processes, the server on the same two
-cores. The peers crop with Pillow as torchvision does on PIL images (`Image.resize(box=…)` in place of crop
-and resize, which saves them a copy): torchvision has no build beside the CPU-only torch used here. CPU is
-the client process with its workers. The next epoch has new crops for every sample; *same plan again* is a
-second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. The loader
-is on the node's host and takes batches over as shared memory; *over TCP* it receives them, as on any other,
-and as all peers do. Grain reads single objects by boto3, having no S3 of its own. Everyone runs once
-uncounted before the rounds. The clock starts in a script that has imported torch, after a collection of
-Python's garbage as before each later epoch, where it imports its loader's packages; what the first epochs are
-without that import is said below. `decode` is our latest version, which does not decode rows of a JPEG below
-the crop; those it keeps are the whole image's."""
-SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together, until
-the last batch of the last. Ours say `share=`, and each photograph is decoded once; the batches are one memory
-for all four, or come over TCP to each. The peers' copies have one worker process each."""
-DELIVERY_TEXT = """The loader's process alone: CPU seconds by getrusage, from the first import of ours to the
-last batch; then passes over frames that the node has ready, in turn with a bare `recv_into` of as many bytes
-into slots of an arena of the same size, over as many loopback connections, from a process that only calls
-sendfile. All of it over TCP (`MESH_LOCAL=off`). The loader also checks each tensor's crc32c."""
-AU_TEXT = """Threads that take a batch and then sleep as long as an A100 would compute; the loader, its
+LOADER_TEXT = """{photographs:,} photographs of about 500×375 (70 KB on average), in uint8 batches of
+{batch} at 224×224 with a random crop and a flip. The peers use two worker processes, and the server runs on
+the same two cores. The peers crop with Pillow as torchvision does on PIL images (`Image.resize(box=…)`
+replaces crop and resize, which saves them a copy), because there is no build of torchvision for the
+CPU-only torch used here. CPU is the client process with its workers. The next epoch has new crops for every
+sample. *Same plan again* is a second job that requests the first epoch again: an unchanged plan, as in a
+sweep or a restart. The loader is on the node's host and takes batches over as shared memory; *over TCP* it
+receives them, as it does on any other host, and as all peers do. Grain reads single objects with boto3,
+because it has no S3 client of its own. Every contender runs once uncounted before the rounds. The clock
+starts in a script that has imported torch, after a garbage collection in Python (as before each later
+epoch), when the script imports its loader's packages; the table below also gives the first epochs without
+that import. `decode` is our latest version, which does not decode rows of a JPEG below the crop; the rows
+it keeps are those of the whole image."""
+SHARING_TEXT = """Four processes of one loader run at the same time; the rate is for all of them together,
+until the last batch of the last process. Ours set `share=`, so each photograph is decoded once; the batches
+are one piece of memory for all four, or come over TCP to each. The peers' copies have one worker process
+each."""
+DELIVERY_TEXT = """The loader's process alone: CPU seconds by getrusage, from the first import of our
+packages to the last batch. Then passes over frames that are ready on the node, by turns with a bare
+`recv_into` of as many bytes into slots of an arena of the same size, over as many loopback connections,
+from a process that only calls sendfile. All of it runs over TCP (`MESH_LOCAL=off`). The loader also
+verifies each tensor's crc32c."""
+AU_TEXT = """Threads take a batch and then sleep for as long as an A100 would compute; the loader, its
 workers and the server share two cores. Records, batches and steps are those of MLPerf Storage's ResNet-50,
-U-Net3D and CosmoFlow (`configs/dlio/workload/*_a100.yaml` of github.com/mlcommons/storage); there is no GPU.
-The figure is how many such accelerators are busy for at least 90, 90 and 70 % of the time (AU). ResNet-50:
-{resnet}-byte records of tar shards, 400 a batch, 435 ms. U-Net3D: 146.6 MB arrays, read whole, of which the
-model gets 2 MiB, 7 a batch, 636 ms. CosmoFlow: 2.8 MB objects, one a batch, 5.5 ms. No hints: no cache node,
-and nothing fetched before it is asked for; batches are taken over as shared memory. Epochs repeat the few
-records that are stored: none ends in a trial. Peers read from SeaweedFS, one worker process for each."""
+U-Net3D and CosmoFlow (`configs/dlio/workload/*_a100.yaml` of github.com/mlcommons/storage); there is no
+GPU. The figure is the number of such accelerators that are busy for at least 90, 90 and 70 % of the time
+(AU). ResNet-50: {resnet}-byte records of tar shards, 400 per batch, 435 ms. U-Net3D: 146.6 MB arrays, read
+whole, of which the model gets 2 MiB, 7 per batch, 636 ms. CosmoFlow: 2.8 MB objects, one per batch, 5.5 ms.
+There are no hints: no cache node, and nothing is prefetched into the node; batches are taken over as shared
+memory. Epochs repeat the few stored records, so that no epoch ends during a trial. Peers read from
+SeaweedFS, with one worker process each."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -101,7 +105,7 @@ def loader_bars(result: RowResult) -> list[list[str]]:
     loaded, mine_loaded = best_peer(result, "imported_rate"), result.value(OURS, "imported_rate")
     if loaded and mine_loaded:
         ratio = mine_loaded / loaded[1]
-        text = f"without anybody's import, best peer {loaded[0]}"
+        text = f"without imports, best peer {loaded[0]}"
         lines.append([text, number(ratio, 2, "×"), ""])
     if later and repeated:
         ratio = repeated / later[1]
@@ -131,7 +135,7 @@ def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
     limits = rows.get("limits")
     if limits and found[0].comparable(limits) and (bound := limits.value("transform", "rate")):
         share = percent(found[0].value(OURS, "first_rate"), bound)
-        alone = f"the same ops on both cores with no server around them do {bound:,.0f} samples/s"
+        alone = f"the same ops on both cores, without a server, reach {bound:,.0f} samples/s"
         lines.append(f"**The limit.** Reading and {alone}; the first epoch is {share} of it.")
     return [*lines, *sharing_lines(rows)]
 

@@ -41,13 +41,14 @@ PHOTOGRAPHS, TENSORS = "photographs", "tensors"
 WAYS: Final = {"from their owners": "owners", "from one node": "one"}
 CONTENDERS: Final = tuple(f"{kind}, {way}" for kind in (PHOTOGRAPHS, TENSORS) for way in WAYS)
 TEXT: Final = f"""\
-Three nodes on loopback, two copies of every object, one transform process a node; a loader takes epochs that
-no node has prepared. *{PHOTOGRAPHS}* are decoded, cropped to {SIDE} and mirrored; *{TENSORS}* are objects of
-{3 * SIDE * SIDE:,} bytes, sent as they are. *From their owners* (the default) each node is asked for the rows
-whose bytes it has; *from one node* (`rows_from="one"`) the node that a step's address falls to fetches from
-the others what it lacks: with two copies on three nodes, one object in three. *Crossing* is what nodes
-fetched of each other. Batches of both ways are compared by their checksums in every round. Here all nodes and
-the loader share the cores, so *CPU* is what carries over to machines of their own."""
+Three nodes on loopback, two copies of every object, one transform process per node; a loader takes epochs
+that no node has prepared. *{PHOTOGRAPHS}* are decoded, cropped to {SIDE} and flipped; *{TENSORS}* are
+objects of {3 * SIDE * SIDE:,} bytes, sent unchanged. *From their owners* (the default), each node is asked
+for the rows whose bytes it has. *From one node* (`rows_from="one"`), the assigned node of a step's address
+fetches the bytes it lacks from the others: with two copies on three nodes, one object in three. *Crossing*
+is what nodes fetched from each other. In every round, the batches of both ways are compared by their
+checksums. Here all nodes and the loader share the cores, so *CPU* is the figure that also applies to
+separate machines."""
 _BUCKET: Final = "owners"
 _CLIENTS: Final = 8
 

@@ -33,10 +33,10 @@ TITLE: Final = "GET through another node"
 LEAST: Final = 0.6
 COSTS: Final = ("passing_us", "holding_us")
 TEXT: Final = """\
-Two nodes of one worker each, one copy of every object; the same GETs to the node that holds them and to the
-one that does not, which passes them on. Here both nodes and the client share the cores: *by processor time*
-is what the ratio comes to where each node has a core of its own, the holder's time for an answer over that of
-whichever node spends more on one that is passed on."""
+Two nodes of one worker each, with one copy of every object. The same GETs go to the node that holds the
+object, and to the other node, which forwards them. Here both nodes and the client share the cores: *by
+processor time* is the ratio to expect if each node has its own core, that is, the holder's time for an answer
+divided by the time of whichever node spends more on a forwarded one."""
 _BUCKET: Final = "passing"
 _WARM = 1
 _SECONDS = 2

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 BARE, NODE, PILLOW = "libjpeg-turbo, bare", "meshd", "Pillow"
 NOTES = {
-    BARE: "the whole photograph to RGB by libjpeg-turbo, nothing else",
+    BARE: "libjpeg-turbo decodes the whole photograph to RGB, nothing else",
     NODE: "`decode`, `random_resized_crop` 224, `hflip`, written into a row of the batch",
-    PILLOW: "the same by Pillow, as torchvision does on PIL images, into an array",
+    PILLOW: "the same with Pillow, as torchvision does on PIL images, into an array",
 }
 PHOTOGRAPHS = 1000
 _TURN = 100

@@ -23,12 +23,12 @@ COMMANDS = """<!-- not run: takes about an hour -->
 ```bash
 make bench                                  # everything; about an hour, ten minutes more at first
 .venv/bin/python -m bench --list            # the rows: how long each takes, what it needs
-.venv/bin/python -m bench --only get-10k,put-10k --rounds 4    # renews these rows here, the others stay
+.venv/bin/python -m bench --only get-10k,put-10k --rounds 4    # renews these rows here; the others stay
 .venv/bin/python -m bench --quick           # toy sizes, minutes; the figures mean nothing
-.venv/bin/python -m bench --report          # this page anew from what is kept
+.venv/bin/python -m bench --report          # writes this page again from the kept figures
 ```
 
-The raw figures of every round are in `bench/figures/`, a file a row."""
+The raw figures of every round are in `bench/figures/`, one file per row."""
 
 
 def machines(rows: Mapping[str, RowResult]) -> dict[str, str]:

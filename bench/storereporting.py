@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from bench.results import RowResult
     from bench.rows import Row, Scale
 
-STORE_TEXT = """wrk replays requests signed beforehand (SigV4, by botocore) over kept connections: 16, 8 or 4,
-as the row says. Small PUTs sign their payload's hash, large ones say UNSIGNED-PAYLOAD. Before a row is
-timed the server must give the right bytes, and refuse an unsigned request with 403. A row with any failed
-request has no figure. Listings are of buckets of their own, filled once and kept for later runs.
+STORE_TEXT = """wrk replays requests that were signed in advance (SigV4, by botocore) over kept-alive
+connections: 16, 8 or 4, as given in the row. Small PUTs sign the hash of their payload, large ones send
+UNSIGNED-PAYLOAD. Before a row is timed, the server must return the right bytes and refuse an unsigned
+request with 403. A row with any failed request has no figure. Listings use separate buckets, which are
+filled once and kept for later runs.
 
-Where the system's congestion control is BBR, servers that leave it alone are paced over loopback too, and
-meshd is not ([decision 5](decisions/0005-connections.md)): large GETs then flatter it. After
-`sysctl -w net.ipv4.tcp_congestion_control=reno` all send alike."""
-GATHER_TEXT = """One daemon, one client process, the same objects in the same order. *Our client* is
-`meshsdk.Client.get`, *× 16* sixteen threads over kept connections. What the gather gives is compared with
-what was put before anything is timed; items are checked by their crc32c while it is."""
+If the system's congestion control is BBR, servers that do not change it are paced over loopback too, and
+meshd is not ([decision 5](decisions/0005-connections.md)); large GETs then favour meshd. After
+`sysctl -w net.ipv4.tcp_congestion_control=reno` all servers send alike."""
+GATHER_TEXT = """One daemon and one client process read the same objects in the same order. *Our client* is
+`meshsdk.Client.get`; *× 16* means sixteen threads over kept-alive connections. The result of the gather is
+compared with what was put before anything is timed; during the timing, items are verified by their crc32c."""
 FLAT_BAR = 0.8  # of the rate with a thousand keys must be left with a million
 
 
@@ -60,7 +61,7 @@ def store_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         STORE_TEXT,
         table(head, lines),
         "\n".join(notes),
-        "Each row's bars, and whether this run holds them:",
+        "The bars of each row, and whether this run meets them:",
         table(BARS_HEAD, [line for row in store_rows(scale) for line in bar_lines(row, rows)]),
         *store_problems(rows),
         *store_limits(rows, scale),
@@ -114,7 +115,9 @@ def store_limits(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         )
     if small and (bound := small.value("nginx", "rate")):
         share = percent(small.value("meshd", "rate"), bound)
-        lines.append(f"GET 10 KiB is {share} of what nginx does with plain files, no signature and no index.")
+        lines.append(
+            f"GET 10 KiB is {share} of what nginx does with plain files, no signatures and no index."
+        )
     return [f"**The limits.** {' '.join(lines)}"] if lines else []
 
 

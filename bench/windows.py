@@ -37,11 +37,11 @@ SHARD: Final = 64  # chunks
 BATCH, WORKERS = 128, 2
 _SECONDS: Final = 1.5
 TEXT: Final = f"""\
-{CHANNELS} channels of int32 in chunks of {CHANNELS} × {CHUNK} (zstd), {SHARD} to a shard; batches of {BATCH}
+{CHANNELS} channels of int32 in chunks of {CHANNELS} × {CHUNK} (zstd), {SHARD} per shard; batches of {BATCH}
 windows of {CHANNELS} × {WIDTH}. *{NAIVE}* is zarr-python over obstore in a `torch.utils.data.DataLoader`
-with {WORKERS} worker processes: a window is a slice of the array at a random place. Ours are random places
-within chunks. All read from the same daemon. Steady state: the array is open, the workers run, clocks run
-from a round's first batch to its last."""
+with {WORKERS} worker processes: a window is a slice of the array at a random place. Ours are at random places
+within chunks. All contenders read from the same daemon. The figures are for the steady state: the array is
+open, the workers run, and clocks run from a round's first batch to its last."""
 
 
 def title(scale: Scale) -> str:

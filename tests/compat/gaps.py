@@ -17,8 +17,11 @@ GAPS: Mapping[tuple[str, str], str] = MappingProxyType({})
 # Where the client is: it fails in the same way against Amazon's S3, or before it asks anyone.
 QUIRKS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        ("s5cmd", "copy metadata"): "it copies with the directive REPLACE and names no metadata",
-        ("s3torchconnector", "copy odd keys"): "its runtime puts the target's key into the path unencoded",
+        ("s5cmd", "copy metadata"): "it copies with the directive REPLACE and sends no metadata",
+        (
+            "s3torchconnector",
+            "copy odd keys",
+        ): "its runtime puts the target's key into the path without encoding it",
     }
 )
 

@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "✓", "cannot": "–", "failed": "✗"}
 _HEAD = """# Clients
 
-Written by `make compat`: every client, unmodified, at the version named, does every job of
-`tests/compat/jobs.py` over plain HTTP and over TLS; the bytes are compared with what another client reads.
-✓ done; – the client has no such call; † something is in the way (below). How to set one up:
-[clients](clients.md).
+`make compat` writes this page. Every client, unmodified and at the version given, performs every job of
+`tests/compat/jobs.py` over plain HTTP and over TLS, and the bytes are compared with what another client
+reads. ✓ works; – the client has no such call; † something prevents it (see below).
+[Clients](clients.md) shows how to set each of them up.
 """
 _MEANINGS = """
-| job | what is done |
+| job | what the client does |
 |---|---|
-| bucket | made, found in the list of buckets, removed |
-| empty, small | 0, 1 and 70,001 bytes, read back by the client and by another |
-| multipart, streamed | 17 MiB in parts; 1 kB and 11 MiB from a pipe of unknown length |
-| odd keys | space `+ ; @ : $ ' ( ) ! * ~ % # ? & = , [ ] { } \\| ^ %41`, unicode: written, read, listed |
-| metadata | two headers of its own and a Content-Type, as written and as shown |
-| checksums | every algorithm the client names, compared with the stored value |
-| range | first, last and middle bytes |
-| list, pages | recursive and by `/`, with spaces and unicode; 1,203 keys |
-| copy | 0 bytes, 100 kB, 17 MiB; odd keys on both sides; metadata kept |
-| delete many | six keys at once, odd ones among them; a seventh stays |
-| presign | read (and written, as a part, too) by a program that knows no S3; a changed URL is refused |
-| conditional | if absent: first wins; if unchanged |
-| sync | a folder up, up again (nothing sent), down |
-| own work | what the client is for: data sets, arrays, tables, checkpoints |
+| bucket | creates it, finds it in the list of buckets, removes it |
+| empty, small | writes 0, 1 and 70,001 bytes; the client and another one read them back |
+| multipart, streamed | writes 17 MiB in parts; 1 kB and 11 MiB from a pipe of unknown length |
+| odd keys | space `+ ; @ : $ ' ( ) ! * ~ % # ? & = , [ ] { } \\| ^ %41`, Unicode: written, read, listed |
+| metadata | writes two custom headers and a Content-Type, and shows them as written |
+| checksums | uses every algorithm that it supports; each is compared with the stored value |
+| range | reads the first, last and middle bytes |
+| list, pages | lists recursively and by `/`, with spaces and Unicode; 1,203 keys |
+| copy | copies 0 bytes, 100 kB, 17 MiB; odd keys on both sides; keeps metadata |
+| delete many | deletes six keys at once, including odd ones; a seventh stays |
+| presign | a program that does not know S3 reads (and writes, also a part); a modified URL is refused |
+| conditional | writes if absent (the first wins), and if unchanged |
+| sync | uploads a folder, uploads it again (nothing is sent), downloads it |
+| own work | does what it is made for: data sets, arrays, tables, checkpoints |
 """
 
 
@@ -78,7 +78,7 @@ def page(results: Mapping[str, Outcomes], versions: Mapping[str, str]) -> str:
         text.append("")
     text += ["## What the jobs are", _MEANINGS]
     if QUIRKS or GAPS:
-        text += ["## Where something is in the way", "", "| client | job | what |", "|---|---|---|"]
+        text += ["## What prevents some jobs", "", "| client | job | reason |", "|---|---|---|"]
         text += [f"| {name} | {job} | {why} |" for (name, job), why in [*GAPS.items(), *QUIRKS.items()]]
         text.append("")
     return "\n".join(text)

@@ -47,7 +47,7 @@ class Suite:
 SUITES = (
     Suite(
         "minio-py",
-        "its functional tests, all of them",
+        "all of its functional tests",
         python_suites.minio_py,
         ("minio==7.2.20",),
         "https://github.com/minio/minio-py",
@@ -55,7 +55,7 @@ SUITES = (
     ),
     Suite(
         "minio-js",
-        "its functional tests, all of them",
+        "all of its functional tests",
         minio_js.run,
         (),
         "https://github.com/minio/minio-js",
@@ -63,7 +63,7 @@ SUITES = (
     ),
     Suite(
         "s3fs",
-        "all its tests, and fsspec's generic ones among them",
+        "all its tests, including fsspec's generic ones",
         python_suites.s3fs,
         ("s3fs[boto3]==2026.4.0", "pytest-env", "pytest-asyncio", "flask", "flask_cors", *_MOTO),
         "https://github.com/fsspec/s3fs",

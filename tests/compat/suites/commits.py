@@ -69,7 +69,7 @@ def run(place: Place, *, library: str, package: str) -> Result:
     """Both runs, each with a table of its own."""
     outcomes: dict[str, str] = {}
     notes = []
-    for name, kills in (("all to their end", 0), (f"{KILLS} of them killed", KILLS)):
+    for name, kills in (("all run to the end", 0), (f"{KILLS} of them killed", KILLS)):
         bucket = f"commits-{kills}"
         place.daemon.client().create_bucket(Bucket=bucket)
         told = partial(_told, place, library, bucket)
@@ -82,7 +82,7 @@ def run(place: Place, *, library: str, package: str) -> Result:
             outcomes[f"{name}: {what}"] = verdict
         outcomes[f"{name}: the others made all their commits"] = _others(journal, killed, codes)
         notes.append(
-            f"{name}: {len(journal.done)} acknowledged, {len(rows)} there, {journal.again} tried again"
+            f"{name}: {len(journal.done)} acknowledged, {len(rows)} present, {journal.again} retried"
         )
     return Result(outcomes, version(place, package), "; ".join(notes))
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 KEPT = Path(__file__).with_name("kept.json")
 PAGE = ROOT / "docs" / "compatibility.md"
-TITLE = "## Suites of others"
+TITLE = "## Test suites of other projects"
 _HEAD = f"""{TITLE}
 
-Against one node over plain HTTP: tests that other projects wrote for themselves, unmodified, at the version
-named; and programs of others at hard work, where this project's harness checks what comes back (icechunk,
-deltalake, lance, restic, rclone). `make compat SUITES=DIR` runs them (below). *Expected* are tests that do
-not pass, each with its reason; a run fails when another fails, and when one of these passes. *Skipped* is
-what the suite itself leaves out here.
+These run against one node over plain HTTP. They are tests that other projects wrote for themselves,
+unmodified and at the version given, and programs of other projects under heavy load, where this project's
+harness checks the results (icechunk, deltalake, lance, restic, rclone). `make compat SUITES=DIR` runs them
+(below). *Expected* tests do not pass, each for the reason given; a run fails if another test fails, and if
+one of these passes. *Skipped* tests are those that the suite itself leaves out here.
 
 | suite | what is run | passed | expected | skipped |
 |---|---|---|---|---|
@@ -38,7 +38,7 @@ what the suite itself leaves out here.
 _CHECKOUTS = """
 ### To run them
 
-DIR is a folder of checkouts, at these tags; without it the suites that come as packages are run.
+DIR is a folder of checkouts at these tags. Without it, only the suites that come as packages run.
 
 <!-- not run: needs other projects' repositories -->
 ```bash
@@ -48,9 +48,9 @@ python -m tests.compat.suites --suites DIR --suite s3fs
 ```
 """
 _REASONS = """
-### Why some do not pass
+### Why some tests do not pass
 
-| suite | tests | why |
+| suite | tests | reason |
 |---|---|---|
 """
 
