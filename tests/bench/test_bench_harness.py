@@ -315,7 +315,7 @@ def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     ]
     lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, name="loaders"))}
     assert lines["first epoch ÷ best peer (webdataset from seaweedfs)"] == ["2.20×", "≥ 2 met"]
-    assert lines["without anybody's import, best peer streaming from seaweedfs"] == ["2.00×", ""]
+    assert lines["without imports, best peer streaming from seaweedfs"] == ["2.00×", ""]
     later = "the same plan again ÷ best peer's next epoch (litdata from seaweedfs)"
     assert lines[later] == ["9.0×", "≥ 8 met"]
     four = row(
