@@ -178,7 +178,7 @@ def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
     [found] = load(tmp_path / "quick").values()
     assert not any(found.problem(name) for name in found.contenders())
     assert found.value("clients read", "p99_ratio")
-    assert "## Redundancy made again" in (tmp_path / "quick.md").read_text()
+    assert "## Redundancy restored" in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench
