@@ -13,7 +13,7 @@ import logging
 import ssl
 from collections import deque
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.rpc.http_connection import ResponseHead
+    from meshd.rpc.peer_rpc import PeerCall
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 _log = logging.getLogger("meshd.peers")
 PREFIX: Final = "/-/peer/"
 PEER_KEY: Final = "mesh-peer:"
@@ -253,6 +256,45 @@ class PeerClient:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             answer.close()
+
+    @asynccontextmanager
+    async def open_typed(
+        self,
+        node: Node,
+        call: PeerCall[Request, Any],
+        request: Request,
+        *,
+        body: bytes | AsyncIterable[bytes] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  of silence, not of the call
+    ) -> AsyncGenerator[PeerResponse, None]:
+        """`async with peers.open_typed(node, CALL, request) as response`: the response's head is here, its
+        body still to be read. `body` is the data of a call whose request is in its target. Raises as
+        `call`."""
+        target, message = call.encode_request(request)
+        options: dict[str, str] = {"lane": call.pool} if call.pool else {}
+        async with self.call(
+            node,
+            call.method,
+            target,
+            body=message if body is None else body,
+            timeout=call.timeout if timeout is None else timeout,
+            **options,
+        ) as response:
+            yield response
+
+    async def call_typed(
+        self,
+        node: Node,
+        call: PeerCall[Request, Response],
+        request: Request,
+        *,
+        body: bytes | AsyncIterable[bytes] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  of silence, not of the call
+    ) -> Response:
+        """The response of a node to a typed call. Raises as `call`, BodyFramingError and
+        MalformedResponseError."""
+        async with self.open_typed(node, call, request, body=body, timeout=timeout) as response:
+            return call.decode_response(await response.read_body())
 
     async def acquire_connection(
         self, node: Node, patience: float = _CONNECT, lane: str = ""

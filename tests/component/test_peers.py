@@ -26,38 +26,38 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from tests.component.mesh_nodes import Running
 
 
-async def _echo(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _echo(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     return await stream_reply(request, call.iter_body(request), 0)
 
 
-async def _early(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _early(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     async for piece in call.iter_body(request):
         return peer_reply(piece, 0)
     raise AssertionError("a body")
 
 
-async def _whole(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _whole(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     return peer_reply(await call.read_body(request, 1 << 20), 0)
 
 
-async def _who(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _who(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     return peer_reply(f"{call.node_id} {call.map_version} {request.raw_path}".encode(), 0)
 
 
-async def _stale(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _stale(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     raise StaleMapError(call.map_version + 1)
 
 
-async def _refuse(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _refuse(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     raise S3Error("NoSuchKey", "not here")
 
 
-async def _cut(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+async def _cut(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     async def some() -> AsyncIterator[bytes]:
         yield b"one"
         raise ValueError("no more")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from types import NoneType
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from meshd.auth.acls import stored_bucket_acl
 from meshd.control.buckets import Bucket, BucketExistsError
@@ -20,6 +19,7 @@ from meshd.core.error_mapping import store_errors
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall
 from meshd.store.errors import NoSuchUploadError
 from meshwire.errors import S3Error
 from meshwire.s3.cors import cors_forbidden, find_cors_rule
@@ -56,9 +56,21 @@ if TYPE_CHECKING:
     from meshwire.s3.xml_documents import CreateBucketConfiguration
 
 
-CHANGES_PATH: Final = f"{PREFIX}heard"
 BROADCAST_TIMEOUT_S: Final = 2.0
 """Seconds; who knows of it later than that is not waited for."""
+ANNOUNCE_CHANGES: Final = PeerCall(
+    f"{PREFIX}heard",
+    request=dict[str, int],
+    response=NoneType,
+    max_bytes=4 << 10,
+    timeout=BROADCAST_TIMEOUT_S,
+    malformed_code="BadRequest",
+)
+"""Revision of each control-store topic that the caller knows; answered once the node knows as much."""
+DROP_UPLOADS: Final = PeerCall(
+    f"{PREFIX}uploads/drop", request=str, response=NoneType, max_bytes=4 << 10, malformed_code="BadRequest"
+)
+"""Name of a deleted bucket whose uploads the node drops."""
 _POLL_S: Final = 0.002
 _TOPICS: Final = ("buckets", "access")
 
@@ -77,12 +89,11 @@ class ChangeBroadcast:
         if self._mesh.single_node:
             return
         known = {topic: self._control.revision(topic) for topic in _TOPICS}
-        body = msgspec.msgpack.encode(known)
         me = self._mesh.node_id
         others = [
             n for n in self._mesh.current_map().nodes if n.node_id != me and n.state not in ("away", "down")
         ]
-        await asyncio.gather(*(self._notify_node(node, body) for node in others))
+        await asyncio.gather(*(self._notify_node(node, known) for node in others))
         if self._workers > 1:  # its other processes hear of it from the same watch, in the same moment
             await asyncio.sleep(_POLL_S * 10)
 
@@ -94,17 +105,9 @@ class ChangeBroadcast:
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _notify_node(self, node: Node, body: bytes) -> None:
-        try:
-            async with self._peers.call(
-                node, "POST", CHANGES_PATH, body=body, timeout=BROADCAST_TIMEOUT_S
-            ) as answer:
-                await answer.read_body()
-        except (PeerUnreachableError, PeerRefusedError, StaleMapError, BodyFramingError):
-            return
-
-
-DROP_UPLOADS_PATH: Final = f"{PREFIX}uploads/drop"
+    async def _notify_node(self, node: Node, known: dict[str, int]) -> None:
+        with suppress(PeerUnreachableError, PeerRefusedError, StaleMapError, BodyFramingError):
+            await self._peers.call_typed(node, ANNOUNCE_CHANGES, known)
 
 
 class PeerBuckets:
@@ -132,12 +135,11 @@ class PeerBuckets:
         """Have the other nodes drop its uploads; who does not answer has them aborted for their age."""
         if self._mesh.single_node:
             return
-        me, body = self._mesh.node_id, msgspec.msgpack.encode(bucket)
         for node in self._mesh.current_map().nodes:
-            if node.node_id != me and node.stores and node.state not in ("away", "down"):
-                with suppress(PeerUnreachableError, PeerRefusedError, StaleMapError):
-                    async with self._peers.call(node, "POST", DROP_UPLOADS_PATH, body=body):
-                        pass
+            other = node.node_id != self._mesh.node_id
+            if other and node.stores and node.state not in ("away", "down"):
+                with suppress(PeerUnreachableError, PeerRefusedError, StaleMapError, BodyFramingError):
+                    await self._peers.call_typed(node, DROP_UPLOADS, bucket)
 
 
 class BucketService:

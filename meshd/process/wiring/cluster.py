@@ -30,6 +30,7 @@ from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ControlError
 from meshd.core.document_store import SHARED_PREFIXES
 from meshd.errors import StartupError
+from meshd.objects.buckets.peer_handlers import BucketHandlers
 from meshd.objects.buckets.service import BucketService, ChangeBroadcast, PeerBuckets
 from meshd.origins.cache.peer_cache import PeerCacheServer
 from meshd.origins.prefetch_worker import PrefetchWorker
@@ -39,7 +40,6 @@ from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
 from meshd.server.peer.object_handlers import (
     CopySourceHandlers,
-    bucket_peer_routes,
     listing_peer_routes,
     resume_read_routes,
 )
@@ -47,6 +47,7 @@ from meshd.server.peer.origin_handlers import PrefetchHandlers, WriteBackHandler
 from meshd.server.peer.owner_write_handlers import OwnerWriteHandlers
 from meshd.server.peer.rebalance_handlers import RebalanceHandlers, handoff_routes
 from meshd.server.peer.replication_handlers import ReplicaHandlers, handover_peer_routes
+from meshd.server.peer.routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.hop_headers import HopSigner
@@ -160,7 +161,7 @@ class PeerServices:
             warming += WriteBackHandlers(backed.write_back_router, node.mesh, node.clock).routes()
         return [
             *listing_peer_routes(self.lister, node.mesh, node.clock),
-            *bucket_peer_routes(self.buckets, self.broadcast, node.clock),
+            *peer_routes(node.mesh, node.clock, BucketHandlers(self.buckets, self.broadcast)),
             *CopySourceHandlers(self.sources, node.mesh, node.clock).routes(),
             *ReplicaHandlers(node.store, node.mesh, node.clock).routes(),
             *OwnerWriteHandlers(node.replicated_store, node.mesh, node.clock).routes(),

@@ -42,7 +42,7 @@ _TOO_LARGE = "A peer sent more than this call takes."
 
 
 @dataclass(frozen=True, slots=True)
-class PeerCall:
+class PeerCaller:
     """Who calls, and the version of the cluster map it goes by."""
 
     node_id: str
@@ -69,19 +69,20 @@ class PeerCall:
                 raise S3Error("EntityTooLarge", _TOO_LARGE)
         return bytes(found)
 
-    async def read_body(self, request: MeshRequest, limit: int) -> bytes:
-        """The whole body, of at most `limit` bytes. Raises as `pieces`, and S3Error EntityTooLarge."""
+    async def read_body(self, request: MeshRequest, limit: int | None) -> bytes:
+        """The whole body, of at most `limit` bytes; None: of any length. Raises as `iter_body`, and S3Error
+        EntityTooLarge."""
         found: list[bytes] = []
         size = 0
         async for piece in self.iter_body(request):
             found.append(piece)
             size += len(piece)
-            if size > limit:
+            if limit is not None and size > limit:
                 raise S3Error("EntityTooLarge", _TOO_LARGE)
         return b"".join(found)
 
 
-PeerHandler = Callable[["MeshRequest", PeerCall], Awaitable["web.StreamResponse"]]
+PeerHandler = Callable[["MeshRequest", PeerCaller], Awaitable["web.StreamResponse"]]
 
 
 def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
@@ -124,7 +125,7 @@ class PeerAuthenticator:
         """Seconds since the epoch."""
         return self._clock.now_ms() // 1000
 
-    def authenticate_peer(self, request: MeshRequest) -> PeerCall:
+    def authenticate_peer(self, request: MeshRequest) -> PeerCaller:
         """Who calls. Raises S3Error AccessDenied, SignatureDoesNotMatch, …."""
         head = request_head(request, _MAX_HEADERS)
         claim = read_claim(head)
@@ -135,7 +136,7 @@ class PeerAuthenticator:
             raise S3Error("AccessDenied", f"Peers sign the version of their map ({MAP_HEADER}).")
         self._secret = self._secret or peer_secret(self._derive(PURPOSE))
         verify(claim, head, self._secret, self.now())
-        return PeerCall(claim.access_key.removeprefix(PEER_KEY), int(version))
+        return PeerCaller(claim.access_key.removeprefix(PEER_KEY), int(version))
 
 
 def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:

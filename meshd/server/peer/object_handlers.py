@@ -7,13 +7,12 @@ this process knows as much as the caller.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from meshd.core.error_mapping import store_errors
 from meshd.core.peer_messages import RESUME_PATH
-from meshd.objects.buckets.service import CHANGES_PATH, DROP_UPLOADS_PATH
 from meshd.peer_reads.listing import LISTING_PATH, ListingRequest
 from meshd.reads.copy_source import FIND_SOURCE_PATH, READ_SOURCE_PATH, SOURCE_EXISTS_PATH, CopySourceRequest
 from meshd.rpc.peer_client import StaleMapError
@@ -24,43 +23,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.objects.buckets.service import BucketService, ChangeBroadcast
     from meshd.peer_reads.listing import LocalListings
     from meshd.peer_reads.resume_read import ResumeSource
     from meshd.reads.copy_source import LocalCopySources
     from meshd.server.http_server import HttpRoute
-    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
-
-
-_MAX_BUCKET_MESSAGE = 4 << 10
-T = TypeVar("T")
-
-
-def bucket_peer_routes(buckets: BucketService, news: ChangeBroadcast, clock: Clock) -> list[HttpRoute]:
-    """The doors."""
-
-    async def heard(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        await news.wait_until_known(
-            _decode_bucket_message(await call.read_body(request, _MAX_BUCKET_MESSAGE), dict[str, int])
-        )
-        return peer_reply(b"", clock.now_ms() // 1000)
-
-    async def drop(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        await buckets.drop_uploads(
-            _decode_bucket_message(await call.read_body(request, _MAX_BUCKET_MESSAGE), str)
-        )
-        return peer_reply(b"", clock.now_ms() // 1000)
-
-    return [peer_route("POST", CHANGES_PATH, heard), peer_route("POST", DROP_UPLOADS_PATH, drop)]
-
-
-def _decode_bucket_message(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise S3Error("BadRequest", f"this is asked for otherwise: {error}") from error
 
 
 _MAX_RESUME_MESSAGE: Final = 64 << 10
@@ -69,7 +38,7 @@ _MAX_RESUME_MESSAGE: Final = 64 << 10
 def resume_read_routes(rests: ResumeSource, clock: Clock) -> list[HttpRoute]:
     """The route under `/-/peer/` of this."""
 
-    async def rest(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def rest(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         try:
             pieces = rests.read_rest(await call.read_body(request, _MAX_RESUME_MESSAGE))
         except msgspec.MsgspecError as error:
@@ -86,7 +55,7 @@ _LISTING_MAP_WAIT = 1.0
 def listing_peer_routes(local: LocalListings, mesh: ClusterView, clock: Clock) -> list[HttpRoute]:
     """The door."""
 
-    async def answer(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def answer(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         try:
             asked = msgspec.msgpack.decode(
                 await call.read_body(request, _MAX_LISTING_MESSAGE), type=ListingRequest
@@ -122,7 +91,7 @@ class CopySourceHandlers:
             peer_route("POST", SOURCE_EXISTS_PATH, self._stat),
         ]
 
-    async def _ask(self, request: MeshRequest, call: PeerCall) -> CopySourceRequest:
+    async def _ask(self, request: MeshRequest, call: PeerCaller) -> CopySourceRequest:
         try:
             ask = msgspec.msgpack.decode(
                 await call.read_body(request, _MAX_SOURCE_MESSAGE), type=CopySourceRequest
@@ -135,19 +104,19 @@ class CopySourceHandlers:
             raise StaleMapError(self._mesh.current_map().version)
         return ask
 
-    async def _find(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _find(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         ask = await self._ask(request, call)
         with store_errors():
             record = await self._local.find_source(ask)
         return peer_reply(msgspec.msgpack.encode(record), self._now())
 
-    async def _stat(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _stat(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         ask = await self._ask(request, call)
         with store_errors():
             there = self._local.has_versions(ask.bucket, ask.key)
         return peer_reply(b"1" if there else b"", self._now())
 
-    async def _read(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _read(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         ask = await self._ask(request, call)
         with store_errors():
             return await stream_reply(request, self._local.read_source(ask), self._now())

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.origins.prefetch_worker import PrefetchOutcome, PrefetchWorker
     from meshd.origins.write_back_routing import WriteBackRouter
     from meshd.server.http_server import HttpRoute
-    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
@@ -61,7 +61,7 @@ class WriteBackHandlers:
             peer_route("POST", HANDOVER_PATH, self.handover_barrier),
         ]
 
-    async def handover_barrier(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def handover_barrier(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         asked = _decode_or_refuse(
             write_back.decode_query, await call.read_body(request, write_back.MAX_ASK_BYTES)
         )
@@ -70,7 +70,7 @@ class WriteBackHandlers:
         quiet = await self._bringer.is_finished(asked, call.map_version)
         return peer_reply(write_back.encode(quiet), self._clock.now_ms() // 1000)
 
-    async def write_back(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def write_back(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         asked = _decode_or_refuse(
             write_back_routing.decode_request, await call.read_body(request, write_back_routing.MAX_ASK_BYTES)
         )
@@ -98,7 +98,7 @@ _MAX_BUCKET_NAME = 256  # bytes of a bucket's name
 def write_mark_routes(marker: WriteMarks, clock: Clock) -> list[HttpRoute]:
     """The door."""
 
-    async def mark(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def mark(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         name = (await call.read_body(request, _MAX_BUCKET_NAME)).decode("utf-8", "replace")
         return peer_reply(marker.own_mark(name).encode(), clock.now_ms() // 1000)
 
@@ -126,7 +126,7 @@ class PrefetchHandlers:
             peer_route("POST", PEER_CACHE_PATH, self.peer_cache_fetch),
         ]
 
-    async def peer_cache_fetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def peer_cache_fetch(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         try:
             ask = peer_cache.decode_request(await call.read_body(request, peer_cache.MAX_ASK_BYTES))
         except msgspec.MsgspecError as error:
@@ -134,7 +134,7 @@ class PrefetchHandlers:
         async with self._lender.open_piece(ask) as pieces, aclosing(_as_async(pieces)) as given:
             return await stream_reply(request, given, self._clock.now_ms() // 1000)
 
-    async def prefetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def prefetch(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         try:
             ask = decode_request(await call.read_body(request, MAX_ASK_BYTES))
         except msgspec.MsgspecError as error:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.jobs.outputs import LocalOutputStore
     from meshd.server.http_server import HttpRoute
-    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.store.api import ObjectStore, ObjectWriter
     from meshd.store.records import Removed, Upload
@@ -82,12 +82,12 @@ class OwnerWriteHandlers:
             peer_route("POST", FORWARD_DATA_PATH, self.write_object),
         ]
 
-    async def change_name(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def change_name(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         asked = _decode_or_refuse(_decode_request, await call.read_body(request, _MAX_WRITE_MESSAGE))
         await self._require_owner(call, asked.bucket, asked.key)
         return await self._answer(call, self._execute(asked))
 
-    async def write_object(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def write_object(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         try:
             bucket, key, size = query["bucket"], query["key"], int(query["size"])
@@ -104,14 +104,14 @@ class OwnerWriteHandlers:
         writer = self._store.part_writer(upload, number, size)
         return await self._answer(call, _write_body(writer, size, call.iter_body(request)))
 
-    async def _require_owner(self, call: PeerCall, bucket: str, key: str) -> None:
+    async def _require_owner(self, call: PeerCaller, bucket: str, key: str) -> None:
         """Raises StaleMapError unless this node decides about a name."""
         if call.map_version > self._mesh.current_map().version:
             await self._mesh.wait_for_newer_map(call.map_version - 1, _WRITE_MAP_WAIT)
         if not self._mesh.is_primary(bucket, key):
             raise StaleMapError(self._mesh.current_map().version)
 
-    async def _answer(self, call: PeerCall, doing: Awaitable[WriteResult]) -> web.StreamResponse:
+    async def _answer(self, call: PeerCaller, doing: Awaitable[WriteResult]) -> web.StreamResponse:
         """Raises StaleMapError, S3Error."""
         try:
             with handling_forwarded_write(), accepted_by(call.node_id, call.map_version):
@@ -234,7 +234,7 @@ class JobOutputHandlers:
             peer_route("POST", REMOVE_OUTPUTS_PATH, self.remove_outputs),
         ]
 
-    async def write_output(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def write_output(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         try:
             bucket, key, size = query["bucket"], query["key"], int(query["size"])
@@ -253,7 +253,7 @@ class JobOutputHandlers:
             raise S3Error(error.code, error.message) from error
         return self._done()
 
-    async def remove_outputs(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def remove_outputs(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         body = await call.read_body(request, _MAX_REMOVAL)
         try:
             asked = msgspec.msgpack.decode(body, type=RemoveOutputs)
@@ -267,7 +267,7 @@ class JobOutputHandlers:
             raise to_s3_error(error) from error
         return self._done()
 
-    async def _require_owner(self, call: PeerCall, bucket: str, key: str) -> None:
+    async def _require_owner(self, call: PeerCaller, bucket: str, key: str) -> None:
         """Raises StaleMapError unless this node decides about a name."""
         if call.map_version > self._mesh.current_map().version:
             await self._mesh.wait_for_newer_map(call.map_version - 1, _OUTPUT_MAP_WAIT)

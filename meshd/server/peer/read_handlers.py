@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameSource
     from meshd.reads.peer_read_service import PeerReadService
     from meshd.server.http_server import HttpRoute
-    from meshd.server.peer.endpoint import PeerCall, PeerHandler
+    from meshd.server.peer.endpoint import PeerCaller, PeerHandler
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
     from meshd.views.transform_results import TransformResultMaker
@@ -62,11 +62,11 @@ class _PeerReadHandlers:
         self._holdings, self._frames, self._clock = holdings, frames, clock
 
     def handle_errors(
-        self, handler: Callable[[MeshRequest, PeerCall], Awaitable[web.StreamResponse]]
+        self, handler: Callable[[MeshRequest, PeerCaller], Awaitable[web.StreamResponse]]
     ) -> PeerHandler:
         """`handler` with its errors turned into the protocol's documents."""
 
-        async def guard(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        async def guard(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
             try:
                 return await handler(request, call)
             except BatchError as error:
@@ -81,46 +81,46 @@ class _PeerReadHandlers:
 
         return guard
 
-    async def read_stream(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def read_stream(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         outgoing = await self._holdings.read_parts(
             await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
         )
         return await send_stream(request, outgoing, self._now())
 
-    async def find_record(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def find_record(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         return self._reply(
             await self._holdings.find_records(await call.read_body(request, peer_messages.MAX_REQUEST_BYTES))
         )
 
-    async def list_page(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def list_page(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         return self._reply(
             self._holdings.list_page(await call.read_body(request, peer_messages.MAX_REQUEST_BYTES))
         )
 
-    async def read_index(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def read_index(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         return self._reply(
             await self._holdings.get_index(await call.read_body(request, peer_messages.MAX_REQUEST_BYTES))
         )
 
-    async def read_frame(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def read_frame(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         address = peer_messages.decode_frame_address(
             await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
         )
         return await send_frame(request, await self._frames.get_frame(address), self._now())
 
-    async def read_document(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def read_document(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         document = self._holdings.get_document(_document_key(request))
         if document is None:
             return self._refusal(404, "NoSuchKey", "it is not here")
         return self._reply(document)
 
-    async def store_document(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def store_document(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         again = request.raw_path.partition("?")[2] == peer_messages.REWRITE_QUERY
         document = await call.read_body(request, peer_messages.MAX_DOCUMENT_BYTES)
         await self._holdings.put_document(_document_key(request), document, again=again)
         return self._reply(b"")
 
-    async def list_documents(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def list_documents(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         return self._reply(
             await self._holdings.list_documents(
                 await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)
@@ -161,7 +161,7 @@ class ViewResultHandlers:
         """The door."""
         return [peer_route("POST", peer_messages.VIEW_RESULT_PATH, self.view_result)]
 
-    async def view_result(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def view_result(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         try:
             ask = peer_messages.decode_view_result_request(
                 await call.read_body(request, peer_messages.MAX_REQUEST_BYTES)

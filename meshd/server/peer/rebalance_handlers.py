@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
     from meshd.server.http_server import HttpRoute, UnsignedHandler
-    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCall
+    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
@@ -67,7 +67,7 @@ class RebalanceHandlers:
             peer_route("POST", "/-/peer/moves/fetch", self._fetch),
         ]
 
-    async def _wanted(self, request: MeshRequest, call: PeerCall, kind: type[W]) -> W:
+    async def _wanted(self, request: MeshRequest, call: PeerCaller, kind: type[W]) -> W:
         known = self._mesh.current_map().version
         if known < call.map_version and not await self._mesh.wait_for_newer_map(
             call.map_version - 1, _PATIENCE
@@ -82,21 +82,21 @@ class RebalanceHandlers:
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
 
-    async def _digests(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _digests(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         wanted = await self._wanted(request, call, DigestsRequest)
         if not wanted.after:
             await self._offers.fence_writes(call.map_version)
         return peer_reply(encode(await self._offers.read_digests(wanted)), self._now)
 
-    async def _inventory(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _inventory(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         wanted = await self._wanted(request, call, InventoryRequest)
         return peer_reply(encode(await self._offers.read_inventory(wanted)), self._now)
 
-    async def _documents(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _documents(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         wanted = await self._wanted(request, call, DocumentsRequest)
         return peer_reply(encode(await self._offers.list_documents(wanted)), self._now)
 
-    async def _fetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def _fetch(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         wanted = await self._wanted(request, call, FetchRequest)
         return await stream_reply(request, self._offers.fetch_frames(wanted), self._now)
 
@@ -122,7 +122,7 @@ class _HandoffHandler:
     def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
         self._here, self._door = cast("UnsignedHandler", route.handler), door
 
-    async def hand_off(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def hand_off(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the peer closed the connection")

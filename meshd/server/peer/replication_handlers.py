@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.http_server import HttpRoute
-    from meshd.server.peer.endpoint import PeerCall
+    from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.store.api import ObjectStore, ReplicaWriter
     from meshd.store.replica.changes import Applied
@@ -62,11 +62,11 @@ class ReplicaHandlers:
             peer_route("POST", BYTES_PATH, self.receive_data),
         ]
 
-    async def apply_change(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def apply_change(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         told: ReplicaChange = _decode_or_refuse(_decode_change, await call.read_body(request, _MAX_FACTS))
         return self._answer(await self._apply_under_fence(told.epoch, self._store.apply_change(told.change)))
 
-    async def receive_data(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def receive_data(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         self._require_current_map(call.map_version)
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         try:
@@ -155,7 +155,7 @@ class HandoverHandler:
     def __repr__(self) -> str:
         return f"<HandoverDoor of {self._mesh.node_id}>"
 
-    async def hand_over(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def hand_over(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
         await call.read_body(request, 0)
         query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
         if "bucket" not in query or "key" not in query:

@@ -1,0 +1,229 @@
+"""Typed calls between nodes: one declaration per call, shared by its caller and its handler.
+
+Law: a `PeerCall` alone says what a call looks like on the wire: method, path, messages, limits, timeout and
+connection pool. `PeerClient.call_typed` sends it, a method with `@handler(CALL)` answers it, and the
+server mounts registered handlers; none of the three repeats any of it. Nodes of two releases talk to each
+other while a cluster is upgraded, so a declaration may gain defaulted fields and never change otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
+from urllib.parse import parse_qsl, quote_plus, urlencode
+
+import msgspec
+
+from meshd.errors import MeshdError
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PREFIX, SILENCE_TIMEOUT
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+Message = TypeVar("Message")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Service = TypeVar("Service")
+Result = TypeVar("Result")
+ErrorFormat = Literal["s3", "batch"]
+"""How a handler's errors are answered: with the codes of S3, or with those of the batch API."""
+_encode: Final = msgspec.msgpack.Encoder().encode
+_CALL_ATTRIBUTE: Final = "__peer_call__"
+
+
+class NotHereError(MeshdError):
+    """This node does not hold what it is asked for (409 NotHere); another node may."""
+
+
+class MalformedResponseError(BodyFramingError):
+    """A node answered with a message that is not the declared one. What it did is as unknown as after a body
+    that was cut, so callers handle both alike."""
+
+
+class ResponseStream:
+    """The response type of a call whose response is a body of any length: the caller gets it as a
+    `PeerResponse`."""
+
+
+class RequestTarget(Protocol):
+    """How a request is written into the target of a call, which leaves the body to data."""
+
+    def encode_request(self, request: Any) -> str:
+        """What follows the path of the call, percent-encoded."""
+        ...
+
+    def decode_request(self, suffix: str, kind: type[Message]) -> Message:
+        """Raises ValueError, msgspec.MsgspecError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTarget:
+    """The fields of a Struct as a query string; those with their default may be left out."""
+
+    quote_via: Callable[..., str] = quote_plus
+
+    def encode_request(self, request: msgspec.Struct) -> str:
+        return "?" + urlencode(msgspec.to_builtins(request), quote_via=self.quote_via)
+
+    def decode_request(self, suffix: str, kind: type[Message]) -> Message:
+        fields = dict(parse_qsl(suffix.partition("?")[2], keep_blank_values=True))
+        return msgspec.convert(fields, type=kind, strict=False)
+
+
+IN_QUERY: Final = QueryTarget()
+
+
+@dataclass(frozen=True, eq=False)
+class PeerCall(Generic[Request, Response]):
+    """One call between nodes.
+
+    A message of type `bytes` travels as it is, None as an empty body, any other type as msgpack. With a
+    `target` the request travels in the URL, and the body carries data: the handler reads it from its
+    `CallContext`.
+    """
+
+    path: str
+    """Begins with `/-/peer/`; one that ends in `/` covers everything below."""
+    request: type[Request]
+    response: type[Response]
+    method: str = "POST"
+    target: RequestTarget | None = None
+    max_bytes: int | None = 64 << 10
+    """Limit of the request's body; None: a body of any length."""
+    timeout: float = SILENCE_TIMEOUT
+    """Seconds of silence after which the caller gives up."""
+    pool: str = ""
+    """Name of the connection pool; calls of one pool share their connections with each other only."""
+    map_wait: float = 0.0
+    """Seconds for which a node that has an older cluster map than the caller waits for the caller's."""
+    errors: ErrorFormat = "s3"
+    malformed_code: str = "InvalidArgument"
+    """Error code of the answer to a request that cannot be decoded; always with status 400."""
+    _decode_request: Callable[[bytes], Any] = field(init=False, repr=False)
+    _decode_response: Callable[[bytes], Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith(PREFIX):
+            raise ValueError(f"{self.path} is not under {PREFIX}")
+        decode_request = _decoder(self.request) if self.target is None else bytes
+        object.__setattr__(self, "_decode_request", decode_request)
+        object.__setattr__(self, "_decode_response", _decoder(self.response))
+
+    def encode_request(self, request: Request) -> tuple[str, bytes]:
+        """The target and the body of a request."""
+        if self.target is not None:
+            return self.path + self.target.encode_request(request), b""
+        return self.path, encode_message(request)
+
+    def decode_request(self, target: str, body: bytes) -> Request:
+        """Raises S3Error with the call's `malformed_code`."""
+        try:
+            if self.target is not None:
+                return self.target.decode_request(target.removeprefix(self.path), self.request)
+            return cast("Request", self._decode_request(body))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise malformed_message(error, self.malformed_code) from error
+
+    def decode_response(self, body: bytes) -> Response:
+        """Raises MalformedResponseError."""
+        try:
+            return cast("Response", self._decode_response(body))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise MalformedResponseError(f"malformed peer message from {self.path}: {error}") from error
+
+
+def encode_message(message: object) -> bytes:
+    """A message as it travels in a body."""
+    if message is None:
+        return b""
+    return message if isinstance(message, bytes) else _encode(message)
+
+
+def decode_message(body: bytes, decode: Callable[[bytes], Message]) -> Message:
+    """The message that follows data in a body. Raises S3Error InvalidArgument."""
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise malformed_message(error) from error
+
+
+def malformed_message(error: Exception, code: str = "InvalidArgument") -> S3Error:
+    """The refusal of a message that cannot be decoded."""
+    return S3Error(code, f"malformed peer message: {str(error)[:200]}")
+
+
+def _decoder(kind: type[Message]) -> Callable[[bytes], Any]:
+    if kind is bytes or kind is ResponseStream:
+        return bytes
+    if kind is type(None):
+        return lambda body: None
+    return msgspec.msgpack.Decoder(kind).decode
+
+
+# --- the answering side -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """Who calls, by which version of the cluster map, and the body of a call whose request is in the
+    target."""
+
+    node_id: str
+    map_version: int
+    iter_body: Callable[[], AsyncIterator[bytes]]
+    """The body, piece by piece, checked. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
+    read_body: Callable[[], Awaitable[bytes]]
+    """The whole body, within the call's `max_bytes`. Raises as `iter_body`, and S3Error EntityTooLarge."""
+
+
+def handler(
+    call: PeerCall[Request, Response],
+) -> Callable[
+    [Callable[[Service, Request, CallContext], Awaitable[Response]]],
+    Callable[[Service, Request, CallContext], Awaitable[Response]],
+]:
+    """Registers a method as the handler of a call: `async def method(self, request, context) -> response`.
+
+    A handler raises S3Error, StoreError, BatchError or NotHereError, which are answered in the call's error
+    format, and StaleMapError (421) when it goes by another cluster map than the caller.
+    """
+    return _register(call)
+
+
+def stream_handler(
+    call: PeerCall[Request, ResponseStream],
+) -> Callable[
+    [Callable[[Service, Request, CallContext], Result]], Callable[[Service, Request, CallContext], Result]
+]:
+    """The same for a call whose response is a stream: an async generator of its pieces, or a coroutine that
+    returns a body which the server has a way of its own to send (a frame, a stream of blobs)."""
+    return _register(call)
+
+
+def _register(call: PeerCall[Any, Any]) -> Callable[[Any], Any]:
+    def register(method: Any) -> Any:
+        setattr(method, _CALL_ATTRIBUTE, call)
+        return method
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredHandler:
+    """A call, and the bound method that answers it."""
+
+    call: PeerCall[Any, Any]
+    method: Callable[[Any, CallContext], Any]
+
+
+def registered_handlers(service: object) -> list[RegisteredHandler]:
+    """The handlers of a service, in the order of their definition."""
+    found = [
+        (name, call)
+        for name, method in vars(type(service)).items()
+        if (call := getattr(method, _CALL_ATTRIBUTE, None)) is not None
+    ]
+    return [RegisteredHandler(call, getattr(service, name)) for name, call in found]
