@@ -1,4 +1,4 @@
-"""Peer messages: paths and msgpack bodies of the requests by which nodes read objects and documents.
+"""Peer messages: the calls by which nodes read each other's objects and documents, and their messages.
 
 A part is (bucket, key, ETag, size, offset, length). A record travels without the locations of its bytes,
 which mean nothing on another node.
@@ -6,31 +6,19 @@ which mean nothing on another node.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from types import NoneType
+from typing import Annotated, Any, Final, cast
 
-import msgspec
 from msgspec import Meta, Struct
 
 from meshd.core.frame_address import AnyFrameAddress
+from meshd.rpc.peer_client import PREFIX
+from meshd.rpc.peer_rpc import PeerCall, ResponseStream
 from meshd.store.records import Record
+from meshwire.http_values import percent_encoding
 
-READ_PATH: Final = "/-/peer/objects/read"
-RESUME_PATH: Final = "/-/peer/objects/rest"
-FIND_PATH: Final = "/-/peer/objects/find"
-LIST_PATH: Final = "/-/peer/objects/list"
-INDEX_PATH: Final = "/-/peer/archives/index"
-VIEW_RESULT_PATH: Final = "/-/peer/views/made"
-FRAMES_PATH: Final = "/-/peer/frames"
-DOCUMENTS_PATH: Final = "/-/peer/documents/"
-REWRITE_QUERY: Final = "again"
-"""As the query of a document that is put: it was removed, and is written also where it still lies."""
-INVENTORY_PATH: Final = "/-/peer/kept"
 MAX_PARTS: Final = 20_000
-MAX_REQUEST_BYTES: Final = 32 << 20
-MAX_DOCUMENT_BYTES: Final = 1 << 30
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+_MAX_REQUEST_BYTES: Final = 32 << 20
 
 _Text = Annotated[str, Meta(max_length=4096)]
 _Bytes = Annotated[int, Meta(ge=-1, le=1 << 60)]
@@ -138,15 +126,98 @@ def to_remote_record(record: Record | None) -> RemoteRecord | None:
     return RemoteRecord(**{**values, "extents": (), "manifest": None, "broken": False})
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_read_request = msgspec.msgpack.Decoder(ReadRequest).decode
-decode_resume_request = msgspec.msgpack.Decoder(ResumeRequest).decode
-decode_find_request = msgspec.msgpack.Decoder(FindRequest).decode
-decode_find_response = msgspec.msgpack.Decoder(FindResponse).decode
-decode_list_request = msgspec.msgpack.Decoder(ListRequest).decode
-decode_list_response = msgspec.msgpack.Decoder(ListResponse).decode
-decode_view_result_request = msgspec.msgpack.Decoder(ViewResultRequest).decode
-decode_inventory_request = msgspec.msgpack.Decoder(InventoryRequest).decode
-decode_inventory_response = msgspec.msgpack.Decoder(InventoryResponse).decode
-decode_index_request = msgspec.msgpack.Decoder(IndexRequest).decode
-decode_frame_address: Callable[[bytes], AnyFrameAddress] = msgspec.msgpack.Decoder(AnyFrameAddress).decode
+class DocumentName(Struct, frozen=True):
+    """A shared document. `again`: it was removed, and is written also where it still is."""
+
+    key: str
+    again: bool = False
+
+
+class _DocumentTarget:
+    """The key as a path below the call's own, `again` as a query."""
+
+    def encode_request(self, request: DocumentName) -> str:
+        return percent_encoding.encode(request.key, safe="/") + ("?again" if request.again else "")
+
+    def decode_request(self, suffix: str, kind: object) -> Any:
+        path, _, query = suffix.partition("?")
+        return DocumentName(percent_encoding.decode(path), query == "again")
+
+
+_DOCUMENTS_PATH: Final = f"{PREFIX}documents/"
+READ_PARTS: Final = PeerCall(
+    f"{PREFIX}objects/read",
+    request=ReadRequest,
+    response=ResponseStream,
+    max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+RESUME_READ: Final = PeerCall(
+    f"{PREFIX}objects/rest",
+    request=ResumeRequest,
+    response=ResponseStream,
+    malformed_code="InvalidRequest",
+)
+FIND_RECORDS: Final = PeerCall(
+    f"{PREFIX}objects/find",
+    request=FindRequest,
+    response=FindResponse,
+    max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+LIST_RECORDS: Final = PeerCall(
+    f"{PREFIX}objects/list",
+    request=ListRequest,
+    response=ListResponse,
+    max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+READ_INDEX: Final = PeerCall(
+    f"{PREFIX}archives/index",
+    request=IndexRequest,
+    response=bytes,
+    max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+"""The document of an index."""
+READ_FRAME: Final = PeerCall(
+    f"{PREFIX}frames",
+    request=cast("type[AnyFrameAddress]", AnyFrameAddress),
+    response=ResponseStream,
+    max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+READ_DOCUMENT: Final = PeerCall(
+    _DOCUMENTS_PATH,
+    request=DocumentName,
+    response=bytes,
+    method="GET",
+    target=_DocumentTarget(),
+    max_bytes=0,
+    errors="batch",
+)
+STORE_DOCUMENT: Final = PeerCall(
+    _DOCUMENTS_PATH,
+    request=DocumentName,
+    response=NoneType,
+    method="PUT",
+    target=_DocumentTarget(),
+    max_bytes=1 << 30,
+    errors="batch",
+)
+LIST_DOCUMENTS: Final = PeerCall(
+    f"{PREFIX}kept",
+    request=InventoryRequest,
+    response=InventoryResponse,
+    max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+MAKE_VIEW_RESULT: Final = PeerCall(
+    f"{PREFIX}views/made",
+    request=ViewResultRequest,
+    response=bytes,
+    max_bytes=_MAX_REQUEST_BYTES,
+    map_wait=1.0,
+    errors="batch",
+    malformed_code="InvalidArgument",
+)

@@ -24,7 +24,7 @@ from meshd.core.remote_source import ReadFailure
 from meshd.core.shared_memory import MemoryFrame
 from meshd.errors import MeshdError
 from meshd.peer_reads.replica_selection import gather_limited
-from meshd.rpc.peer_client import SILENCE_TIMEOUT, PeerUnreachableError
+from meshd.rpc.peer_client import PeerUnreachableError
 from meshd.store.records import Location
 from meshd.telemetry import metrics
 from meshwire.cluster.routes import batch_nodes, frame_address, rendezvous_order
@@ -198,12 +198,10 @@ class PeerFetcher:
         self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
     ) -> list[Location | ReadFailure]:
         """One call. Raises MeshdError, FrameError."""
-        body, patience = (
-            peer_messages.encode(peer_messages.ReadRequest(list(parts), proven)),
-            _VERIFY_TIMEOUT_S if proven else SILENCE_TIMEOUT,
-        )
-        async with self._asking.peers.call(
-            node, "POST", peer_messages.READ_PATH, body=body, timeout=patience
+        request = peer_messages.ReadRequest(list(parts), proven)
+        patience = _VERIFY_TIMEOUT_S if proven else None
+        async with self._asking.peers.open_typed(
+            node, peer_messages.READ_PARTS, request, timeout=patience
         ) as answer:
             start, size = await receive_body(answer, room)
         return _parse_frame(room.fd, start, size, f"/proc/{os.getpid()}/fd/{room.fd}")
@@ -388,9 +386,7 @@ class PeerFrames:
             return None
         room = MemoryFrame(0, self._memory)
         try:
-            async with self._asking.peers.call(
-                node, "POST", peer_messages.FRAMES_PATH, body=peer_messages.encode(address)
-            ) as answer:
+            async with self._asking.peers.open_typed(node, peer_messages.READ_FRAME, address) as answer:
                 await receive_body(answer, room)
                 room.rows = int(answer.headers["x-mesh-rows"])
                 room.took = parse_timing(answer.headers.get(TIMING, "")).took

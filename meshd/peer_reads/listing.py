@@ -19,6 +19,7 @@ from meshd.errors import MeshdError
 from meshd.peer_reads import page_merge
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall, encode_message, handler
 from meshd.store.records import EntryPage, Page, UploadPage, VersionPage
 from meshwire.cluster import routes, slot_of
 from meshwire.errors import S3Error
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.page_merge import Item, Marker, PageSource
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
     from meshd.util.clock import Clock
@@ -86,9 +88,7 @@ class ObjectListings:
     async def _one_page(self, node: Node, ask: peer_messages.ListRequest) -> peer_messages.ListResponse:
         if node.node_id == self._mesh.node_id:
             return primary_page(self._store, self._mesh, ask)
-        return peer_messages.decode_list_response(
-            await self._asking.post_message(node, peer_messages.LIST_PATH, peer_messages.encode(ask))
-        )
+        return await self._asking.peers.call_typed(node, peer_messages.LIST_RECORDS, ask)
 
     def _primaries(self, cluster: ClusterMap, bucket: str) -> list[Node]:
         """Raises BatchError Busy while there are names nobody decides about."""
@@ -142,9 +142,7 @@ def _page_of(pages: Sequence[peer_messages.ListResponse], limit: int) -> Page:
     return Page(kept, (), truncated=bool(ends), next_after=min(ends).decode() if ends else "")
 
 
-LISTING_PATH: Final = f"{PREFIX}listings"
 _LISTING_TIMEOUT_S: Final = 15.0
-_PEER_TIMEOUT_S: Final = 20.0
 _LIMIT: Final = 1000
 
 P = TypeVar("P", EntryPage, VersionPage, UploadPage)
@@ -164,6 +162,17 @@ class ListingRequest(msgspec.Struct, frozen=True, array_like=True):
     limit: int
 
 
+LIST_PAGE: Final = PeerCall(
+    f"{PREFIX}listings",
+    request=ListingRequest,
+    response=bytes,
+    timeout=20.0,
+    map_wait=1.0,
+    malformed_code="BadRequest",
+)
+"""The response is a page of the requested kind, encoded: EntryPage, VersionPage or UploadPage."""
+
+
 class LocalListings:
     """What this node has of a listing: its own part."""
 
@@ -173,6 +182,11 @@ class LocalListings:
 
     def __repr__(self) -> str:
         return f"<LocalLister of {self._mesh.node_id}>"
+
+    @handler(LIST_PAGE)
+    async def answer_page(self, asked: ListingRequest, context: CallContext) -> bytes:
+        """For another node."""
+        return encode_message(self.list_page(asked, context.map_version))
 
     def list_page(self, asked: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
         """The page by map `version`. Raises StaleMapError when this node goes by another, StoreError."""
@@ -335,11 +349,7 @@ class MergedListings:
 
     async def _ask(self, node: Node, asked: ListingRequest, kind: type[P]) -> P:
         try:
-            body = msgspec.msgpack.encode(asked)
-            async with self._peers.call(
-                node, "POST", LISTING_PATH, body=body, timeout=_PEER_TIMEOUT_S
-            ) as answer:
-                return msgspec.msgpack.decode(await answer.read_body(), type=kind)
+            return await self._peers.call_typed(node, LIST_PAGE.returning(kind), asked)
         except (PeerUnreachableError, PeerRefusedError) as error:
             raise _NoAnswerError(node.node_id, f"node {node.node_id}: {error}") from error
 

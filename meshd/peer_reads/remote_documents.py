@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from meshd.core import peer_messages
 from meshd.core.api_errors import busy
+from meshd.core.peer_messages import (
+    LIST_DOCUMENTS,
+    READ_DOCUMENT,
+    STORE_DOCUMENT,
+    DocumentName,
+    InventoryRequest,
+)
 from meshd.documents.gc_policy import DocumentUsage
 from meshd.errors import MeshdError
 from meshd.peer_reads.replica_selection import UNREACHABLE_STATES
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
-from meshwire.http_values import percent_encoding
 
 if TYPE_CHECKING:
     from meshd.documents.inventory import PeerInventories
@@ -39,10 +44,10 @@ class PeerDocuments:
 
     async def fetch_document(self, key: str) -> bytes | None:
         """See Elsewhere.document."""
-        target, silent = peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/"), ""
+        silent = ""
         others = self._asking.document_nodes()
         for start in range(0, len(others), _AT_ONCE):
-            asked = [self._get(node, target) for node in others[start : start + _AT_ONCE]]
+            asked = [self._get(node, key) for node in others[start : start + _AT_ONCE]]
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 if isinstance(answer, bytes):
                     return answer
@@ -56,15 +61,13 @@ class PeerDocuments:
 
     async def fetch_from_all_nodes(self, key: str) -> list[bytes]:
         """What each of the nodes that answer has under a key that is every node's own."""
-        target = peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/")
-        asked = [self._get(node, target) for node in self._asking.document_nodes()]
+        asked = [self._get(node, key) for node in self._asking.document_nodes()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
-    async def _get(self, node: Node, target: str) -> bytes | None:
+    async def _get(self, node: Node, key: str) -> bytes | None:
         try:
-            async with self._asking.peers.call(node, "GET", target) as answer:
-                return await answer.read_body()
+            return await self._asking.peers.call_typed(node, READ_DOCUMENT, DocumentName(key))
         except PeerRefusedError as error:
             if error.status == 404:
                 return None
@@ -75,15 +78,10 @@ class PeerDocuments:
 
     async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         """See Elsewhere.spread."""
-        target, others = (
-            peer_messages.DOCUMENTS_PATH + percent_encoding.encode(key, safe="/"),
-            self._asking.document_nodes(),
-        )
-        if again:
-            target += f"?{peer_messages.REWRITE_QUERY}"
+        name, others = DocumentName(key, again), self._asking.document_nodes()
         own = self._mesh.current_map().node(self._mesh.node_id)
         needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)
-        tasks = [self._put(node, target, document) for node in others]
+        tasks = [self._put(node, name, document) for node in others]
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         wrong = [answer for answer in answers if isinstance(answer, BaseException)]
         if len(answers) - len(wrong) < needed:
@@ -104,10 +102,8 @@ class PeerDocuments:
         after, more = "", True
         try:
             while more:
-                body = peer_messages.encode(peer_messages.InventoryRequest(prefix, after))
-                answer = peer_messages.decode_inventory_response(
-                    await self._asking.post_message(node, peer_messages.INVENTORY_PATH, body)
-                )
+                request = InventoryRequest(prefix, after)
+                answer = await self._asking.peers.call_typed(node, LIST_DOCUMENTS, request)
                 found |= {key: DocumentUsage(size, made, used) for key, size, made, used in answer.rows}
                 after, more = answer.after, bool(answer.after)
         except MeshdError as error:
@@ -115,10 +111,9 @@ class PeerDocuments:
             return None
         return found
 
-    async def _put(self, node: Node, target: str, document: bytes) -> None:
+    async def _put(self, node: Node, name: DocumentName, document: bytes) -> None:
         try:
-            async with self._asking.peers.call(node, "PUT", target, body=document) as answer:
-                await answer.read_body()
+            await self._asking.peers.call_typed(node, STORE_DOCUMENT, name, body=document)
         except PeerUnreachableError as error:
             self._asking.report_unreachable(node, error)
             raise

@@ -202,10 +202,8 @@ class RemoteObjects:
         self, names: Sequence[tuple[str, str]], far: Sequence[int], found: list[Record | None]
     ) -> None:
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
-            body = peer_messages.encode(peer_messages.FindRequest([names[number] for number in numbers]))
-            answer = peer_messages.decode_find_response(
-                await self._asking.post_message(node, peer_messages.FIND_PATH, body)
-            )
+            request = peer_messages.FindRequest([names[number] for number in numbers])
+            answer = await self._asking.peers.call_typed(node, peer_messages.FIND_RECORDS, request)
             unknown = set(answer.unknown)
             for place, (number, record) in enumerate(zip(numbers, answer.records, strict=True)):
                 if place not in unknown:
@@ -327,9 +325,7 @@ class RemoteObjects:
             if node.node_id == self._mesh.node_id:
                 return None
             try:
-                return await self._asking.post_message(
-                    node, peer_messages.VIEW_RESULT_PATH, peer_messages.encode(ask)
-                )
+                return await self._asking.peers.call_typed(node, peer_messages.MAKE_VIEW_RESULT, ask)
             except PeerRefusedError as error:
                 if error.code != "NotHere":
                     raise peer_refusal_error(error) from error
@@ -357,15 +353,13 @@ class RemoteObjects:
         """The document of the index of an archive (a file of lines, of Parquet's rows, or of TFRecords with
         these `features`) that other nodes hold. Raises BatchError BadSample and what else the holder says;
         Busy."""
-        body = peer_messages.encode(
-            peer_messages.IndexRequest(bucket, key, record.etag, lines, rows, list(features))
-        )
+        request = peer_messages.IndexRequest(bucket, key, record.etag, lines, rows, list(features))
         found: list[bytes] = []
         refused: list[PeerRefusedError] = []
 
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
             try:
-                found.append(await self._asking.post_message(node, peer_messages.INDEX_PATH, body))
+                found.append(await self._asking.peers.call_typed(node, peer_messages.READ_INDEX, request))
             except PeerRefusedError as error:
                 if error.code == "NotHere":
                     return list(numbers)

@@ -129,11 +129,6 @@ class ReplicaSelector:
             if node.node_id != self.mesh.node_id and node.stores and node.state not in UNREACHABLE_STATES
         ]
 
-    async def post_message(self, node: Node, target: str, body: bytes) -> bytes:
-        """An answer of another node. Raises MeshdError."""
-        async with self.peers.call(node, "POST", target, body=body) as answer:
-            return await answer.read_body()
-
 
 def missing_part_error(name: str, lost: ReadFailure) -> BatchError:
     """What could not be had, as an error."""

@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from meshd.core import peer_messages
+from meshd.core.peer_messages import RESUME_READ, ResumeRequest
 from meshd.errors import MeshdError
+from meshd.rpc.peer_rpc import stream_handler
 from meshd.store.errors import DiskFailedError
 from meshd.store.integrity.verification import StreamVerifier
 from meshd.store.records import NULL
@@ -25,6 +26,7 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from meshd.core.object_io import LookupResult
     from meshd.peer_reads.replica_selection import ReplicaSelector
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.cluster import Node
@@ -59,9 +61,7 @@ class ReadResumer:
         self, bucket: str, key: str, record: Record, offset: int, length: int
     ) -> AsyncGenerator[bytes, None]:
         """Bytes of this version, as other nodes have them. Raises CutShortError."""
-        ask = peer_messages.ResumeRequest(
-            bucket, key, record.version, record.etag, record.size, offset, length
-        )
+        ask = ResumeRequest(bucket, key, record.version, record.etag, record.size, offset, length)
         why = "no other node holds it"
         for node in self._other_replicas(bucket, key):
             given = 0
@@ -93,10 +93,8 @@ class ReadResumer:
         readers = self._asking.mesh.bucket_routes(bucket).route_of_key(bucket, key).read_set
         return [node for node in readers if node.node_id != self._asking.mesh.node_id]
 
-    async def _from(self, node: Node, ask: peer_messages.ResumeRequest) -> AsyncGenerator[bytes, None]:
-        async with self._asking.peers.call(
-            node, "POST", peer_messages.RESUME_PATH, body=peer_messages.encode(ask)
-        ) as answer:
+    async def _from(self, node: Node, ask: ResumeRequest) -> AsyncGenerator[bytes, None]:
+        async with self._asking.peers.open_typed(node, RESUME_READ, ask) as answer:
             left = ask.length
             async for piece in answer.iter_body():
                 left -= len(piece)
@@ -114,10 +112,9 @@ class ResumeSource:
     def __repr__(self) -> str:
         return f"<Rests of {self._node_id}>"
 
-    def read_rest(self, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The bytes of `wire.RestAsk`. Raises S3Error NoSuchVersion, msgspec.MsgspecError; while they come,
-        StoreError."""
-        asked = peer_messages.decode_resume_request(body)
+    @stream_handler(RESUME_READ)
+    def read_rest(self, asked: ResumeRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
+        """The rest of a response. Raises S3Error NoSuchVersion; while the bytes come, StoreError."""
         record = self._store.get_version(asked.bucket, asked.key, asked.version or NULL)
         same = record is not None and (record.etag, record.size) == (asked.etag, asked.size)
         if record is None or not same or asked.offset + asked.length > record.size:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from meshd.objects.copy_object import (
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall, ResponseStream
 from meshd.store.records import Record
 from meshd.views.copy_out import AssembledBody, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject
@@ -45,10 +46,7 @@ if TYPE_CHECKING:
     from meshwire.checksums.body_checksums import BodyDigest
     from meshwire.cluster import Node
 
-FIND_SOURCE_PATH: Final = f"{PREFIX}sources/find"
-READ_SOURCE_PATH: Final = f"{PREFIX}sources/read"
-SOURCE_EXISTS_PATH: Final = f"{PREFIX}sources/stat"
-_SILENCE: Final = 30.0
+Response = TypeVar("Response")
 _ROUNDS: Final = 8
 _PAUSE: Final = 0.5  # seconds for a newer map
 _RETRYABLE: Final = (PeerUnreachableError, BodyFramingError, StaleMapError)
@@ -66,6 +64,30 @@ class CopySourceRequest(msgspec.Struct, frozen=True, array_like=True):
     etag: str = ""
     offset: int = 0
     length: int = 0
+
+
+FIND_SOURCE: Final = PeerCall(
+    f"{PREFIX}sources/find",
+    request=CopySourceRequest,
+    response=Record,
+    map_wait=1.0,
+    malformed_code="BadRequest",
+)
+READ_SOURCE: Final = PeerCall(
+    f"{PREFIX}sources/read",
+    request=CopySourceRequest,
+    response=ResponseStream,
+    map_wait=1.0,
+    malformed_code="BadRequest",
+)
+SOURCE_EXISTS: Final = PeerCall(
+    f"{PREFIX}sources/stat",
+    request=CopySourceRequest,
+    response=bytes,
+    map_wait=1.0,
+    malformed_code="BadRequest",
+)
+"""Whether a name has any version: not empty, or empty."""
 
 
 class LocalCopySources:
@@ -156,17 +178,17 @@ class RemoteCopySources:
 
     async def has_versions(self, bucket: str, key: str) -> bool:
         """Whether a name has any version, wherever it is. Raises S3Error SlowDown."""
-        found = await self._asked(CopySourceRequest(bucket, key), SOURCE_EXISTS_PATH)
+        found = await self._asked(CopySourceRequest(bucket, key), SOURCE_EXISTS)
         return self._local.has_versions(bucket, key) if found is None else bool(found)
 
     async def find_source(self, source: ops.CopySource) -> Record:
         """What a copy reads of another node. Raises S3Error, as `Versions.source` does, and SlowDown."""
         ask = CopySourceRequest(source.bucket, source.key, source.version, source.member)
-        found = await self._asked(ask, FIND_SOURCE_PATH)
+        found = await self._asked(ask, FIND_SOURCE)
         if found is None:
             with store_errors():
                 return await self._local.find_source(ask)
-        return msgspec.msgpack.decode(found, type=Record)
+        return found
 
     async def copy_as_upload(
         self, operation: ops.CopyObject, record: Record
@@ -204,9 +226,7 @@ class RemoteCopySources:
         while (node := await search.next_replica()) is not None:
             begun = False
             try:
-                async with self._peers.call(
-                    node, "POST", READ_SOURCE_PATH, body=msgspec.msgpack.encode(ask), timeout=_SILENCE
-                ) as answer:
+                async with self._peers.open_typed(node, READ_SOURCE, ask) as answer:
                     async for piece in answer.iter_body():
                         begun = True
                         yield piece
@@ -224,13 +244,14 @@ class RemoteCopySources:
                 async for piece in pieces:
                     yield piece
 
-    async def _asked(self, ask: CopySourceRequest, door: str) -> bytes | None:
+    async def _asked(
+        self, ask: CopySourceRequest, call: PeerCall[CopySourceRequest, Response]
+    ) -> Response | None:
         """What a node that holds it answers; None: this one holds it, by now. Raises S3Error."""
-        body, search = msgspec.msgpack.encode(ask), _ReplicaSearch(self._mesh, ask)
+        search = _ReplicaSearch(self._mesh, ask)
         while (node := await search.next_replica()) is not None:
             try:
-                async with self._peers.call(node, "POST", door, body=body, timeout=_SILENCE) as answer:
-                    return await answer.read_body()
+                return await self._peers.call_typed(node, call, ask)
             except PeerRefusedError as refused:
                 raise _refusal(refused) from refused
             except _RETRYABLE as lost:

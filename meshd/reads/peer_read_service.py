@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING
 
 from meshd.batches.blob_reader import stored_crc32c
 from meshd.batches.sample_stream import Blob, samples_body
-from meshd.core import peer_messages
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import SHARED_PREFIXES
+from meshd.core.peer_messages import (
+    FIND_RECORDS,
+    LIST_DOCUMENTS,
+    LIST_RECORDS,
+    READ_DOCUMENT,
+    READ_INDEX,
+    READ_PARTS,
+    STORE_DOCUMENT,
+    FindResponse,
+    InventoryResponse,
+    to_remote_record,
+)
 from meshd.core.remote_source import ObjectRange
 from meshd.peer_reads.listing import primary_page
+from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshwire.frame.tensor_frame import FRAME_VERSION
 
@@ -25,11 +37,22 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.api_errors import Code
     from meshd.core.document_store import DocumentStore
+    from meshd.core.peer_messages import (
+        DocumentName,
+        FindRequest,
+        IndexRequest,
+        InventoryRequest,
+        ListRequest,
+        ListResponse,
+        ReadRequest,
+        RemoteRecord,
+    )
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.datasets.parquet_files import ParquetFiles
     from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
     from meshd.documents.inventory import DocumentInventory
     from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import ExpiringVerifiedExtents
     from meshd.store.records import Record
@@ -63,9 +86,9 @@ class PeerReadService:
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
 
-    async def read_parts(self, body: bytes) -> StreamBody:
-        """The stream of `wire.ReadAsk`. Raises msgspec.ValidationError."""
-        asked = peer_messages.decode_read_request(body)
+    @stream_handler(READ_PARTS)
+    async def read_parts(self, asked: ReadRequest, context: CallContext) -> StreamBody:
+        """The bytes of these parts as a frame of samples."""
         errors: dict[str, tuple[str, str]] = {}
         blobs = []
         for number, part in enumerate(asked.parts):
@@ -136,11 +159,12 @@ class PeerReadService:
         readers = self._mesh.route_for(bucket, key).read_set
         return any(node.node_id == self._mesh.node_id for node in readers)
 
-    async def find_records(self, body: bytes) -> bytes:
-        """The answer to `wire.FindAsk`. Raises msgspec.ValidationError."""
-        records: list[peer_messages.RemoteRecord | None] = []
+    @handler(FIND_RECORDS)
+    async def find_records(self, asked: FindRequest, context: CallContext) -> FindResponse:
+        """The current objects of these names, as far as this node can speak for them."""
+        records: list[RemoteRecord | None] = []
         unknown: list[int] = []
-        names = peer_messages.decode_find_request(body).names
+        names = asked.names
         theirs = [name for name in names if self._objects.has_origin(name[0]) and self._is_replica(*name)]
         backed = dict(zip(theirs, await self._objects.find_many(theirs), strict=True)) if theirs else {}
         for number, (bucket, key) in enumerate(names):
@@ -149,21 +173,18 @@ class PeerReadService:
                 records.append(None)
                 continue
             known = (bucket, key) in backed
-            records.append(
-                peer_messages.to_remote_record(backed[bucket, key] if known else self._store.get(bucket, key))
-            )
-        return peer_messages.encode(peer_messages.FindResponse(records, unknown))
+            records.append(to_remote_record(backed[bucket, key] if known else self._store.get(bucket, key)))
+        return FindResponse(records, unknown)
 
-    def list_page(self, body: bytes) -> bytes:
-        """The answer to `wire.ListAsk`. Raises StaleMapError, msgspec.ValidationError."""
-        return peer_messages.encode(
-            primary_page(self._store, self._mesh, peer_messages.decode_list_request(body))
-        )
+    @handler(LIST_RECORDS)
+    async def list_page(self, asked: ListRequest, context: CallContext) -> ListResponse:
+        """A page of the objects that this node decides about. Raises StaleMapError."""
+        return primary_page(self._store, self._mesh, asked)
 
-    async def get_index(self, body: bytes) -> bytes:
-        """The answer to `wire.IndexAsk`. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy, and
-        NotHere's."""
-        asked = peer_messages.decode_index_request(body)
+    @handler(READ_INDEX)
+    async def get_index(self, asked: IndexRequest, context: CallContext) -> bytes:
+        """The document of an index. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy, and
+        NotHereError."""
         record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
             lines = await self._lines.index_file(asked.bucket, asked.key, record)
@@ -187,26 +208,27 @@ class PeerReadService:
             raise BatchError(code, f"s3://{bucket}/{key} is not there, or was replaced")
         return record
 
-    def get_document(self, key: str) -> bytes | None:
-        """A document of the reserved bucket that other nodes may read, None when it is not here."""
-        return self._catalog.read_document(key) if key.startswith(PEER_READABLE_PREFIXES) else None
+    @handler(READ_DOCUMENT)
+    async def get_document(self, name: DocumentName, context: CallContext) -> bytes:
+        """A document of the reserved bucket that other nodes may read. Raises BatchError NoSuchKey."""
+        found = self._catalog.read_document(name.key) if name.key.startswith(PEER_READABLE_PREFIXES) else None
+        if found is None:
+            raise BatchError("NoSuchKey", "it is not here")
+        return found
 
-    async def put_document(self, key: str, document: bytes, *, again: bool = False) -> None:
-        """Keep a document that nodes share; `again`: written also where it is. Raises BatchError
-        BadRequest."""
-        if not key.startswith(SHARED_PREFIXES):
-            raise BatchError("BadRequest", f"{key[:80]!r} is no document that nodes share")
-        await self._catalog.write_document(key, document, once=not again)
+    @handler(STORE_DOCUMENT)
+    async def put_document(self, name: DocumentName, context: CallContext) -> None:
+        """Keep a document that nodes share. Raises BatchError BadRequest."""
+        document = await context.read_body()
+        if not name.key.startswith(SHARED_PREFIXES):
+            raise BatchError("BadRequest", f"{name.key[:80]!r} is no document that nodes share")
+        await self._catalog.write_document(name.key, document, once=not name.again)
 
-    async def list_documents(self, body: bytes) -> bytes:
-        """The answer to `wire.KeptAsk`. Raises BatchError BadRequest, msgspec.ValidationError."""
-        asked = peer_messages.decode_inventory_request(body)
+    @handler(LIST_DOCUMENTS)
+    async def list_documents(self, asked: InventoryRequest, context: CallContext) -> InventoryResponse:
+        """A page of the shared documents that this node has. Raises BatchError BadRequest."""
         if not asked.prefix.startswith(SHARED_PREFIXES):
             raise BatchError("BadRequest", f"{asked.prefix[:80]!r} is nothing that nodes share")
         rows, after = await asyncio.to_thread(self._census.local_page, asked.prefix, asked.after, asked.limit)
         found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
-        return peer_messages.encode(peer_messages.InventoryResponse(found, after))
-
-
-class NotHereError(Exception):
-    """This node is none of those that hold the object."""
+        return InventoryResponse(found, after)

@@ -8,7 +8,7 @@ other while a cluster is upgraded, so a declaration may gain defaulted fields an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Message = TypeVar("Message")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+OtherResponse = TypeVar("OtherResponse")
 Service = TypeVar("Service")
 Result = TypeVar("Result")
 ErrorFormat = Literal["s3", "batch"]
@@ -100,8 +101,9 @@ class PeerCall(Generic[Request, Response]):
     map_wait: float = 0.0
     """Seconds for which a node that has an older cluster map than the caller waits for the caller's."""
     errors: ErrorFormat = "s3"
-    malformed_code: str = "InvalidArgument"
-    """Error code of the answer to a request that cannot be decoded; always with status 400."""
+    malformed_code: str = ""
+    """Error code of the answer to a request that cannot be decoded (status 400); "": BadRequest of the batch
+    API, InvalidArgument of S3."""
     _decode_request: Callable[[bytes], Any] = field(init=False, repr=False)
     _decode_response: Callable[[bytes], Any] = field(init=False, repr=False)
 
@@ -111,6 +113,10 @@ class PeerCall(Generic[Request, Response]):
         decode_request = _decoder(self.request) if self.target is None else bytes
         object.__setattr__(self, "_decode_request", decode_request)
         object.__setattr__(self, "_decode_response", _decoder(self.response))
+
+    def returning(self, response: type[OtherResponse]) -> PeerCall[Request, OtherResponse]:
+        """The same call with another type of response, for one whose response depends on the request."""
+        return cast("PeerCall[Request, OtherResponse]", replace(self, response=cast("Any", response)))
 
     def encode_request(self, request: Request) -> tuple[str, bytes]:
         """The target and the body of a request."""
@@ -125,7 +131,8 @@ class PeerCall(Generic[Request, Response]):
                 return self.target.decode_request(target.removeprefix(self.path), self.request)
             return cast("Request", self._decode_request(body))
         except (msgspec.MsgspecError, ValueError) as error:
-            raise malformed_message(error, self.malformed_code) from error
+            code = self.malformed_code or ("BadRequest" if self.errors == "batch" else "InvalidArgument")
+            raise malformed_message(error, code) from error
 
     def decode_response(self, body: bytes) -> Response:
         """Raises MalformedResponseError."""

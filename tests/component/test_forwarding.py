@@ -18,7 +18,7 @@ import uvloop
 from botocore.exceptions import ClientError
 
 from meshd.control.cluster_map_store import ClusterMapStore
-from meshd.reads.copy_source import FIND_SOURCE_PATH, READ_SOURCE_PATH
+from meshd.reads.copy_source import FIND_SOURCE, READ_SOURCE
 from meshd.rpc.peer_client import PeerClient
 from meshwire.cluster import routes
 from tests.component.mesh_nodes import NodesBeside, everybody, running_nodes
@@ -186,10 +186,10 @@ def test_copies_of_what_other_nodes_hold() -> None:
 @pytest.mark.parametrize(
     ("door", "now", "part"),
     [
-        (FIND_SOURCE_PATH, 0, False),
-        (FIND_SOURCE_PATH, 2, True),
-        (READ_SOURCE_PATH, 0, True),
-        (READ_SOURCE_PATH, 2, False),
+        (FIND_SOURCE.path, 0, False),
+        (FIND_SOURCE.path, 2, True),
+        (READ_SOURCE.path, 0, True),
+        (READ_SOURCE.path, 2, False),
     ],
 )
 def test_a_source_that_moves_while_it_is_asked_for_is_copied(

@@ -38,11 +38,7 @@ from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
-from meshd.server.peer.object_handlers import (
-    CopySourceHandlers,
-    listing_peer_routes,
-    resume_read_routes,
-)
+from meshd.reads.peer_handlers import CopySourceHandlers
 from meshd.server.peer.origin_handlers import PrefetchHandlers, WriteBackHandlers, write_mark_routes
 from meshd.server.peer.owner_write_handlers import OwnerWriteHandlers
 from meshd.server.peer.rebalance_handlers import RebalanceHandlers, handoff_routes
@@ -160,14 +156,18 @@ class PeerServices:
             warming += write_mark_routes(backed.listings.write_marks, node.clock)
             warming += WriteBackHandlers(backed.write_back_router, node.mesh, node.clock).routes()
         return [
-            *listing_peer_routes(self.lister, node.mesh, node.clock),
-            *peer_routes(node.mesh, node.clock, BucketHandlers(self.buckets, self.broadcast)),
-            *CopySourceHandlers(self.sources, node.mesh, node.clock).routes(),
+            *peer_routes(
+                node.mesh,
+                node.clock,
+                self.lister,
+                BucketHandlers(self.buckets, self.broadcast),
+                CopySourceHandlers(self.sources, node.mesh),
+                ResumeSource(node.store, node.settings.node_id),
+            ),
             *ReplicaHandlers(node.store, node.mesh, node.clock).routes(),
             *OwnerWriteHandlers(node.replicated_store, node.mesh, node.clock).routes(),
             *handover_peer_routes(node.replicated_store, node.mesh, node.clock),
             *rebalance_routes(node),
-            *resume_read_routes(ResumeSource(node.store, node.settings.node_id), node.clock),
             *warming,
         ]
 

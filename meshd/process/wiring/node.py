@@ -53,6 +53,7 @@ from meshd.process.wiring.cluster import PeerServices, open_cluster_view
 from meshd.process.wiring.data_services import job_service, output_routes, view_kinds, view_makers
 from meshd.reads.archive_members import MemberService
 from meshd.reads.near_cache_reader import NearCacheReader
+from meshd.reads.peer_handlers import FrameHandlers
 from meshd.reads.peer_read_service import PeerReadService
 from meshd.rpc.peer_client import PeerClient
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
@@ -66,7 +67,7 @@ from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import op_catalog_routes, user_module_routes
 from meshd.server.http_server import ServerServices
 from meshd.server.peer.endpoint import PeerAuthenticator
-from meshd.server.peer.read_handlers import ViewResultHandlers, peer_read_routes
+from meshd.server.peer.routes import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.store.store import Store
 from meshd.telemetry import logs
@@ -74,6 +75,7 @@ from meshd.transform.sandbox.user_modules import MODULES
 from meshd.util.clock import SystemClock
 from meshd.views.definitions import ViewDefinitions
 from meshd.views.dispatch import ViewDispatcher
+from meshd.views.peer_handlers import ViewResultHandlers
 from meshd.views.transform_results import TransformResultMaker
 
 if TYPE_CHECKING:
@@ -357,9 +359,12 @@ def native_routes(
         *batch_api_routes(
             data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, desk
         ),
-        *peer_read_routes(holdings, data.frames, node.clock),
+        *peer_routes(
+            node.mesh,
+            node.clock,
+            holdings,
+            FrameHandlers(data.frames),
+            ViewResultHandlers(TransformResultMaker(node.store, data.frames, node.objects), node.mesh),
+        ),
         *output_routes(node),
-        *ViewResultHandlers(
-            TransformResultMaker(node.store, data.frames, node.objects), node.mesh, node.clock
-        ).routes(),
     ]

@@ -24,7 +24,7 @@ from meshd.server.api.batches import STATUS, send_frame, send_stream, store_batc
 from meshd.server.peer.endpoint import peer_reply, peer_route, stream_reply
 from meshd.server.response import Reply
 from meshd.store.errors import StoreError
-from meshwire.errors import S3Error
+from meshwire.errors import CODES, S3Error
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -69,7 +69,8 @@ class _TypedRoute:
             return self._refusal(STATUS[known.code], known.code, known.message)
         except BatchError as error:
             if self._call.errors == "s3":
-                raise S3Error(error.code, error.message) from error
+                code = error.code if error.code in CODES else "InternalError"
+                raise S3Error(code, error.message) from error
             return self._refusal(STATUS[error.code], error.code, error.message)
 
     def _context(self, request: MeshRequest, caller: PeerCaller) -> CallContext:
