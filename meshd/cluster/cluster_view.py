@@ -15,6 +15,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
 from meshd.control.cluster_map_store import TOPIC, ClusterMapStore
+from meshd.rpc.peer_client import StaleMapError
 from meshwire.cluster import ClusterMap, Node, Route, routes
 from meshwire.cluster.placement import slot_of
 from meshwire.cluster.routes import COMPLETE_STATES
@@ -269,6 +270,11 @@ class ClusterView:
             return True
         decider = self.route_for(bucket, key).primary
         return decider is not None and decider.node_id == self.node_id
+
+    def require_primary(self, bucket: str, key: str) -> None:
+        """Raises StaleMapError, with this node's map version, unless this node decides about a name."""
+        if not self.is_primary(bucket, key):
+            raise StaleMapError(self.current_map().version)
 
     async def wait_for_newer_map(self, version: int, patience: float) -> bool:
         """Wait until a newer map is known here, or for `patience` seconds; whether there is one."""

@@ -18,6 +18,7 @@ from meshd.origins.client.origin_api import OriginEntry, OriginError, OriginList
 from meshd.origins.read_through import s3_error_for
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall, handler
 from meshd.util.async_tasks import SingleFlight
 from meshwire.s3.results import ObjectEntry, ObjectListing, Owner
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.origins.client.origin_pool import OriginPool
     from meshd.peer_reads.listing import MergedListings
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.records import EntryPage
     from meshd.store.store import Store
     from meshd.util.clock import Clock
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
     from meshwire.s3.operations import ListObjects
 
 
-WRITE_MARK_PATH: Final = f"{PREFIX}origin-mark"
 _PATIENCE: Final = 0.5  # seconds for all nodes; asking the origin takes hardly longer
+READ_WRITE_MARK: Final = PeerCall(
+    f"{PREFIX}origin-mark", request=bytes, response=bytes, max_bytes=256, timeout=_PATIENCE
+)
+"""The write mark of a bucket, by its name; empty where the node does not know the bucket."""
 _LONGEST: Final = 64
 
 MarkVector = tuple[str, ...]
@@ -51,10 +56,10 @@ class WriteMarks:
     def __repr__(self) -> str:
         return f"<Marker of {self._mesh.node_id}>"
 
-    def own_mark(self, name: str) -> str:
-        """This node's; "" of a bucket that it does not know."""
-        bucket = self._cache_store.backed_bucket(name)
-        return "" if bucket is None else self._cache_store.write_mark(bucket)
+    @handler(READ_WRITE_MARK)
+    async def read_own_mark(self, name: bytes, context: CallContext) -> bytes:
+        bucket = self._cache_store.backed_bucket(name.decode("utf-8", "replace"))
+        return b"" if bucket is None else self._cache_store.write_mark(bucket).encode()
 
     async def marks_of(self, bucket: Bucket) -> MarkVector | None:
         """All there are; None while some node that may write does not tell."""
@@ -75,9 +80,8 @@ class WriteMarks:
     async def _ask(self, node: Node, bucket: Bucket) -> str:
         if node.node_id == self._mesh.node_id:
             return self._cache_store.write_mark(bucket)
-        call = self._peers.call(node, "POST", WRITE_MARK_PATH, body=bucket.name.encode(), timeout=_PATIENCE)
-        async with call as answer:
-            return (await answer.read_body())[:_LONGEST].decode("ascii", "replace")
+        mark = await self._peers.call_typed(node, READ_WRITE_MARK, bucket.name.encode())
+        return mark[:_LONGEST].decode("ascii", "replace")
 
 
 _KEPT: Final = 512  # pages of one process

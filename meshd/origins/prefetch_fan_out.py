@@ -17,11 +17,10 @@ import msgspec
 from meshd.core.api_errors import busy
 from meshd.errors import MeshdError
 from meshd.origins.prefetch_worker import (
-    PREFETCH_PATH,
+    PREFETCH,
     OutcomeDecoder,
     PrefetchRequest,
     RateLimiter,
-    encode_request,
 )
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerUnreachableError
@@ -94,7 +93,7 @@ class PrefetchFanOut:
                     yield outcomes
             return
         found = OutcomeDecoder()
-        async with self._peers.call(node, "POST", PREFETCH_PATH, body=encode_request(ask)) as answer:
+        async with self._peers.open_typed(node, PREFETCH, ask) as answer:
             async for piece in answer.iter_body():
                 yield list(found.feed_bytes(piece))
 

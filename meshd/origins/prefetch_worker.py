@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -17,6 +17,8 @@ from msgspec import Meta, Struct
 
 from meshd.origins.cache.cache_store import CHUNK_BYTES
 from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginError
+from meshd.rpc.peer_client import PREFIX
+from meshd.rpc.peer_rpc import PeerCall, ResponseStream, stream_handler
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.errors import S3Error
 
@@ -26,11 +28,10 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket
     from meshd.origins.service import BackedService
+    from meshd.rpc.peer_rpc import CallContext
 
 
-PREFETCH_PATH: Final = "/-/peer/origins/warm"
 MAX_NAMES: Final = 1000
-MAX_ASK_BYTES: Final = 8 << 20
 _LENGTH: Final = 4
 _MOST: Final = 64 << 10
 
@@ -85,8 +86,14 @@ class PrefetchOutcome(Struct, frozen=True, array_like=True):
         return self.verdict != "moved"
 
 
-encode_request = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(PrefetchRequest).decode
+PREFETCH: Final = PeerCall(
+    f"{PREFIX}origins/warm",
+    request=PrefetchRequest,
+    response=ResponseStream,
+    max_bytes=8 << 20,
+    map_wait=1.0,
+)
+"""Outcomes as they come, each framed by its length (`OutcomeDecoder`)."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PrefetchOutcome).decode
 
@@ -174,6 +181,13 @@ class PrefetchWorker:
 
     def __repr__(self) -> str:
         return f"<Warmer of {self._mesh.node_id}>"
+
+    @stream_handler(PREFETCH)
+    async def prefetch(self, ask: PrefetchRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
+        """The outcomes for another node; ends with the caller's connection."""
+        async with aclosing(self.run_request(ask)) as said:
+            async for outcomes in said:
+                yield b"".join(map(framed, outcomes))
 
     async def run_request(self, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
         """The outcomes of a question, as they come; one of each name is its last."""

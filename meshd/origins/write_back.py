@@ -18,7 +18,8 @@ from meshd.cluster.read_barrier import ReadBarrier
 from meshd.objects.copy_object import read_chunks
 from meshd.origins.client.origin_api import ObjectFacts
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -44,10 +45,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 
-HANDOVER_PATH: Final = "/-/peer/origins/quiet"
-MAX_ASK_BYTES: Final = 16 << 10
 TURN: Final = 10.0  # seconds after which who is asked says that it is not done yet
-_SILENCE: Final = 30.0
 _PATIENCE: Final = 15.0  # seconds for a node that neither answers nor is taken out of the map
 _PAUSE: Final = 0.05
 _YOUNG: Final = 600.0  # seconds from a new map for which others are asked: as long as one request may take
@@ -60,14 +58,10 @@ class HandoverQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-encode: Final = msgspec.msgpack.Encoder().encode
-_decode_query: Final = msgspec.msgpack.Decoder(HandoverQuery).decode
-_decode_reply: Final = msgspec.msgpack.Decoder(bool).decode
-
-
-def decode_query(body: bytes) -> HandoverQuery:
-    """Raises msgspec.MsgspecError."""
-    return _decode_query(body)
+IS_FINISHED: Final = PeerCall(
+    f"{PREFIX}origins/quiet", request=HandoverQuery, response=bool, max_bytes=16 << 10
+)
+"""Whether a node has finished with a name at its origin."""
 
 
 class HandoverBarrier:
@@ -113,11 +107,8 @@ class HandoverBarrier:
         deadline = self._clock.monotonic() + _PATIENCE
         while self._mesh.current_map().version == version:
             try:
-                async with self._peers.call(
-                    node, "POST", HANDOVER_PATH, body=encode(ask), timeout=_SILENCE
-                ) as answer:
-                    if _decode_reply(await answer.read_body()):
-                        return
+                if await self._peers.call_typed(node, IS_FINISHED, ask):
+                    return
                 deadline = self._clock.monotonic() + _PATIENCE
             except PeerUnreachableError:
                 await self._mesh.report_suspect(node.node_id, version)

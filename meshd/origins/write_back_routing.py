@@ -16,7 +16,8 @@ from meshd.cluster.replication.write_forwarding import reject_if_abandoned
 from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginMissingError
 from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall
 from meshd.store.errors import NotPrimaryError, NotReplicatedError, StoreError
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.util.clock import Clock
 
-WRITE_BACK_PATH: Final = "/-/peer/origins/bring"
-MAX_ASK_BYTES: Final = 16 << 10
 _PATIENCE: Final = 15.0  # seconds until it is given up because nobody decides
-_SILENCE: Final = 30.0
 _TURN: Final = 10.0  # seconds after which who is asked says that it is still at it
 _NEWS: Final = 1.0  # seconds to wait for a map that another node has already
 _PAUSE: Final = 0.05
@@ -56,14 +54,13 @@ class WriteBackResult(msgspec.Struct, frozen=True):
     going: bool = False
 
 
-encode: Final = msgspec.msgpack.Encoder().encode
-_decode_request: Final = msgspec.msgpack.Decoder(WriteBackRequest).decode
-_decode_result: Final = msgspec.msgpack.Decoder(WriteBackResult).decode
-
-
-def decode_request(body: bytes) -> WriteBackRequest:
-    """Raises msgspec.MsgspecError."""
-    return _decode_request(body)
+WRITE_BACK: Final = PeerCall(
+    f"{PREFIX}origins/bring",
+    request=WriteBackRequest,
+    response=WriteBackResult,
+    max_bytes=16 << 10,
+    map_wait=1.0,
+)
 
 
 class WriteBackRouter:
@@ -166,10 +163,7 @@ class WriteBackRouter:
         if node is None:
             raise NotReplicatedError(f"every node that has this name's data is away; {_UNKNOWN}")
         try:
-            async with self._peers.call(
-                node, "POST", WRITE_BACK_PATH, body=encode(asked), timeout=_SILENCE
-            ) as answer:
-                brought = _decode_result(await answer.read_body())
+            brought = await self._peers.call_typed(node, WRITE_BACK, asked)
         except StaleMapError as error:
             if error.version > version:
                 await self._mesh.wait_for_newer_map(version, _NEWS)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,15 +16,10 @@ from meshd.origins.write_back_routing import (
     WriteBackRequest,
     WriteBackResult,
     WriteBackRouter,
-    decode_request,
-    encode,
 )
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshwire.cluster import Node
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 BUCKET: Any = SimpleNamespace(name="b")
 
@@ -83,14 +77,8 @@ class World:
 
     # its peers
 
-    @asynccontextmanager
-    async def call(self, node: Node, *_: str, body: bytes, timeout: float) -> AsyncGenerator[Any]:  # noqa: ASYNC109  as theirs
-        told = self._next(self.there, f"{node.node_id}:{decode_request(body).what}")
-
-        async def read() -> bytes:
-            return encode(told)
-
-        yield SimpleNamespace(read_body=read)
+    async def call_typed(self, node: Node, _: object, asked: WriteBackRequest) -> Any:
+        return self._next(self.there, f"{node.node_id}:{asked.what}")
 
     def _next(self, answers: list[Any], who: str) -> Any:
         self.asked.append(who)

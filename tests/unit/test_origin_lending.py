@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from meshd.origins.cache.cache_store import CHUNK_BYTES
-from meshd.origins.cache.peer_cache import PeerCacheClient, PeerCacheRequest, decode_request
+from meshd.origins.cache.peer_cache import FETCH_PIECE, PeerCacheClient, PeerCacheRequest
 from meshd.origins.client.origin_api import ObjectFacts, OriginDownError
 from meshd.rpc.peer_client import PeerUnreachableError
 from meshwire.cluster import Node
+from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -31,9 +32,9 @@ class Others:
     asked: list[str] = field(default_factory=list)
 
     @asynccontextmanager
-    async def call(self, node: Node, *_: str, body: bytes, **__: Any) -> AsyncGenerator[Any]:
+    async def open_typed(self, node: Node, _: object, request: PeerCacheRequest) -> AsyncGenerator[Any]:
         self.asked.append(node.node_id)
-        decode_request(body)
+        FETCH_PIECE.decode_request(*FETCH_PIECE.encode_request(request))
 
         async def pieces() -> AsyncIterator[bytes]:
             for piece in self.answers.get(node.node_id, []):
@@ -127,5 +128,5 @@ def test_asks_are_bounded() -> None:
         PeerCacheRequest("b", 1, "k" * 5000, 0),
         PeerCacheRequest("b", 1, "k", -1),
     ):
-        with pytest.raises(msgspec.ValidationError):
-            decode_request(msgspec.msgpack.encode(wrong))
+        with pytest.raises(S3Error, match="malformed peer message"):
+            FETCH_PIECE.decode_request(*FETCH_PIECE.encode_request(wrong))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.origins.write_back import HandoverBarrier, OriginWriter, decode_query, encode
+from meshd.origins.write_back import HandoverBarrier, OriginWriter
 from meshd.rpc.peer_client import PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from meshd.origins.write_back import HandoverQuery
 
 BUCKET: Any = SimpleNamespace(name="b")
 
@@ -53,9 +52,8 @@ class World:
     def monotonic(self) -> float:
         return self.now
 
-    @asynccontextmanager
-    async def call(self, node: Node, *_: str, body: bytes, timeout: float) -> AsyncGenerator[Any]:  # noqa: ASYNC109  as theirs
-        assert decode_query(body).key == "k"
+    async def call_typed(self, node: Node, _: object, asked: HandoverQuery) -> bool:
+        assert asked.key == "k"
         self.asked.append(node.node_id)
         answers = self.told.get(node.node_id, [])
         answer = answers.pop(0) if answers else True
@@ -63,11 +61,7 @@ class World:
             self.version, answer = answer, True
         if isinstance(answer, Exception):
             raise answer
-
-        async def read() -> bytes:
-            return encode(answer)
-
-        yield SimpleNamespace(read_body=read)
+        return answer
 
     def succession(self) -> HandoverBarrier:
         found: Any = HandoverBarrier

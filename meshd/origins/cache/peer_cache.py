@@ -7,7 +7,7 @@ behalf of another. If no node has the piece, or none answers at once, the origin
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -16,6 +16,8 @@ from msgspec import Meta, Struct
 from meshd.errors import MeshdError
 from meshd.origins.cache.cache_store import CHUNK_BYTES
 from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginResponse  # noqa: TC001  msgspec reads the annotations
+from meshd.rpc.peer_client import PREFIX
+from meshd.rpc.peer_rpc import PeerCall, ResponseStream, stream_handler
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -25,14 +27,12 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
     from meshwire.cluster import Node
 
-PEER_CACHE_PATH: Final = "/-/peer/origins/lend"
-MAX_ASK_BYTES: Final = 64 << 10
 _ASKED: Final = 3  # other homes that are asked for a piece
 _GIVEN: Final = 8  # pieces a process gives at a time: so many are in its memory
 _STEP: Final = 1 << 20
-_PATIENCE: Final = 5.0  # seconds of silence
 _REST: Final = 5.0  # seconds a node that failed is not asked
 _BROKEN: Final = (MeshdError, msgspec.MsgspecError)
 
@@ -54,14 +54,12 @@ class _PeerCacheHeader(Struct, frozen=True, array_like=True):
     facts: ObjectFacts
 
 
-_decode = msgspec.msgpack.Decoder(PeerCacheRequest).decode
+FETCH_PIECE: Final = PeerCall(
+    f"{PREFIX}origins/lend", request=PeerCacheRequest, response=ResponseStream, timeout=5.0
+)
+"""What the piece is (`_PeerCacheHeader`), then its bytes; nothing where it is not cached."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(_PeerCacheHeader).decode
-
-
-def decode_request(body: bytes) -> PeerCacheRequest:
-    """Raises msgspec.MsgspecError."""
-    return _decode(body)
 
 
 def _check(lent: _PeerCacheHeader, ask: PeerCacheRequest) -> None:
@@ -80,11 +78,11 @@ class PeerCacheServer:
     def __repr__(self) -> str:
         return f"<Lender of {self._cache_store!r}>"
 
-    @asynccontextmanager
-    async def open_piece(self, ask: PeerCacheRequest) -> AsyncGenerator[Iterator[bytes]]:
-        """What the piece is, and its bytes; nothing where it is not here."""
+    @stream_handler(FETCH_PIECE)
+    async def fetch_piece(self, ask: PeerCacheRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
         async with self._slots:
-            yield await asyncio.to_thread(self._found, ask)
+            for piece in await asyncio.to_thread(self._found, ask):
+                yield piece
 
     def _found(self, ask: PeerCacheRequest) -> Iterator[bytes]:
         bucket = self._cache_store.backed_bucket(ask.bucket)
@@ -170,9 +168,7 @@ class PeerCacheClient:
         return OriginResponse(lent.facts, ask.number * CHUNK_BYTES, lent.length, self._bytes(node, pieces))
 
     async def _given(self, node: Node, ask: PeerCacheRequest) -> AsyncGenerator[bytes, None]:
-        async with self._peers.call(
-            node, "POST", PEER_CACHE_PATH, body=_encode(ask), timeout=_PATIENCE
-        ) as answer:
+        async with self._peers.open_typed(node, FETCH_PIECE, ask) as answer:
             async for piece in answer.iter_body():
                 yield piece
 

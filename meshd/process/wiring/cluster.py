@@ -33,13 +33,13 @@ from meshd.errors import StartupError
 from meshd.objects.buckets.peer_handlers import BucketHandlers
 from meshd.objects.buckets.service import BucketService, ChangeBroadcast, PeerBuckets
 from meshd.origins.cache.peer_cache import PeerCacheServer
+from meshd.origins.peer_handlers import WriteBackHandlers
 from meshd.origins.prefetch_worker import PrefetchWorker
 from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
 from meshd.reads.peer_handlers import CopySourceHandlers
-from meshd.server.peer.origin_handlers import PrefetchHandlers, WriteBackHandlers, write_mark_routes
 from meshd.server.peer.owner_write_handlers import OwnerWriteHandlers
 from meshd.server.peer.rebalance_handlers import RebalanceHandlers, handoff_routes
 from meshd.server.peer.replication_handlers import ReplicaHandlers, handover_peer_routes
@@ -149,12 +149,14 @@ class PeerServices:
     def routes(self) -> list[HttpRoute]:
         """What other nodes may ask for."""
         node, backed = self._node, self._backed
-        warming: list[HttpRoute] = []
+        origins: list[object] = []
         if backed is not None:
-            warmer, lender = PrefetchWorker(backed, node.mesh), PeerCacheServer(backed.cache_store)
-            warming = PrefetchHandlers(warmer, lender, node.mesh, node.clock).routes()
-            warming += write_mark_routes(backed.listings.write_marks, node.clock)
-            warming += WriteBackHandlers(backed.write_back_router, node.mesh, node.clock).routes()
+            origins = [
+                PrefetchWorker(backed, node.mesh),
+                PeerCacheServer(backed.cache_store),
+                backed.listings.write_marks,
+                WriteBackHandlers(backed.write_back_router, node.mesh),
+            ]
         return [
             *peer_routes(
                 node.mesh,
@@ -163,12 +165,12 @@ class PeerServices:
                 BucketHandlers(self.buckets, self.broadcast),
                 CopySourceHandlers(self.sources, node.mesh),
                 ResumeSource(node.store, node.settings.node_id),
+                *origins,
             ),
             *ReplicaHandlers(node.store, node.mesh, node.clock).routes(),
             *OwnerWriteHandlers(node.replicated_store, node.mesh, node.clock).routes(),
             *handover_peer_routes(node.replicated_store, node.mesh, node.clock),
             *rebalance_routes(node),
-            *warming,
         ]
 
 
