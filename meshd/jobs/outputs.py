@@ -12,7 +12,8 @@ import asyncio
 from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from types import NoneType
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,7 +21,8 @@ import msgspec
 from meshd.core.api_errors import BatchError, busy
 from meshd.jobs.authorization import BucketGrant
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import PeerCall, QueryTarget, decode_message
 from meshd.store.errors import NotReplicatedError
 from meshd.store.records import NULL, Meta
 from meshd.util import failpoints
@@ -42,15 +44,14 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 
-WRITE_OUTPUT_PATH: Final = "/-/peer/outputs/write"
-REMOVE_OUTPUTS_PATH: Final = "/-/peer/outputs/remove"
 MAX_METADATA_BYTES: Final = 64 << 10
 _LENGTH: Final = 4
-_SILENCE: Final = 90.0
-"""Seconds: whoever decides may wait for its replicas before it answers."""
+_TIMEOUT: Final = 90.0
+"""Seconds of silence: the owner of a name may wait for its replicas before it answers."""
 _PATIENCE: Final = 2.0
 _AT_ONCE: Final = 64
 BodyPiece = bytes | memoryview
+Request = TypeVar("Request")
 
 
 class OutputMetadata(msgspec.Struct, frozen=True):
@@ -66,11 +67,41 @@ class OutputMetadata(msgspec.Struct, frozen=True):
         return Meta(self.etag, self.headers, self.metadata, self.checksums, "FULL_OBJECT", self.owner)
 
 
+_decode_metadata: Final = msgspec.msgpack.Decoder(OutputMetadata).decode
+
+
 class RemoveOutputs(msgspec.Struct, frozen=True):
     """Objects that are to go."""
 
     bucket: str
     keys: list[str]
+
+
+class OutputName(msgspec.Struct, frozen=True):
+    """An object whose bytes and `OutputMetadata` follow in the body; `size` -1 where it is not known yet."""
+
+    bucket: str
+    key: str
+    size: int
+
+
+WRITE_OUTPUT: Final = PeerCall(
+    f"{PREFIX}outputs/write",
+    request=OutputName,
+    response=NoneType,
+    target=QueryTarget(quote),
+    max_bytes=None,
+    timeout=_TIMEOUT,
+    map_wait=1.0,
+)
+REMOVE_OUTPUTS: Final = PeerCall(
+    f"{PREFIX}outputs/remove",
+    request=RemoveOutputs,
+    response=NoneType,
+    max_bytes=16 << 20,
+    timeout=_TIMEOUT,
+    map_wait=1.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +218,8 @@ class ClusterOutputStore:
         if node is None:
             await self._own.write_output(target, body, facts)
             return
-        size = -1 if target.size is None else target.size
-        query = f"bucket={quote(target.bucket, safe='')}&key={quote(target.key, safe='')}&size={size}"
-        await self._call(node, f"{WRITE_OUTPUT_PATH}?{query}", _body_with_metadata(body, facts))
+        name = OutputName(target.bucket, target.key, -1 if target.size is None else target.size)
+        await self._call(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts))
         failpoints.hit("jobs.output.committed")
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
@@ -209,7 +239,7 @@ class ClusterOutputStore:
         if node is None:
             await self._own.remove_outputs(bucket, keys)
             return
-        await self._call(node, REMOVE_OUTPUTS_PATH, msgspec.msgpack.encode(RemoveOutputs(bucket, list(keys))))
+        await self._call(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
 
     def _owner(self, bucket: str, key: str) -> Node | None:
         """None: this node. Raises NotReplicatedError."""
@@ -220,11 +250,16 @@ class ClusterOutputStore:
             raise NotReplicatedError(f"every node that has the data of {bucket}/{key[:200]} is away")
         return None if decider.node_id == self._mesh.node_id else decider
 
-    async def _call(self, node: Node, target: str, body: bytes | AsyncIterable[bytes]) -> None:
+    async def _call(
+        self,
+        node: Node,
+        call: PeerCall[Request, None],
+        request: Request,
+        body: AsyncIterable[bytes] | None = None,
+    ) -> None:
         version = self._mesh.current_map().version
         try:
-            async with self._peers.call(node, "POST", target, body=body, timeout=_SILENCE) as answer:
-                await answer.read_body()
+            await self._peers.call_typed(node, call, request, body=body)
         except StaleMapError as stale:
             await self._mesh.wait_for_newer_map(max(stale.version - 1, version), _PATIENCE)
             raise busy(f"{node.node_id} does not decide about an output any more") from stale
@@ -276,10 +311,7 @@ class OutputBodyParser:
 
     def metadata(self) -> OutputMetadata:
         """Raises S3Error InvalidArgument."""
-        try:
-            return msgspec.msgpack.decode(bytes(self._ending[:-_LENGTH]), type=OutputMetadata)
-        except msgspec.MsgspecError as error:
-            raise S3Error("InvalidArgument", f"an output's facts say nothing: {error}") from error
+        return decode_message(bytes(self._ending[:-_LENGTH]), _decode_metadata)
 
 
 JOB_METADATA_KEY: Final = "mesh-job"

@@ -26,6 +26,7 @@ from meshd.jobs.job_kind import JobServices
 from meshd.jobs.job_service import JobService
 from meshd.jobs.materialize import MaterializeJob
 from meshd.jobs.outputs import ClusterOutputStore, LocalOutputStore
+from meshd.jobs.peer_handlers import JobOutputHandlers
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory
@@ -35,7 +36,7 @@ from meshd.origins.prefetch_job import PrefetchJob
 from meshd.origins.prefetch_worker import PrefetchWorker
 from meshd.process import memory_usage
 from meshd.process.transform_process import sandbox_limits
-from meshd.server.peer.owner_write_handlers import JobOutputHandlers
+from meshd.server.peer.routes import peer_routes
 from meshd.views.batch_reader import BatchReader, complete_batches
 from meshd.views.definitions import complete_transform
 from meshd.views.shards.reader import ShardReader
@@ -131,7 +132,7 @@ def local_outputs(node: NodeContext) -> LocalOutputStore:
 
 def output_routes(node: NodeContext) -> list[HttpRoute]:
     """What the nodes that run jobs may ask for."""
-    return JobOutputHandlers(local_outputs(node), node.mesh, node.clock).routes()
+    return peer_routes(node.mesh, node.clock, JobOutputHandlers(local_outputs(node), node.mesh))
 
 
 def job_runner(

@@ -1,13 +1,12 @@
-"""Peer handlers for writes that another node received and this node owns: client writes and job outputs.
+"""Peer handlers for writes that another node received and this node owns.
 
 Law: only for names that this node owns; otherwise the reply is 421 with this node's map version, and
-nothing was changed. The receiving node has already authorized the client (or the job) and verified the
+nothing was changed. The receiving node has already authorized the client and verified the
 bytes.
 """
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -28,15 +27,7 @@ from meshd.cluster.replication.write_forwarding import (
     handling_forwarded_write,
     result_of_error,
 )
-from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import to_s3_error
-from meshd.jobs.outputs import (
-    REMOVE_OUTPUTS_PATH,
-    WRITE_OUTPUT_PATH,
-    OutputBodyParser,
-    OutputTarget,
-    RemoveOutputs,
-)
 from meshd.rpc.peer_client import StaleMapError
 from meshd.server.peer.endpoint import peer_reply, peer_route
 from meshd.store.errors import NoSuchUploadError, NotPrimaryError, StoreError
@@ -49,7 +40,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.jobs.outputs import LocalOutputStore
     from meshd.server.http_server import HttpRoute
     from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
@@ -212,67 +202,3 @@ def _deletion_result(removed: Removed) -> WriteResult:
         None if marker is None else without_local_fields(marker),
         removed.stamp,
     )
-
-
-_MAX_REMOVAL: Final = 16 << 20
-_OUTPUT_MAP_WAIT: Final = 1.0
-
-
-class JobOutputHandlers:
-    """One a process."""
-
-    def __init__(self, own: LocalOutputStore, mesh: ClusterView, clock: Clock) -> None:
-        self._own, self._mesh, self._clock = own, mesh, clock
-
-    def __repr__(self) -> str:
-        return f"<OutputDoors of {self._mesh.node_id}>"
-
-    def routes(self) -> list[HttpRoute]:
-        """The doors."""
-        return [
-            peer_route("POST", WRITE_OUTPUT_PATH, self.write_output),
-            peer_route("POST", REMOVE_OUTPUTS_PATH, self.remove_outputs),
-        ]
-
-    async def write_output(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
-        query = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True))
-        try:
-            bucket, key, size = query["bucket"], query["key"], int(query["size"])
-        except (KeyError, ValueError) as error:
-            raise S3Error("InvalidArgument", "bucket, key and size must be given") from error
-        await self._require_owner(call, bucket, key)
-        parted = OutputBodyParser(call.iter_body(request))
-        try:
-            async with aclosing(parted.pieces()) as pieces:
-                await self._own.write_output(
-                    OutputTarget(bucket, key, None if size < 0 else size), pieces, parted.metadata
-                )
-        except StoreError as error:
-            raise to_s3_error(error) from error
-        except BatchError as error:
-            raise S3Error(error.code, error.message) from error
-        return self._done()
-
-    async def remove_outputs(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
-        body = await call.read_body(request, _MAX_REMOVAL)
-        try:
-            asked = msgspec.msgpack.decode(body, type=RemoveOutputs)
-        except msgspec.MsgspecError as error:
-            raise S3Error("InvalidArgument", f"what a peer sent says nothing: {error}") from error
-        for key in asked.keys:
-            await self._require_owner(call, asked.bucket, key)
-        try:
-            await self._own.remove_outputs(asked.bucket, asked.keys)
-        except StoreError as error:
-            raise to_s3_error(error) from error
-        return self._done()
-
-    async def _require_owner(self, call: PeerCaller, bucket: str, key: str) -> None:
-        """Raises StaleMapError unless this node decides about a name."""
-        if call.map_version > self._mesh.current_map().version:
-            await self._mesh.wait_for_newer_map(call.map_version - 1, _OUTPUT_MAP_WAIT)
-        if not self._mesh.is_primary(bucket, key):
-            raise StaleMapError(self._mesh.current_map().version)
-
-    def _done(self) -> web.StreamResponse:
-        return peer_reply(b"", self._clock.now_ms() // 1000)
