@@ -27,7 +27,7 @@ from meshd.process.wiring.cluster import local_rebalance_routes, sync_source
 from meshd.process.wiring.node import REBALANCE_WRITER, open_node
 from meshd.rpc.unix_messages import accept_streams
 from meshd.server.peer.endpoint import PeerAuthenticator
-from meshd.server.peer.rebalance_handlers import HandedConnection, HandoffServer
+from meshd.server.peer.handoff import HandedConnection, HandoffServer
 from meshd.telemetry import logs, metrics
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.malloc_tuning import keep_freed_pages

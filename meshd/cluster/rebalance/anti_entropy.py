@@ -11,26 +11,27 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from meshd.cluster.rebalance.sync_plan import Item, missing_items, surplus_items
 from meshd.cluster.rebalance.sync_source import (
+    FETCH_ITEMS,
+    LIST_DOCUMENTS,
+    READ_DIGESTS,
+    READ_INVENTORY,
     DigestsRequest,
-    DigestsResponse,
     FetchFrame,
     FetchRequest,
     InventoryRequest,
-    encode,
 )
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
 from meshd.store.records import Record
 from meshd.store.replica.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
-from meshd.store.replica.inventory import InventoryPage
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.admission import ByteSemaphore
@@ -42,13 +43,20 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.cluster.rebalance.sync_plan import RemovalItem, Scope
-    from meshd.cluster.rebalance.sync_source import DocumentsRequest, SyncSource
+    from meshd.cluster.rebalance.sync_source import (
+        DigestsResponse,
+        DocumentsRequest,
+        SyncSource,
+    )
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import PeerCall
     from meshd.store.replica.changes import Change
-    from meshd.store.replica.inventory import HeldName
+    from meshd.store.replica.inventory import HeldName, InventoryPage
     from meshd.store.store import Store
     from meshwire.cluster import Node
 
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 _STREAMS: Final = 4  # fetched from one holder at a time
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ITEMS: Final = 256
@@ -58,7 +66,6 @@ _IN_FLIGHT_BYTES: Final = 32 << 20  # bytes of small ones on their way to the di
 _ITEM_OVERHEAD: Final = 64 << 10  # what one of them costs besides
 _PAGE: Final = 1000
 _SLICE: Final = 100  # names compared in one turn of the loop
-_ANSWER_TIMEOUT: Final = 60.0
 
 
 class SyncPeerLostError(Exception):
@@ -87,27 +94,23 @@ class RemoteSyncPeer:
         return f"<RemoteHolder {self._node.node_id}>"
 
     async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
-        raw = await self._ask("digests", encode(wanted))
-        return msgspec.msgpack.decode(raw, type=DigestsResponse)
+        return await self._call(READ_DIGESTS, wanted)
 
     async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage:
-        raw = await self._ask("inventory", encode(wanted))
-        return msgspec.msgpack.decode(raw, type=InventoryPage)
+        return await self._call(READ_INVENTORY, wanted)
 
     async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
-        return msgspec.msgpack.decode(await self._ask("documents", encode(wanted)), type=list[str])
+        return await self._call(LIST_DOCUMENTS, wanted)
 
-    async def _ask(self, what: str, body: bytes) -> bytes:
-        return b"".join([piece async for piece in self._answer(what, body)])
-
-    def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
-        return self._answer("fetch", encode(wanted))
-
-    async def _answer(self, what: str, body: bytes) -> AsyncIterator[bytes]:
+    async def _call(self, call: PeerCall[Request, Response], wanted: Request) -> Response:
         try:
-            async with self._peers.call(
-                self._node, "POST", f"/-/peer/moves/{what}", body=body, timeout=_ANSWER_TIMEOUT, lane="moves"
-            ) as answer:
+            return await self._peers.call_typed(self._node, call, wanted)
+        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
+            raise SyncPeerLostError(str(error)) from error
+
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+        try:
+            async with self._peers.open_typed(self._node, FETCH_ITEMS, wanted) as answer:
                 async for piece in answer.iter_body():
                     yield piece
         except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:

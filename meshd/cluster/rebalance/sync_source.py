@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, ScopeFilter, SlotDigests  # noqa: TC001  msgspec reads annotations
+from meshd.rpc.peer_client import PREFIX
+from meshd.rpc.peer_rpc import PeerCall, ResponseStream
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.store.integrity.verification import StreamVerifier
 from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from meshd.store.records import Span
     from meshd.store.store import Store
 
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 _SLICE: Final = 100  # names looked at in one turn of the loop: a millisecond
 _MAX_LOOKUPS: Final = 40_000  # in one call: an answer comes before anybody loses patience
 _SMALL: Final = 1 << 20
@@ -97,6 +101,24 @@ class FetchFrame(msgspec.Struct, frozen=True, array_like=True):
     lost: str = ""
 
 
+def _move_call(what: str, request: type[Request], response: type[Response]) -> PeerCall[Request, Response]:
+    """A call of a rebalance. These have connections of their own, which can be handed off."""
+    return PeerCall(
+        f"{PREFIX}moves/{what}",
+        request=request,
+        response=response,
+        max_bytes=4 << 20,
+        timeout=60.0,
+        pool="moves",
+        map_wait=5.0,
+        malformed_code="InvalidRequest",
+    )
+
+
+READ_DIGESTS: Final = _move_call("digests", DigestsRequest, DigestsResponse)
+READ_INVENTORY: Final = _move_call("inventory", InventoryRequest, InventoryPage)
+LIST_DOCUMENTS: Final = _move_call("documents", DocumentsRequest, list[str])
+FETCH_ITEMS: Final = _move_call("fetch", FetchRequest, ResponseStream)
 encode: Final = msgspec.msgpack.Encoder().encode
 
 

@@ -21,6 +21,7 @@ from meshd.cluster.membership import Membership
 from meshd.cluster.node_identity import increment_generation_hourly, read_identity
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
 from meshd.cluster.rebalance.anti_entropy import RemoteSyncPeer
+from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
 from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
 from meshd.cluster.rebalance.sync_source import SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
@@ -40,8 +41,8 @@ from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
 from meshd.reads.peer_handlers import CopySourceHandlers
+from meshd.server.peer.handoff import handoff_routes
 from meshd.server.peer.owner_write_handlers import OwnerWriteHandlers
-from meshd.server.peer.rebalance_handlers import RebalanceHandlers, handoff_routes
 from meshd.server.peer.replication_handlers import ReplicaHandlers, handover_peer_routes
 from meshd.server.peer.routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
@@ -93,7 +94,7 @@ def rebalance_routes(node: NodeContext) -> list[HttpRoute]:
 
 def local_rebalance_routes(node: NodeContext, given: SyncSource) -> list[HttpRoute]:
     """The same, answered in this process."""
-    return RebalanceHandlers(given, node.mesh, node.clock).routes()
+    return peer_routes(node.mesh, node.clock, RebalanceHandlers(given, node.mesh))
 
 
 def rebalancer(node: NodeContext) -> Rebalancer:

@@ -1,9 +1,7 @@
-"""Peer handlers for rebalancing, and the handoff of their connections to the rebalance process.
+"""Handoff of connections that rebalancing uses to the rebalance process.
 
-Law: a caller with a newer map waits until this node has that map too, and from then on no process of
-this node writes under an older one: earlier writes appear in the comparison, later ones reach the caller
-as a member of the write set. A connection is handed off whole, between two responses, and its request is
-authenticated again in the new process. TLS connections and connections used for other calls stay.
+Law: a connection is handed off whole, between two responses, and its request is authenticated again in the
+new process. TLS connections and connections used for other calls stay.
 """
 
 from __future__ import annotations
@@ -12,21 +10,14 @@ import asyncio
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from meshd.cluster.rebalance.sync_source import (
-    DigestsRequest,
-    DocumentsRequest,
-    FetchRequest,
-    InventoryRequest,
-    encode,
-)
-from meshd.rpc.peer_client import POOL_HEADER, StaleMapError
+from meshd.rpc.peer_client import POOL_HEADER
 from meshd.rpc.unix_messages import StreamClosedError
 from meshd.server.http_server import drain_server, make_server
-from meshd.server.peer.endpoint import peer_reply, peer_route, stream_reply
+from meshd.server.peer.endpoint import peer_route
 from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
 from meshd.server.response import Reply, StreamedReply
 from meshd.server.response_body import is_encrypted
@@ -38,67 +29,12 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.cluster.cluster_view import ClusterView
-    from meshd.cluster.rebalance.sync_source import SyncSource
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
     from meshd.server.http_server import HttpRoute, UnsignedHandler
     from meshd.server.peer.endpoint import PeerAuthenticator, PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
-
-
-_MAX_REBALANCE_MESSAGE: Final = 4 << 20
-_PATIENCE: Final = 5.0
-W = TypeVar("W")
-
-
-class RebalanceHandlers:
-    """`offers` of this node's store."""
-
-    def __init__(self, offers: SyncSource, mesh: ClusterView, clock: Clock) -> None:
-        self._offers, self._mesh, self._clock = offers, mesh, clock
-
-    def routes(self) -> list[HttpRoute]:
-        return [
-            peer_route("POST", "/-/peer/moves/digests", self._digests),
-            peer_route("POST", "/-/peer/moves/inventory", self._inventory),
-            peer_route("POST", "/-/peer/moves/documents", self._documents),
-            peer_route("POST", "/-/peer/moves/fetch", self._fetch),
-        ]
-
-    async def _wanted(self, request: MeshRequest, call: PeerCaller, kind: type[W]) -> W:
-        known = self._mesh.current_map().version
-        if known < call.map_version and not await self._mesh.wait_for_newer_map(
-            call.map_version - 1, _PATIENCE
-        ):
-            raise StaleMapError(self._mesh.current_map().version)
-        try:
-            return msgspec.msgpack.decode(await call.read_body(request, _MAX_REBALANCE_MESSAGE), type=kind)
-        except msgspec.MsgspecError as error:
-            raise S3Error("InvalidRequest", f"A peer of another version: {error}") from error
-
-    @property
-    def _now(self) -> int:
-        return self._clock.now_ms() // 1000
-
-    async def _digests(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
-        wanted = await self._wanted(request, call, DigestsRequest)
-        if not wanted.after:
-            await self._offers.fence_writes(call.map_version)
-        return peer_reply(encode(await self._offers.read_digests(wanted)), self._now)
-
-    async def _inventory(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
-        wanted = await self._wanted(request, call, InventoryRequest)
-        return peer_reply(encode(await self._offers.read_inventory(wanted)), self._now)
-
-    async def _documents(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
-        wanted = await self._wanted(request, call, DocumentsRequest)
-        return peer_reply(encode(await self._offers.list_documents(wanted)), self._now)
-
-    async def _fetch(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
-        wanted = await self._wanted(request, call, FetchRequest)
-        return await stream_reply(request, self._offers.fetch_frames(wanted), self._now)
 
 
 _MAX_HANDED_BODY: Final = 5 << 20
