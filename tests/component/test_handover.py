@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.cluster.replication import primary_handover
-from meshd.cluster.replication.primary_handover import PrimaryHandover
+from meshd.cluster.replication.primary_handover import HAND_OVER, PrimaryHandover
 from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import (
@@ -184,7 +185,8 @@ def test_who_saw_no_former_map_asks_all_other_owners() -> None:
 
 def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(back: Running, other: Running) -> None:
-        monkeypatch.setattr(primary_handover, "HANDOVER_PATH", "/-/peer/replica/what-it-does-not-know")
+        unknown = replace(HAND_OVER, path="/-/peer/replica/what-it-does-not-know")
+        monkeypatch.setattr(primary_handover, "HAND_OVER", unknown)
         await _up(back, other)
         await put_object(shared_store(back), "k", b"data")
         assert _read(back) == _read(other) == b"data"

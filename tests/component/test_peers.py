@@ -6,14 +6,28 @@ import asyncio
 import os
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import uvloop
 
+from meshd.core.api_errors import BatchError
 from meshd.rpc import checksummed_framing as framing
 from meshd.rpc.peer_client import PeerClient, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import (
+    IN_QUERY,
+    MalformedResponseError,
+    NotHereError,
+    PeerCall,
+    ResponseStream,
+    handler,
+    stream_handler,
+)
 from meshd.server.peer.endpoint import peer_reply, peer_route, stream_reply
+from meshd.server.peer.routes import peer_routes
+from meshd.store.errors import ExhaustedError
 from meshd.util.clock import SystemClock
 from meshwire.cluster import Node as Member
 from meshwire.errors import S3Error
@@ -26,6 +40,9 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from meshd.rpc.peer_rpc import (
+        CallContext,
+    )
     from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from tests.component.mesh_nodes import Running
@@ -65,7 +82,76 @@ async def _cut(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
     return await stream_reply(request, some(), 0)
 
 
+class Words(msgspec.Struct):
+    """What a test asks for."""
+
+    text: str
+    times: int = 1
+
+
+JOIN = PeerCall("/-/peer/test/join", request=Words, response=list[str], max_bytes=100)
+SPELL = PeerCall("/-/peer/test/spell", request=Words, response=ResponseStream)
+STORE = PeerCall("/-/peer/test/store", request=Words, response=bytes, target=IN_QUERY, max_bytes=None)
+EMPTY = PeerCall("/-/peer/test/empty", request=Words, response=type(None), target=IN_QUERY, max_bytes=0)
+FAIL = PeerCall("/-/peer/test/fail", request=Words, response=bytes)
+FAIL_BATCH = PeerCall("/-/peer/test/fail-batch", request=Words, response=bytes, errors="batch")
+NEWER = PeerCall("/-/peer/test/newer", request=bytes, response=int, map_wait=1.0)
+_ERRORS: dict[str, Exception] = {
+    "here": NotHereError("not this one"),
+    "batch": BatchError("NoSuchKey", "no key"),
+    "store": ExhaustedError("no memory"),
+    "s3": S3Error("SlowDown", "later"),
+}
+
+
+class TypedHandlers:
+    @handler(JOIN)
+    async def join(self, words: Words, context: CallContext) -> list[str]:
+        return [context.node_id, *[words.text] * words.times]
+
+    @stream_handler(SPELL)
+    async def spell(self, words: Words, context: CallContext) -> AsyncIterator[bytes]:
+        for letter in words.text:
+            yield letter.encode()
+
+    @handler(STORE)
+    async def store(self, words: Words, context: CallContext) -> bytes:
+        return words.text.encode() + b"".join([piece async for piece in context.iter_body()])
+
+    @handler(EMPTY)
+    async def empty(self, words: Words, context: CallContext) -> None:
+        assert words.text
+
+    @handler(FAIL)
+    async def fail(self, words: Words, context: CallContext) -> bytes:
+        raise _ERRORS[words.text]
+
+    @handler(FAIL_BATCH)
+    async def fail_batch(self, words: Words, context: CallContext) -> bytes:
+        raise _ERRORS[words.text]
+
+    @handler(NEWER)
+    async def newer(self, _: bytes, context: CallContext) -> int:
+        return _MESH.version
+
+
+class _Mesh:
+    """A node that gets a map while a caller of version 9 is waited for."""
+
+    version = 0
+
+    def current_map(self) -> Any:
+        return SimpleNamespace(version=self.version)
+
+    async def wait_for_newer_map(self, version: int, patience: float) -> bool:
+        assert patience == 1.0
+        self.version = version + 1
+        return True
+
+
+_MESH: Any = _Mesh()
 _ROUTES = [
+    *peer_routes(_MESH, SystemClock(), TypedHandlers()),
     peer_route("POST", "/-/peer/test/echo", _echo),
     peer_route("POST", "/-/peer/test/early", _early),
     peer_route("POST", "/-/peer/test/whole", _whole),
@@ -180,6 +266,54 @@ def test_refusals_can_be_told_apart() -> None:
 async def _never() -> AsyncIterator[bytes]:
     yield b"".join([])
     raise AssertionError("nobody asked for this body")
+
+
+def test_typed_calls() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        assert await one.peers.call_typed(two.member, JOIN, Words("ä", 2)) == ["n1", "ä", "ä"]
+        async with one.peers.open_typed(two.member, SPELL, Words("abc")) as response:
+            assert await response.read_body() == b"abc"
+        async with one.peers.open_typed(two.member, SPELL, Words("")) as response:
+            assert await response.read_body() == b""
+        stored = await one.peers.call_typed(two.member, STORE, Words("a b&c", 2), body=b"123")
+        assert stored == b"a b&c123"
+        await one.peers.call_typed(two.member, EMPTY, Words("x"))
+        version = one.node.mesh.current_map().version
+        assert await one.peers.call_typed(two.member, NEWER, b"") == version  # it was waited for
+        assert "1 connections" in repr(one.peers)
+
+    _among(2, test)
+
+
+def test_errors_of_typed_calls() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+
+        async def refusal(call: Any, request: Any, **more: Any) -> tuple[int, str, str]:
+            with pytest.raises(PeerRefusedError) as refused:
+                await one.peers.call_typed(two.member, call, request, **more)
+            return refused.value.status, refused.value.code, refused.value.message
+
+        for call in (FAIL, FAIL_BATCH):
+            assert await refusal(call, Words("here")) == (409, "NotHere", "not this one")
+            assert await refusal(call, Words("batch")) == (404, "NoSuchKey", "no key")
+            assert await refusal(call, Words("s3")) == (503, "SlowDown", "later")
+        assert (await refusal(FAIL, Words("store")))[:2] == (503, "SlowDown")
+        assert (await refusal(FAIL_BATCH, Words("store")))[:2] == (500, "InternalError")
+        assert (await refusal(JOIN, Words("x" * 200)))[:2] == (400, "EntityTooLarge")
+        assert (await refusal(EMPTY, Words("x"), body=b"1"))[:2] == (400, "EntityTooLarge")
+        as_text = PeerCall(JOIN.path, request=str, response=bytes)
+        status, code, message = await refusal(as_text, "words")
+        assert (status, code) == (400, "InvalidArgument")
+        assert message.startswith("malformed peer message: ")
+        as_bytes = PeerCall(FAIL_BATCH.path, request=bytes, response=bytes)
+        assert (await refusal(as_bytes, b"\xc1"))[:2] == (400, "BadRequest")
+        as_number = PeerCall(JOIN.path, request=Words, response=int)
+        with pytest.raises(MalformedResponseError, match="malformed peer message from /-/peer/test/join"):
+            await one.peers.call_typed(two.member, as_number, Words("x"))
+
+    _among(2, test)
 
 
 def test_an_answer_that_is_cut_is_an_error() -> None:

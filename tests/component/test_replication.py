@@ -215,14 +215,13 @@ def test_whoever_goes_by_an_older_map_is_refused() -> None:
         await change_map(nodes, lambda cluster: drain_node(cluster, "n3"))
         mesh._standalone_map, mesh._routes = None, {}
         record = await put_object(decider.node.store, "k", b"data")
-        from meshd.cluster.replication.replicator import CHANGE_PATH, encode
+        from meshd.cluster.replication.replicator import APPLY_CHANGE
         from meshd.rpc.peer_client import StaleMapError
         from meshd.store.replica.changes import Amended, ReplicaChange, without_local_fields
 
-        told = encode(ReplicaChange(stale.version, Amended("b", "k", without_local_fields(record))))
+        told = ReplicaChange(stale.version, Amended("b", "k", without_local_fields(record)))
         with pytest.raises(StaleMapError):
-            async with decider.node.peers.call(other.member, "POST", CHANGE_PATH, body=told):
-                pass
+            await decider.node.peers.call_typed(other.member, APPLY_CHANGE, told)
 
     among(3, test)
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
+from types import NoneType
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlencode
 
 import msgspec
 
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import IN_QUERY, PeerCall
 from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import NotReplicatedError, StaleEpochError
 from meshd.store.records import NULL
@@ -40,14 +41,30 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap, Node, Routes
 
 
-HANDOVER_PATH: Final = "/-/peer/replica/handover"
 RECENT_SECONDS: Final = 2 * WRITE_TIMEOUT
 """Seconds after a newer map came here for which a former decider is asked: longer than a write is on its way
 to the other nodes before it is given up."""
-_ANSWER_TIMEOUT: Final = 4.0
 _PAUSE: Final = 0.1
 _MAX_NAMES: Final = 10_000  # names that are remembered
 _NOT_FOUND: Final = 404
+
+
+class HandedName(msgspec.Struct, frozen=True):
+    """A name that the caller decides about from its map version on."""
+
+    bucket: str
+    key: str
+
+
+HAND_OVER: Final = PeerCall(
+    f"{PREFIX}replica/handover",
+    request=HandedName,
+    response=NoneType,
+    target=IN_QUERY,
+    max_bytes=0,
+    timeout=4.0,
+    map_wait=1.0,
+)
 
 
 class _FormerMap:
@@ -137,11 +154,9 @@ class PrimaryHandover:
 
     async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool:
         """Whether a node has handed a name over."""
-        target = f"{HANDOVER_PATH}?{urlencode({'bucket': bucket, 'key': key})}"
         result = "done"
         try:
-            async with self._peers.call(node, "POST", target, body=b"", timeout=_ANSWER_TIMEOUT) as answer:
-                await answer.read_body()
+            await self._peers.call_typed(node, HAND_OVER, HandedName(bucket, key))
         except StaleMapError as error:
             result = "map"
             if error.version > version:

@@ -13,9 +13,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.replication.replicator import INLINE_BYTES, bytes_target, encode
+from meshd.cluster.replication.replicator import INLINE_BYTES, ReplicaData
 from meshd.cluster.replication.write_forwarding import WriteSpec
 from meshd.errors import MeshdError
+from meshd.rpc.peer_rpc import encode_message
 from meshd.store.engine.write_fence import current_epoch
 from meshd.store.errors import ConditionFailedError, ConditionMissingError
 from meshd.store.replica.changes import ReplicaFacts, without_local_fields
@@ -40,11 +41,11 @@ _STALL_TIMEOUT: Final = 5.0  # seconds a node may keep a writer waiting
 class ReplicaStream:
     """Bytes on their way to one node, their facts to follow."""
 
-    def __init__(self, delivery: Replicator, node: Node, target: str, size: int) -> None:
+    def __init__(self, delivery: Replicator, node: Node, data: ReplicaData) -> None:
         self.node = node
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_LENGTH)
         self._facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(delivery.send_stream(node, target, self._body(), size))
+        self._task = asyncio.create_task(delivery.send_stream(node, data, self._body()))
         self._task.add_done_callback(_retrieve_exception)
 
     def __repr__(self) -> str:
@@ -53,7 +54,7 @@ class ReplicaStream:
     async def _body(self) -> AsyncGenerator[bytes, None]:
         while (piece := await self._queue.get()) is not None:
             yield piece
-        yield encode(await self._facts)
+        yield encode_message(await self._facts)
 
     async def put_chunk(self, piece: bytes | None) -> None:
         """More bytes; None: that was all."""
@@ -111,9 +112,9 @@ class ReplicatedWriter:
         self._streams: list[ReplicaStream] = []
         self._total = 0
         if size is not None and size > INLINE_BYTES:
-            target = bytes_target(bucket, key, size)
+            data = ReplicaData(bucket, key, size)
             self._streams = [
-                ReplicaStream(store.replicator, n, target, size) for n in store.other_replicas(bucket, key)
+                ReplicaStream(store.replicator, node, data) for node in store.other_replicas(bucket, key)
             ]
 
     def __repr__(self) -> str:

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlencode
 
 import msgspec
 
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import IN_QUERY, PeerCall, encode_message
 from meshd.store.errors import ExtentGoneError, NotReplicatedError
 from meshd.store.integrity.verification import StreamVerifier, damage_error
 from meshd.store.records import NULL, Record
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CHANGE_PATH: Final = "/-/peer/replica/change"
-BYTES_PATH: Final = "/-/peer/replica/bytes"
 INLINE_BYTES: Final = 256 << 10
 """Bytes that are sent with their facts in one go."""
+MAX_FACTS_BYTES: Final = 8 << 20
+"""Limit of what is said of an object: of one of 10,000 parts."""
 WRITE_TIMEOUT: Final = 15.0
 """Seconds until a write is given up that not everybody has."""
 _ANSWER_TIMEOUT = 4.0
@@ -82,13 +82,30 @@ _LOG_INTERVAL = 30.0  # seconds without a failure, after which the next one is t
 SendToNode = Callable[["Node"], Awaitable[ReplicaAck]]
 """Tells one node. May be called again for the same one."""
 
-encode: Final = msgspec.msgpack.Encoder().encode
-_decode_ack: Final = msgspec.msgpack.Decoder(ReplicaAck).decode
+
+class ReplicaData(msgspec.Struct, frozen=True):
+    """`size` bytes of a name in a body; their `ReplicaFacts` follow."""
+
+    bucket: str
+    key: str
+    size: int
 
 
-def bytes_target(bucket: str, key: str, size: int) -> str:
-    """Where `size` bytes of a name go, their facts behind them."""
-    return f"{BYTES_PATH}?{urlencode({'bucket': bucket, 'key': key, 'size': size})}"
+APPLY_CHANGE: Final = PeerCall(
+    f"{PREFIX}replica/change",
+    request=ReplicaChange,
+    response=ReplicaAck,
+    max_bytes=MAX_FACTS_BYTES,
+    timeout=_ANSWER_TIMEOUT,
+)
+RECEIVE_DATA: Final = PeerCall(
+    f"{PREFIX}replica/bytes",
+    request=ReplicaData,
+    response=ReplicaAck,
+    target=IN_QUERY,
+    max_bytes=None,
+    timeout=_ANSWER_TIMEOUT,
+)
 
 
 class Replicator:
@@ -197,9 +214,8 @@ class Replicator:
         return taken
 
     async def _call(self, node: Node, change: Change) -> ReplicaAck:
-        body = encode(ReplicaChange(self._mesh.current_map().version, change))
-        async with self._peers.call(node, "POST", CHANGE_PATH, body=body, timeout=_ANSWER_TIMEOUT) as answer:
-            taken = _decode_ack(await answer.read_body())
+        message = ReplicaChange(self._mesh.current_map().version, change)
+        taken = await self._peers.call_typed(node, APPLY_CHANGE, message)
         metrics.replication_facts.labels(_LABELS[type(change)]).inc()
         return taken
 
@@ -278,26 +294,21 @@ class Replicator:
         size: int,
     ) -> ReplicaAck:
         """Sends bytes and what they are. Raises as `Peers.call`, and what reading the pieces raises."""
-        target, ending = bytes_target(bucket, key, size), encode(facts)
-        if isinstance(pieces, bytes):
-            call = self._peers.call(node, "POST", target, body=pieces + ending, timeout=_ANSWER_TIMEOUT)
-        elif size <= INLINE_BYTES:
-            whole = b"".join([piece async for piece in pieces])
-            call = self._peers.call(node, "POST", target, body=whole + ending, timeout=_ANSWER_TIMEOUT)
-        else:
-            return await self.send_stream(node, target, _with_trailer(pieces, ending), size)
-        async with call as answer:
-            return _count_bytes(_decode_ack(await answer.read_body()), size)
+        data, ending = ReplicaData(bucket, key, size), encode_message(facts)
+        if not isinstance(pieces, bytes):
+            if size > INLINE_BYTES:
+                return await self.send_stream(node, data, _with_trailer(pieces, ending))
+            pieces = b"".join([piece async for piece in pieces])
+        taken = await self._peers.call_typed(node, RECEIVE_DATA, data, body=pieces + ending)
+        return _count_bytes(taken, size)
 
     async def send_stream(
-        self, node: Node, target: str, body: AsyncGenerator[bytes, None], size: int
+        self, node: Node, data: ReplicaData, body: AsyncGenerator[bytes, None]
     ) -> ReplicaAck:
         """Sends bytes and, last, what they are. Raises as `Peers.call`."""
-        async with (
-            aclosing(body),
-            self._peers.call(node, "POST", target, body=body, timeout=_SYNC_TIMEOUT) as answer,
-        ):
-            return _count_bytes(_decode_ack(await answer.read_body()), size)
+        async with aclosing(body):
+            taken = await self._peers.call_typed(node, RECEIVE_DATA, data, body=body, timeout=_SYNC_TIMEOUT)
+            return _count_bytes(taken, data.size)
 
     def _metadata(self, record: Record, part: PartOf | None = None) -> ReplicaFacts:
         return ReplicaFacts(self._mesh.current_map().version, record, part)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 import msgspec
 
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import IN_QUERY, PeerCall, encode_message
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -73,10 +73,9 @@ def reject_if_abandoned(mesh: ClusterView) -> None:
 
 
 _T = TypeVar("_T")
-FORWARD_PATH: Final = "/-/peer/replica/decide"
-FORWARD_DATA_PATH: Final = "/-/peer/replica/write"
+Request = TypeVar("Request")
 _FORWARD_TIMEOUT: Final = 15.0  # seconds until a write is given up that nobody decides about
-_ANSWER_TIMEOUT: Final = 30.0  # who decides may wait for its own replicas before it answers
+_ANSWER_TIMEOUT: Final = 30.0  # the primary may wait for its own replicas before it answers
 _PAUSE: Final = 0.05
 _is_forwarded: Final[ContextVar[bool]] = ContextVar("asked", default=False)
 
@@ -181,8 +180,33 @@ class WriteResult(msgspec.Struct, frozen=True):
         return self.stamp
 
 
-encode: Final = msgspec.msgpack.Encoder().encode
-_decode_result: Final = msgspec.msgpack.Decoder(WriteResult).decode
+class ForwardedData(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`size` bytes of a body, followed by a `WriteSpec`, that become an object, or a part of an upload."""
+
+    bucket: str
+    key: str
+    size: int
+    upload: str = ""
+    number: int = 0
+
+
+FORWARD_REQUEST: Final = PeerCall(
+    f"{PREFIX}replica/decide",
+    request=cast("type[ForwardedRequest]", ForwardedRequest),
+    response=WriteResult,
+    max_bytes=8 << 20,  # a completion of 10,000 parts, and all that is said of it
+    timeout=_ANSWER_TIMEOUT,
+    map_wait=1.0,
+)
+FORWARD_WRITE: Final = PeerCall(
+    f"{PREFIX}replica/write",
+    request=ForwardedData,
+    response=WriteResult,
+    target=IN_QUERY,
+    max_bytes=None,
+    timeout=_ANSWER_TIMEOUT,
+    map_wait=1.0,
+)
 _CHANGED: Final = "the object changed meanwhile, or exists already; read it again"
 _ERRORS: Final[dict[WriteErrorKind, tuple[type[StoreError], str]]] = {
     "missing": (ConditionMissingError, "If-Match was given, but there is no object with this key"),
@@ -247,7 +271,7 @@ class WriteForwarder:
 
     async def forward_request(self, node: Node, asked: ForwardedRequest) -> WriteResult | None:
         """As `_ask`, what needs no bytes."""
-        return await self._forward(node, FORWARD_PATH, encode(asked))
+        return await self._forward(node, FORWARD_REQUEST, asked)
 
     async def forward_write(
         self,
@@ -260,23 +284,23 @@ class WriteForwarder:
     ) -> WriteResult | None:
         """As `_ask`: `size` bytes become the object of that bucket and key, or the part of an upload's id and
         number."""
-        about = {"bucket": name[0], "key": name[1], "size": size}
-        if part is not None:
-            about |= {"upload": part[0], "number": part[1]}
-        return await self._forward(
-            node, f"{FORWARD_DATA_PATH}?{urlencode(about)}", _with_trailer(pieces, encode(written))
-        )
+        asked = ForwardedData(*name, size, *(part or ()))
+        body = _with_trailer(pieces, encode_message(written))
+        return await self._forward(node, FORWARD_WRITE, asked, body)
 
     async def _forward(
-        self, node: Node, target: str, body: bytes | AsyncGenerator[bytes, None]
+        self,
+        node: Node,
+        call: PeerCall[Request, WriteResult],
+        asked: Request,
+        body: AsyncGenerator[bytes, None] | None = None,
     ) -> WriteResult | None:
         """What a node decided; None when it did not, and nothing was changed. Raises NotReplicatedError when
         nobody knows, and when nobody may wait for it."""
         version = self._mesh.current_map().version
         try:
             reject_if_abandoned(self._mesh)  # by the map that the call says: nothing is waited for in between
-            async with self._peers.call(node, "POST", target, body=body, timeout=_ANSWER_TIMEOUT) as answer:
-                return _decode_result(await answer.read_body())
+            return await self._peers.call_typed(node, call, asked, body=body)
         except StaleMapError as error:
             await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
         except PeerUnreachableError as error:
@@ -296,7 +320,7 @@ class WriteForwarder:
                 "have taken place; try again"
             ) from error
         finally:
-            if not isinstance(body, bytes):
+            if body is not None:
                 await body.aclose()
         return None
 

@@ -26,6 +26,12 @@ from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
 from meshd.cluster.rebalance.sync_source import SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
 from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, publish_disks
+from meshd.cluster.replication.peer_handlers import (
+    ForwardedWriteHandlers,
+    HandoverHandler,
+    ReplicaHandlers,
+)
+from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ControlError
@@ -42,8 +48,6 @@ from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
 from meshd.reads.peer_handlers import CopySourceHandlers
 from meshd.server.peer.handoff import handoff_routes
-from meshd.server.peer.owner_write_handlers import OwnerWriteHandlers
-from meshd.server.peer.replication_handlers import ReplicaHandlers, handover_peer_routes
 from meshd.server.peer.routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
@@ -150,6 +154,9 @@ class PeerServices:
     def routes(self) -> list[HttpRoute]:
         """What other nodes may ask for."""
         node, backed = self._node, self._backed
+        store, handover = node.replicated_store, list[object]()
+        if isinstance(store, ReplicatedStore):
+            handover = [HandoverHandler(store, node.mesh)]
         origins: list[object] = []
         if backed is not None:
             origins = [
@@ -166,11 +173,11 @@ class PeerServices:
                 BucketHandlers(self.buckets, self.broadcast),
                 CopySourceHandlers(self.sources, node.mesh),
                 ResumeSource(node.store, node.settings.node_id),
+                ReplicaHandlers(node.store, node.mesh),
+                ForwardedWriteHandlers(store, node.mesh),
+                *handover,
                 *origins,
             ),
-            *ReplicaHandlers(node.store, node.mesh, node.clock).routes(),
-            *OwnerWriteHandlers(node.replicated_store, node.mesh, node.clock).routes(),
-            *handover_peer_routes(node.replicated_store, node.mesh, node.clock),
             *rebalance_routes(node),
         ]
 
