@@ -18,11 +18,11 @@ END_MARKER = _HEADER.pack(0, 0)
 
 
 class BodyFramingError(MeshdError):
-    """A body between nodes came broken: cut, or with bytes that are not those that were sent."""
+    """A body between nodes arrived cut, or with other bytes than were sent."""
 
 
 def piece_header(piece: bytes | bytearray | memoryview) -> bytes:
-    """What announces a piece (not empty, at most LARGEST bytes); the piece follows it."""
+    """The header of a piece (not empty, at most MAX_PIECE_BYTES bytes); the piece follows it."""
     return _HEADER.pack(len(piece), checksums.crc32c(piece))
 
 
@@ -36,7 +36,7 @@ def frame_body(body: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Takes what arrives, gives the pieces that are whole; `done` after the end."""
+    """Decodes bytes as they arrive into complete pieces; `done` after the end marker."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -44,10 +44,10 @@ class FrameDecoder:
         self.done = False
 
     def __repr__(self) -> str:
-        return f"<Unframer {len(self._held)} bytes held{', done' if self.done else ''}>"
+        return f"<FrameDecoder {len(self._held)} bytes held{', done' if self.done else ''}>"
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises PieceError."""
+        """The pieces that are complete now. Raises BodyFramingError."""
         self._held += data
         found: list[bytes] = []
         while True:
@@ -62,27 +62,29 @@ class FrameDecoder:
             found.append(self._take())
 
     def finish(self) -> None:
-        """Raises PieceError unless the end came."""
+        """Raises BodyFramingError unless the end marker came."""
         if not self.done:
             raise BodyFramingError("a body between nodes was cut")
 
     def _begin(self) -> None:
         if self.done:
-            raise BodyFramingError("a body between nodes goes on behind its end")
+            raise BodyFramingError("a body between nodes continues after its end marker")
         self._length, self._crc = _HEADER.unpack_from(self._held)
         del self._held[: _HEADER.size]
         if not self._length:
             self.done = True
             if self._held or self._crc:
-                raise BodyFramingError("a body between nodes goes on behind its end")
+                raise BodyFramingError("a body between nodes continues after its end marker")
         if self._length > MAX_PIECE_BYTES:
-            raise BodyFramingError(f"a piece of {self._length} bytes; {MAX_PIECE_BYTES} are possible")
+            raise BodyFramingError(
+                f"a piece of a body between nodes has {self._length} bytes; the limit is {MAX_PIECE_BYTES}"
+            )
 
     def _take(self) -> bytes:
         with memoryview(self._held) as view:
             piece = bytes(view[: self._length])
         del self._held[: self._length]
         if checksums.crc32c(piece) != self._crc:
-            raise BodyFramingError("a piece between nodes does not have the checksum it was sent with")
+            raise BodyFramingError("a piece of a body between nodes does not match its checksum")
         self._length = 0
         return piece

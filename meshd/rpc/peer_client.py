@@ -2,8 +2,8 @@
 
 Law: a call is signed with SigV4 as `mesh-peer:NODE`, under a key that all nodes derive from the
 cluster's secret. A failed call raises one of three errors. No implicit retries: only the caller knows
-whether a request is idempotent. Use `call` for complete calls, `acquire_connection` to relay bytes
-directly.
+whether a request is idempotent. Use `call_typed` for calls between nodes, `acquire_connection` to relay
+bytes directly.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ _log = logging.getLogger("meshd.peers")
 PREFIX: Final = "/-/peer/"
 PEER_KEY: Final = "mesh-peer:"
 PURPOSE: Final = "peer calls"
-"""What the key of peer calls is derived from the mesh's secret for."""
+"""Purpose under which the key of peer calls is derived from the cluster's secret."""
 MAP_HEADER: Final = "x-mesh-map"
 FRAMED_HEADER: Final = "x-mesh-framed"
 POOL_HEADER: Final = "x-mesh-lane"
-"""Says that all calls on this connection are of one lane: it may be handed to whoever answers those."""
+"""Says that all calls on this connection belong to one pool: it may be handed to the process that answers
+those."""
 REGION: Final = "mesh"
 SILENCE_TIMEOUT = 30.0  # seconds of silence
 _CONNECT = 3.0
 _MAX_IDLE = 128  # idle connections a node
 _IDLE_SECONDS = 20.0  # seconds for which an idle connection is used again; servers close theirs later
 _LOG_INTERVAL = 60.0  # seconds between two lines of the log about one certificate
-_BACKLOG = 1 << 20  # bytes of an answer that wait here for whoever reads it
+_BACKLOG = 1 << 20  # bytes of a response that may wait here for their reader
 
 __all__ = ["PeerClient", "PeerRefusedError", "PeerResponse", "PeerUnreachableError", "StaleMapError"]
 
@@ -65,8 +66,8 @@ class PeerRefusedError(MeshdError):
 
 
 class StaleMapError(MeshdError):
-    """The two sides go by different maps: `version` is the one of the side that says so. Whoever has the
-    older one gets the newer (`Mesh.newer_than`) and routes again."""
+    """The two sides use different cluster maps; `version` is the one of the side that says so. The side with
+    the older map waits for the newer one (`ClusterView.wait_for_newer_map`) and routes again."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"the other side goes by version {version} of the cluster map")
@@ -74,12 +75,12 @@ class StaleMapError(MeshdError):
 
 
 def peer_secret(derived: bytes) -> str:
-    """The secret key peers sign with, of what was derived from the mesh's secret for PURPOSE."""
+    """The secret key that nodes sign with, from what was derived from the cluster's secret for PURPOSE."""
     return derived.hex()
 
 
 class PeerResponse:
-    """One answer; its body is read once, by `read` or `pieces`. A body that was sent in pieces is checked."""
+    """One response; its body is read once, by `read_body` or `iter_body`. A framed body is verified."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -95,14 +96,14 @@ class PeerResponse:
         self.wire: HttpConnection | None = None
 
     def __repr__(self) -> str:
-        return f"<PeerAnswer {self.status}{', whole' if self._whole else ''}>"
+        return f"<PeerResponse {self.status}{', whole' if self._whole else ''}>"
 
     async def read_body(self) -> bytes:
-        """The whole body. Raises PeerUnreachableError, PieceError."""
+        """The whole body. Raises PeerUnreachableError, BodyFramingError."""
         return b"".join([piece async for piece in self.iter_body()])
 
     async def iter_body(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises PeerUnreachableError, PieceError."""
+        """The body as it arrives. Raises PeerUnreachableError, BodyFramingError."""
         if FRAMED_HEADER not in self.headers:
             async for data in self._arriving():
                 yield data
@@ -114,7 +115,7 @@ class PeerResponse:
         frames.finish()
 
     def close(self) -> None:
-        """Let go of the connection; one with an unread answer is ended."""
+        """Release the connection; one with an unread response is closed."""
         if not self._whole and self.wire is not None:
             self.wire.abort()
         self.wire = None
@@ -134,7 +135,7 @@ class PeerResponse:
             self._news = self._loop.create_future()
             await self._news
 
-    # what its connection tells it
+    # called by the connection
 
     def on_continue(self) -> None:
         if not self._go.done():
@@ -164,32 +165,33 @@ class PeerResponse:
             self._go.set_result(False)
         if not self._head.done():
             self._head.set_exception(error)
-            self._head.exception()  # whoever waits for it is told; nobody may be waiting any more
+            self._head.exception()  # marks it as retrieved: there may be no waiter any more
         self._tell()
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    # what the call asks it
+    # called by PeerClient.call
 
     async def wait_head(self) -> ResponseHead:
         return await self._head
 
     async def wait_body_requested(self) -> bool:
-        """Whether the body is to be sent; False: an answer came first, or the end."""
+        """Whether the body is to be sent; False: a response, or the end of the connection, came first."""
         return await self._go
 
     @property
     def head_future(self) -> asyncio.Future[ResponseHead]:
-        """Done when the answer has begun, or will not."""
+        """Done when the response has begun, or never will."""
         return self._head
 
 
 class PeerClient:
-    """Calls to other nodes; one a process. `derive` gives keys of the mesh's secret (`NodeSecret.derive`),
-    `map_version` the version of the cluster map this process goes by. `ca` is a file of certificates that
-    vouch for nodes with an https endpoint, beside those the machine trusts; read again when it changes."""
+    """Calls to other nodes; one per process. `derive` derives keys from the cluster's secret
+    (`ClusterSecret.derive_key`); `map_version` is the version of the cluster map that this process uses. `ca`
+    is a file of certificates that are trusted for nodes with an https endpoint, in addition to those that the
+    machine trusts; it is read again when it changes."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class PeerClient:
         return f"<Peers of {self.node_id}, {len(self._open)} connections>"
 
     async def aclose(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for wire in list(self._open):
             wire.abort()
         self._open.clear()
@@ -230,14 +232,14 @@ class PeerClient:
         timeout: float = SILENCE_TIMEOUT,  # noqa: ASYNC109  of silence, not of the call
         lane: str = "",
     ) -> AsyncGenerator[PeerResponse, None]:
-        """`async with peers.call(node, "POST", "/-/peer/…", body=…) as answer`: the answer's head is here,
-        its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence. Calls
-        of a `lane` share their connections with each other only.
+        """`async with peers.call(node, "POST", "/-/peer/…", body=…) as response`: the response's head is
+        here, its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence.
+        Calls of a `lane` share their connections with each other only.
 
-        A body that is an iterable is sent when the peer asks for it: one that refuses costs no bytes. An
-        answer may begin before the body's end, which is sent while the answer is read. Raises
-        PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421), and whatever
-        making the body raises.
+        A body that is an iterable is sent when the peer asks for it: a refusal costs no bytes. A response may
+        begin before the body's end, which is then sent while the response is read. Raises
+        PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421), and what the
+        iteration of the body raises.
         """
         answer = PeerResponse()
         sending: asyncio.Future[None] | None = None
@@ -319,7 +321,8 @@ class PeerClient:
         return wire
 
     def _why(self, node: Node, error: OSError) -> str:
-        """In words; a certificate that is refused stays so until somebody does something: it is logged."""
+        """The reason in words. A refused certificate is logged, because it stays refused until an operator
+        acts."""
         if isinstance(error, TimeoutError):
             return "it does not answer"
         if not isinstance(error, ssl.SSLCertVerificationError):
@@ -331,8 +334,8 @@ class PeerClient:
         return why
 
     async def certificate_error(self, node: Node, patience: float = _CONNECT) -> str:
-        """Why another node's certificate is not believed here; "" where it is, where there is none, and
-        where the node does not answer."""
+        """Why this node refuses another node's certificate; "" if it accepts it, if there is none, and if the
+        node does not answer."""
         where = urlsplit(node.endpoint)
         if where.scheme != "https":
             return ""
@@ -367,7 +370,7 @@ class PeerClient:
         return wire
 
     def idle_connection(self, node: Node, lane: str = "") -> HttpConnection | None:
-        """A connection to a node that is free at this moment, or None."""
+        """An idle connection to a node, or None."""
         kept = self._idle.get((node.endpoint, lane))
         if not kept:
             return None
@@ -398,7 +401,7 @@ class PeerClient:
         patience: float,
         lane: str,
     ) -> HttpConnection:
-        """Send all but a body that is still to be made."""
+        """Send the request, except a body that is an iterable."""
         head = self._head(node, method, target, None if whole is None else len(whole), lane)
         wire = answer.wire = await self.acquire_connection(node, min(patience, _CONNECT), lane)
         if whole is not None and method not in ("GET", "HEAD"):
@@ -433,7 +436,7 @@ class PeerClient:
             try:
                 if self._ca is not None and seen is not None:
                     found.load_verify_locations(self._ca)
-            except ssl.SSLError as error:  # being written: it is read again when it changes
+            except ssl.SSLError as error:  # perhaps being written: it is read again when it changes
                 _log.warning("peer-ca vouches for nobody", extra={"file": str(self._ca), "why": str(error)})
             self._tls, self._ca_seen = found, seen
         return self._tls
@@ -447,7 +450,7 @@ def _refused(error: ssl.SSLCertVerificationError) -> str:
 
 
 def _seen(ca: Path | None) -> tuple[int, int] | None:
-    """What tells a file that has changed; None: nobody is in it."""
+    """Changes whenever the file does; None: it is missing or empty."""
     if ca is None:
         return None
     try:
@@ -458,14 +461,14 @@ def _seen(ca: Path | None) -> tuple[int, int] | None:
 
 
 async def _either(sending: asyncio.Future[None], answer: PeerResponse) -> None:
-    """Until the answer begins, or all is sent. Raises what making the body raised."""
+    """Waits until the response begins or the body is sent. Raises what the iteration of the body raised."""
     await asyncio.wait((sending, answer.head_future), return_when=asyncio.FIRST_COMPLETED)
     if sending.done():
         sending.result()
 
 
 async def _send(answer: PeerResponse, wire: HttpConnection, body: AsyncIterable[bytes]) -> None:
-    """The body in pieces, each a chunk of HTTP. One that cannot be made ends the connection."""
+    """Sends the body in pieces, each one HTTP chunk. If its iteration fails, the connection is closed."""
     wire.sending = True
     try:
         await _send_pieces(wire, body)

@@ -1,6 +1,5 @@
-"""Endpoint and handlers for calls from other nodes, under `/-/peer/`.
+"""Calls from other nodes, under `/-/peer/`: authentication, framing, and the mounting of handlers.
 
-Law: every call is authenticated as a node of this cluster; a handler parses, calls the service of its
-subject and answers. Handlers stay in the server layer, because they use aiohttp's request and response
-types.
+Law: every call is authenticated as a node of this cluster. What a call is and what answers it is declared
+in its subject (`meshd.rpc.peer_rpc`, `peer_handlers` modules); only this package knows aiohttp.
 """

@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 _MAX_HEADERS = 64 << 10
 _IDLE_SECONDS = 60.0
-_TOO_LARGE = "A peer sent more than this call takes."
+_TOO_LARGE = "The body is larger than this call allows."
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCaller:
-    """Who calls, and the version of the cluster map it goes by."""
+    """The calling node, and the version of the cluster map that it uses."""
 
     node_id: str
     map_version: int
 
     async def iter_body(self, request: MeshRequest) -> AsyncIterator[bytes]:
-        """The body, checked. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
+        """The body, verified. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
         head = request_head(request, _MAX_HEADERS)
         frames = framing.FrameDecoder()
         try:
@@ -61,7 +61,7 @@ class PeerCaller:
             raise S3Error("BadDigest", str(error)) from error
 
     async def read_raw_body(self, request: MeshRequest, limit: int) -> bytes:
-        """The whole body as it came, not checked. Raises S3Error as `read`."""
+        """The whole body as it came, not verified. Raises S3Error as `read_body`."""
         head, found = request_head(request, _MAX_HEADERS), bytearray()
         async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
             found += data
@@ -86,15 +86,16 @@ PeerHandler = Callable[["MeshRequest", PeerCaller], Awaitable["web.StreamRespons
 
 
 def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
-    """A door for peers at `prefix` (beginning with `/-/peer/`; all below it when it ends in `/`). The handler
-    may raise S3Error, and StaleMapError when it goes by another map than the caller."""
+    """A route for other nodes at `prefix` (beginning with `/-/peer/`; everything below it when it ends in
+    `/`). The handler may raise S3Error, and StaleMapError when this node uses another map than the caller.
+    Typed calls are mounted by `peer_routes`; this is for what they cannot express."""
     if not prefix.startswith(PREFIX):
         raise ValueError(f"{prefix} is not under {PREFIX}")
     return HttpRoute(method, prefix, _PeerHandlerAdapter(handler).handle, auth=False, peer=True)
 
 
 class _PeerHandlerAdapter:
-    """One call: verified, handled, answered."""
+    """Authenticates a call, runs its handler, and answers StaleMapError with 421."""
 
     def __init__(self, handler: PeerHandler) -> None:
         self._handler = handler
@@ -102,7 +103,7 @@ class _PeerHandlerAdapter:
     async def handle(self, request: MeshRequest) -> web.StreamResponse:
         gate = request.gate
         if gate is None:
-            raise S3Error("AccessDenied", "This node is in no mesh.")
+            raise S3Error("AccessDenied", "This node belongs to no cluster.")
         call = gate.authenticate_peer(request)
         request.trace.access_key = PEER_KEY + call.node_id
         try:
@@ -112,42 +113,42 @@ class _PeerHandlerAdapter:
 
 
 class PeerAuthenticator:
-    """Knows peers by their signatures. One a process; `derive` is `NodeSecret.derive`."""
+    """Authenticates nodes by their signatures. One per process; `derive` is `ClusterSecret.derive_key`."""
 
     def __init__(self, derive: Callable[[str], bytes], clock: Clock) -> None:
         self._derive, self._clock = derive, clock
         self._secret = ""
 
     def __repr__(self) -> str:
-        return "<PeerGate>"
+        return "<PeerAuthenticator>"
 
     def now(self) -> int:
         """Seconds since the epoch."""
         return self._clock.now_ms() // 1000
 
     def authenticate_peer(self, request: MeshRequest) -> PeerCaller:
-        """Who calls. Raises S3Error AccessDenied, SignatureDoesNotMatch, …."""
+        """The caller. Raises S3Error AccessDenied, SignatureDoesNotMatch, …."""
         head = request_head(request, _MAX_HEADERS)
         claim = read_claim(head)
         version = head.headers.get(MAP_HEADER, "")
         if claim is None or not claim.access_key.startswith(PEER_KEY) or claim.presigned:
-            raise S3Error("AccessDenied", "Only nodes of this mesh get in here.")
+            raise S3Error("AccessDenied", "Only nodes of this cluster may call this.")
         if MAP_HEADER not in claim.signed_headers or not (version.isascii() and version.isdigit()):
-            raise S3Error("AccessDenied", f"Peers sign the version of their map ({MAP_HEADER}).")
+            raise S3Error("AccessDenied", f"A node must sign the version of its cluster map ({MAP_HEADER}).")
         self._secret = self._secret or peer_secret(self._derive(PURPOSE))
         verify(claim, head, self._secret, self.now())
         return PeerCaller(claim.access_key.removeprefix(PEER_KEY), int(version))
 
 
 def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
-    """A small answer to a peer, with its checksum."""
+    """A complete response to a node, framed with its checksum."""
     content = framing.frame_body(body)
     return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
 
 
 async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:
-    """An answer to a peer that is made as it goes, each piece with its checksum. What fails in the middle has
-    the connection cut; what fails before the first piece is raised."""
+    """A response to a node that is produced as it is sent, each piece with its checksum. An error before the
+    first piece is raised; a later one closes the connection."""
     transport, keep_alive = request.transport, bool(request.keep_alive)
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the peer closed the connection")
@@ -167,7 +168,7 @@ async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: 
         if head:
             raise
         transport.abort()
-        raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+        raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
     transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
     await request.writer.drain()
     return StreamedReply(200, keep_alive=keep_alive)

@@ -42,18 +42,18 @@ _LAST_WORD: Final = 0.5
 
 
 class HandedConnection(msgspec.Struct, frozen=True, tag="guest"):
-    """Somebody's connection comes with this, and the bytes of a request that were read from it already."""
+    """A connection travels with this message, and the bytes of a request that were already read from it."""
 
     request: bytes
 
 
 def handoff_routes(routes: Sequence[HttpRoute], door: WorkerSocket) -> list[HttpRoute]:
-    """The same doors, of which all calls go on behind `door`."""
+    """The same routes, whose calls continue in the process that listens at `door`."""
     return [peer_route(route.method, route.prefix, _HandoffHandler(route, door).hand_off) for route in routes]
 
 
 class _HandoffHandler:
-    """One door."""
+    """One route."""
 
     def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
         self._here, self._door = cast("UnsignedHandler", route.handler), door
@@ -77,7 +77,9 @@ class _HandoffHandler:
             finally:
                 stream.close()
         except (OSError, StreamClosedError) as error:
-            raise S3Error("ServiceUnavailable", f"Nobody moves data here at the moment: {error}") from error
+            raise S3Error(
+                "ServiceUnavailable", f"The rebalance process of this node cannot be reached: {error}"
+            ) from error
         finally:
             os.close(fd)
         transport.abort()  # closes this process's descriptor, and nothing else
@@ -91,7 +93,7 @@ def _head(request: MeshRequest) -> bytes:
 
 
 class HandoffServer:
-    """Answers connections that were handed over. Make it in the running loop."""
+    """Answers connections that were handed off. Create it in the running loop."""
 
     def __init__(
         self, routes: Sequence[HttpRoute], gate: PeerAuthenticator, clock: Clock, http: HttpSettings
@@ -99,13 +101,13 @@ class HandoffServer:
         self._routes, self._gate, self._clock = tuple(routes), gate, clock
         self._server = make_server(self._handle, clock, http)
         self.requests_in_flight = 0
-        """Requests under way."""
+        """Requests in progress."""
 
     def __repr__(self) -> str:
-        return f"<GuestServer, {self._server.connection_count} connections>"
+        return f"<HandoffServer, {self._server.connection_count} connections>"
 
     async def adopt_connection(self, guest: HandedConnection, fds: Sequence[int]) -> None:
-        """Takes the connection over."""
+        """Takes a connection over."""
         if len(fds) != 1:
             return
         sock = socket.socket(fileno=os.dup(fds[0]))
@@ -113,13 +115,13 @@ class HandoffServer:
         try:
             loop = asyncio.get_running_loop()
             _, protocol = await loop.connect_accepted_socket(self._server, sock)
-        except OSError:  # it went away
+        except OSError:  # the peer closed it
             sock.close()
             return
         protocol.data_received(guest.request)
 
     async def aclose(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await drain_server(self._server, self._clock, _LAST_WORD)
 
     async def _handle(self, request: MeshRequest) -> web.StreamResponse:
@@ -144,7 +146,7 @@ class HandoffServer:
         for route in self._routes:
             if route.matches(method, path):
                 return route
-        raise S3Error("NoSuchKey", "Only what moves data is answered on this connection.")
+        raise S3Error("NoSuchKey", "Only rebalance calls are answered on this connection.")
 
     async def _answer(self, request: MeshRequest, path: str) -> web.StreamResponse:
         try:
