@@ -132,7 +132,7 @@ class TypedHandlers:
 
     @handler(NEWER)
     async def newer(self, _: bytes, context: CallContext) -> int:
-        return _MESH.version
+        return int(_MESH.version)
 
 
 class _Mesh:
