@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.disks.layout import index_has_free_space
@@ -209,7 +210,7 @@ class Committer:
             work.load_last_stamp(txn)
         for ticket in group:
             work.submitted_stamp = ticket.mutation.submitted_stamp
-            ticket.attempt(lambda ticket=ticket: ticket.mutation.write_data(work, None))  # type: ignore[misc]  # bound at once
+            ticket.attempt(partial(ticket.mutation.write_data, work, None))
         work.flush_segments()
         with self._index.write_transaction() as txn:
             for ticket in group:
@@ -222,9 +223,9 @@ class Committer:
             for ticket in group:
                 work.submitted_stamp = ticket.mutation.submitted_stamp
                 if ticket.mutation.epoch:
-                    ticket.attempt(lambda ticket=ticket: work.check_epoch(txn, ticket.mutation.epoch))  # type: ignore[misc]  # bound at once
-                ticket.attempt(lambda ticket=ticket: ticket.mutation.check(work, txn))  # type: ignore[misc]  # bound at once
-                ticket.attempt(lambda ticket=ticket: ticket.mutation.write_data(work, txn))  # type: ignore[misc]  # bound at once
+                    ticket.attempt(partial(work.check_epoch, txn, ticket.mutation.epoch))
+                ticket.attempt(partial(ticket.mutation.check, work, txn))
+                ticket.attempt(partial(ticket.mutation.write_data, work, txn))
                 self._apply(work, txn, ticket)
             work.flush_segments()
             work.write_accounts(txn)
