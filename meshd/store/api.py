@@ -35,64 +35,64 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ObjectWriter(Protocol):
-    """Takes one object's (or part's) bytes, then commits or aborts.
+    """Receives the bytes of one object or part, then commits or aborts.
 
-    One task at a time; nothing leaks when dropped.
+    A writer is used by one task at a time. A writer that is dropped without commit or abort leaks nothing.
     """
 
     async def write(self, data: Buffer) -> None:
-        """Adds bytes; `data` may be reused once this returns.
+        """Appends bytes. The caller may reuse `data` once this returns.
 
         Raises DiskFullError, DiskFailedError, SizeMismatchError.
         """
         ...
 
     async def write_borrowed(self, data: memoryview) -> None:
-        """As `write`, but what was lent may be read until the next `lend` or `commit` returns: two buffers in
-        turn cost no copy."""
+        """Appends bytes without copying them: the store may read `data` until the next `write_borrowed` or
+        `commit` returns, so two alternating buffers need no copy."""
         ...
 
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
     ) -> Record:
-        """Makes the object visible and durable. When cancelled, the write may still take place.
+        """Makes the object visible and durable. A cancelled commit may still take effect.
 
-        `versioning`, as everywhere, is the bucket's present setting: a write replaces the null version, with
-        "Enabled" it replaces nothing. Conditions look at the current object; a delete marker is none.
-        Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError (parts), DiskFullError,
-        DiskFailedError, SizeMismatchError, MetadataTooLargeError; StaleEpochError: then it may be called
-        again.
+        `versioning`, here and below, is the bucket's present setting: a write replaces the null version,
+        except with "Enabled", where it replaces nothing. Conditions apply to the current object; a delete
+        marker counts as no object. Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError
+        (parts), DiskFullError, DiskFailedError, SizeMismatchError, MetadataTooLargeError. After a
+        StaleEpochError the caller may commit again.
         """
         ...
 
     def read_back(self) -> AsyncGenerator[bytes, None]:
-        """All that was written, from its beginning, while it is not committed; nothing may be written
+        """Reads everything written so far from the beginning, before the commit. Nothing may be written
         afterwards. Raises DiskFailedError, CorruptExtentError."""
         ...
 
     async def abort(self) -> None:
-        """Forgets the bytes. Idempotent; does nothing after a commit."""
+        """Discards the bytes. Idempotent; does nothing after a commit."""
         ...
 
 
 class ReplicaWriter(Protocol):
-    """As ObjectWriter, for bytes that have their stamp already."""
+    """Receives the bytes of a version or part that already has its stamp. Otherwise as ObjectWriter."""
 
     async def write(self, data: Buffer) -> None: ...
 
     async def write_borrowed(self, data: memoryview) -> None: ...
 
     async def make_durable(self) -> None:
-        """All bytes are written: those of a large object are durable when this returns. Optional."""
+        """Returns when the bytes of a large object are durable. Optional; call it after the last write."""
         ...
 
     async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
-        """Enters the version at exactly its stamp, or the part; what is known already, ended, or a null
-        version under a newer one is left out. Where the bytes lie is the store's own matter: extents, `moves`
-        and manifest of `record` are not looked at.
+        """Enters the version, or the part, at exactly its stamp.
 
-        Raises SizeMismatchError, NoSuchUploadError (of a part whose upload has ended), DiskFullError,
-        DiskFailedError, MetadataTooLargeError.
+        A version that is already known, an upload that has ended and a null version under a newer one are
+        left out. The store decides where the bytes are stored: it ignores extents, `moves` and manifest of
+        `record`. Raises SizeMismatchError, NoSuchUploadError (for a part whose upload has ended),
+        DiskFullError, DiskFailedError, MetadataTooLargeError.
         """
         ...
 
@@ -100,29 +100,31 @@ class ReplicaWriter(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects by (bucket, key), their versions, and multipart uploads.
+    """Stores objects by (bucket, key), their versions, and multipart uploads.
 
-    Keys are str without surrogates and NUL, at most 1024 bytes of UTF-8. A version is named by its id, or
-    `null`.
+    Keys are str without surrogates and NUL, at most 1024 bytes of UTF-8. A version is identified by its id,
+    or by `null`.
     """
 
     def close(self) -> None:
-        """Commits what is pending and releases files. Idempotent."""
+        """Commits pending writes and releases files. Idempotent."""
         ...
 
     def get(self, bucket: str, key: str) -> Record | None:
-        """The current object's record; None when there is none or the newest version is a delete marker.
+        """Returns the current object's record; None if there is none or the newest version is a delete
+        marker.
 
-        Microseconds: may be called on the event loop.
+        Takes microseconds, so it may be called on the event loop.
         """
         ...
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
-        """Exactly this version, a delete marker too. None when there is none, whatever the text."""
+        """Returns exactly this version, which may be a delete marker; None if there is none or the id is
+        malformed."""
         ...
 
     def newest_version(self, bucket: str, key: str) -> Record | None:
-        """The newest version, a delete marker too."""
+        """Returns the newest version, which may be a delete marker."""
         ...
 
     def list(
@@ -135,10 +137,11 @@ class ObjectStore(Protocol):
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> Page:
-        """Keys after `after` in order of UTF-8 bytes.
+        """Lists keys after `after` in UTF-8 byte order.
 
-        A common prefix is given once, and only when it sorts after `after`. `slots`, here and in the other
-        listings: only names of these, a byte a slot, 0 or not (`meshwire.cluster.slot_of`).
+        A common prefix appears once, and only if it sorts after `after`. `slots`, here and in the other
+        listings, restricts the listing to names in these hash slots: one byte per slot, nonzero if included
+        (`meshwire.cluster.slot_of`).
         """
         ...
 
@@ -152,8 +155,7 @@ class ObjectStore(Protocol):
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> EntryPage:
-        """The same page as `list`, as S3 shows it: for listings of a thousand keys at several times the
-        speed."""
+        """Lists the same page as `list` in the form S3 shows it, several times faster for a thousand keys."""
         ...
 
     def list_versions(
@@ -167,18 +169,21 @@ class ObjectStore(Protocol):
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> VersionPage:
-        """Versions after (key_marker, version_marker); without the latter, after all of key_marker.
+        """Lists versions after (key_marker, version_marker), or after all versions of key_marker if the
+        latter is "".
 
-        A marker that is gone keeps its place; only after a null version that is gone its key begins anew.
+        A marker whose version was removed keeps its position, except a removed null version: then the listing
+        repeats its key from the start.
         """
         ...
 
     def is_empty(self, bucket: str) -> bool:
-        """True when the bucket has no object, no other version and no upload in progress."""
+        """Returns True if the bucket has no object, no other version and no upload in progress."""
         ...
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
-        """A writer for a new version; `size` in bytes when known (then exactly so many must be written)."""
+        """Opens a writer for a new version. If `size` (bytes) is given, exactly that many bytes must be
+        written."""
         ...
 
     async def delete(
@@ -189,25 +194,28 @@ class ObjectStore(Protocol):
         conditions: Conditions | None = None,
         versioning: Versioning = "",
     ) -> Removed:
-        """Deletes the object; with versioning a delete marker hides it, which "Suspended" puts in the place
-        of the null version. Where the setting is "" but the object has a version, "Suspended" is meant.
+        """Deletes the object. With versioning a delete marker hides it instead; with "Suspended" the marker
+        replaces the null version. If the setting is "" but the object has a version id, the store behaves as
+        if it were "Suspended".
 
-        Durable when it returns. Raises like `ObjectWriter.commit`.
+        The deletion is durable when this returns. Raises the same errors as `ObjectWriter.commit`.
         """
         ...
 
     async def delete_many(
         self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
     ) -> Mapping[str, Removed]:
-        """Deletes all these keys; missing ones are fine. Durable when it returns."""
+        """Deletes all these keys; missing keys are ignored. The deletions are durable when this returns."""
         ...
 
     async def delete_version(
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
-        """Removes this version for good; `record` is None when it was not there. Conditions judge it alone.
+        """Removes this version for good. `record` of the result is None if it did not exist. Conditions apply
+        to this version alone.
 
-        Under the newest one, the next becomes the current object unless it is a marker.
+        If it was the newest, the next older version becomes the current object unless that is a delete
+        marker.
         """
         ...
 
@@ -220,9 +228,10 @@ class ObjectStore(Protocol):
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
     ) -> Record:
-        """Changes tags, ACL or both of the current object (None) or a version: same stamp, time and ETag.
+        """Changes the tags, the ACL or both of a version (None: the current object). Stamp, time and ETag
+        stay the same.
 
-        Raises NoSuchVersionError when it is gone or a delete marker.
+        Raises NoSuchVersionError if the version does not exist or is a delete marker.
         """
         ...
 
@@ -236,38 +245,40 @@ class ObjectStore(Protocol):
         *,
         versioning: Versioning = "",
     ) -> Record:
-        """A copy of `source` under (bucket, key) with `meta`.
+        """Copies `source` to (bucket, key) with `meta`.
 
-        Raises ExtentGoneError when the source went away.
+        Raises ExtentGoneError if the source was removed meanwhile.
         """
         ...
 
     def open_spans(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
-        """Open files and ranges holding these bytes; valid inside the `with`, even if deleted meanwhile."""
+        """Opens the files that hold these bytes and yields their ranges. The spans stay valid inside the
+        `with` block, even if the object is deleted meanwhile."""
         ...
 
     def open_spans_many(
         self, wanted: Sequence[tuple[Record, int, int]]
     ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
-        """As `reading`, for many (record, offset, length) at once; None for one whose bytes are gone or
-        cannot be opened."""
+        """Opens many (record, offset, length) ranges at once, like `open_spans`. An entry is None if its
+        bytes are gone or cannot be opened."""
         ...
 
     def read_range(self, record: Record, offset: int, length: int) -> bytes:
-        """The bytes. Whole extents are checked: raises CorruptExtentError, ExtentGoneError."""
+        """Reads the bytes and verifies whole extents. Raises CorruptExtentError, ExtentGoneError."""
         ...
 
     def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
-        """As `read`, but None when the bytes lie in several extents or not in memory."""
+        """Reads like `read_range`, but returns None if the bytes span several extents or are not in the page
+        cache."""
         ...
 
     def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
-        """As `reading`, but the range is valid only until the caller next awaits or reads; None when the
-        bytes lie in several extents, or in a file that is not kept open."""
+        """Returns a span like `open_spans`, valid only until the caller next awaits or reads; None if the
+        bytes span several extents or their file is not kept open."""
         ...
 
     def locate(self, record: Record) -> Sequence[Location]:
-        """Paths and ranges for other processes; a file may be gone by the time it is opened."""
+        """Returns paths and ranges for other processes; a file may be gone before it is opened."""
         ...
 
     async def create_upload(
@@ -284,19 +295,21 @@ class ObjectStore(Protocol):
         acl: Acl | None = None,
         born: int = 0,
     ) -> Upload:
-        """Begins a multipart upload. Ids rise with time, so listings are ordered by start within a key."""
+        """Begins a multipart upload. Ids rise with time, so a listing orders the uploads of a key by
+        start."""
         ...
 
     def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
-        """The upload in progress, or None."""
+        """Returns the upload in progress, or None."""
         ...
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
-        """A writer for part `number` (1–10,000); the commit's Record has size, etag, modified, checksums."""
+        """Opens a writer for part `number` (1–10,000). The committed Record has size, etag, modified and
+        checksums."""
         ...
 
     def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
-        """Parts with numbers above `after`, in order."""
+        """Lists parts with numbers above `after`, in order."""
         ...
 
     def list_uploads(
@@ -310,7 +323,7 @@ class ObjectStore(Protocol):
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> UploadPage:
-        """Uploads after (key_marker, id_marker); without an id, after all uploads of key_marker."""
+        """Lists uploads after (key_marker, id_marker); without an id, after all uploads of key_marker."""
         ...
 
     async def complete_upload(
@@ -323,60 +336,62 @@ class ObjectStore(Protocol):
         etags: Sequence[str] = (),
         versioning: Versioning = "",
     ) -> Record:
-        """Makes the object of these parts, in this order; copies nothing. The upload and other parts are gone
-        after.
+        """Makes an object of these parts in this order without copying bytes, and ends the upload; unused
+        parts are dropped.
 
-        `etags`: what each part must still be. Raises NoSuchUploadError, InvalidPartError, condition errors.
+        `etags`: the ETag that each part must still have. Raises NoSuchUploadError, InvalidPartError, and the
+        condition errors.
         """
         ...
 
     async def abort_upload(self, upload: Upload) -> int:
-        """Drops the upload and its parts; the stamp of its end. Raises NoSuchUploadError."""
+        """Drops the upload and its parts; returns the stamp of its end. Raises NoSuchUploadError."""
         ...
 
     def replica_writer(self, bucket: str, key: str, *, size: int | None) -> ReplicaWriter:
-        """A writer for a version or a part that another node has stored."""
+        """Opens a writer for a version or part that another node has committed."""
         ...
 
     async def apply_change(self, change: Change) -> Applied:
-        """Enters what another node says of a name; in any order and any number of times. Durable when it
-        returns.
+        """Applies a change received from another node. Changes may arrive in any order and repeatedly. The
+        change is durable when this returns.
 
-        Raises ReplicaLacksError when the bytes that it is about are not here.
+        Raises ReplicaLacksError if the bytes that it refers to are not on this node.
         """
         ...
 
     async def raise_fence(self, epoch: int) -> None:
-        """No process of this node decides by a map before `epoch` any more: what such a map decided is
-        committed by now, or never. See `epochs`."""
-        ...
-
-    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
-        """Returns when every node that must have a name has what is here of it, or its removal, and `record`
-        in particular, a version of it. A store of its own has nobody to tell. Raises NotReplicatedError."""
-        ...
-
-    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
-        """Raises ConditionFailedError or ConditionMissingError if the conditions of a write do not hold now,
-        and every node that must have the name has what they were checked against. Raises NotReplicatedError.
+        """Ensures that no process of this node commits a write under a cluster map older than `epoch`. When
+        this returns, a write under an older map is either committed or will fail. See `engine.write_fence`.
         """
         ...
 
+    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
+        """Returns when every node that must hold a name has this node's state of it, or its removal; and also
+        the version `record`, if given. A single-node store returns at once. Raises NotReplicatedError."""
+        ...
+
+    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+        """Raises ConditionFailedError or ConditionMissingError if the conditions of a write do not hold now.
+        When it returns, every node that must hold the name has the state that was checked. Raises
+        NotReplicatedError."""
+        ...
+
     def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:
-        """The stamp of the deletion that is remembered of a name's null version, or of the version or upload
-        with this id; 0 when there is none."""
+        """Returns the stamp of the recorded deletion of a name's null version, or of the version or upload
+        with id `what`; 0 if there is none."""
         ...
 
     def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
-        """The ids of versions of a name whose removals have higher stamps than `after`, and these stamps: not
-        all where thousands are remembered of the name."""
+        """Returns (id, stamp) of the removed versions of a name whose removal stamps are above `after`. The
+        list may be incomplete if thousands are recorded for the name."""
         ...
 
     def revision(self) -> int:
-        """Rises with every write or deletion of any process; equal numbers mean that every name still stands
-        for the same bytes."""
+        """Returns a number that rises with every write or deletion by any process. Equal numbers mean that no
+        name has changed its bytes."""
         ...
 
     def stats(self) -> StoreStats:
-        """Counts and bytes now."""
+        """Returns current counts and byte totals."""
         ...

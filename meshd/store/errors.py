@@ -13,12 +13,12 @@ from meshd.errors import MeshdError
 
 
 class StoreError(MeshdError):
-    """Base of everything the store raises on purpose."""
+    """Base of all errors that the store raises on purpose."""
 
 
 class ConditionFailedError(StoreError):
-    """If-Match or If-None-Match did not hold when the write was judged; nothing was changed. `condition`: the
-    header's name."""
+    """If-Match or If-None-Match did not hold when the write was checked; nothing was changed. `condition`:
+    the header's name."""
 
     def __init__(self, message: str, condition: str = "") -> None:
         super().__init__(message)
@@ -26,11 +26,12 @@ class ConditionFailedError(StoreError):
 
 
 class ConditionMissingError(StoreError):
-    """If-Match on a key that has no object; nothing was changed."""
+    """If-Match was given for a key without an object; nothing was changed."""
 
 
 class DiskFullError(StoreError):
-    """No room (or no quota) for these bytes; the store is intact, reads and deletes go on."""
+    """The disk or its quota has no space for these bytes. The store is intact; reads and deletes still
+    work."""
 
 
 class DiskFailedError(StoreError):
@@ -38,11 +39,12 @@ class DiskFailedError(StoreError):
 
 
 class ExhaustedError(StoreError):
-    """The process or machine is out of descriptors or memory; nothing was changed, the device is sound."""
+    """The process or machine has no descriptors or memory left. Nothing was changed; the device is
+    healthy."""
 
 
 class CorruptExtentError(StoreError):
-    """Stored bytes do not match their checksum, or are in quarantine; they are not served. `name`: the
+    """Stored bytes do not match their checksum or are in quarantine; they are not served. `name`: the
     object's, if known."""
 
     def __init__(self, message: str, name: str = "") -> None:
@@ -51,45 +53,45 @@ class CorruptExtentError(StoreError):
 
 
 class QuarantinedError(CorruptExtentError):
-    """The version is in quarantine here: another owner has it, or it has to be put again."""
+    """The version is in quarantine on this node: read it from another owner, or put it again."""
 
 
 class ExtentGoneError(StoreError):
-    """The extents of a record were removed meanwhile: `get` the record again and retry once."""
+    """The extents of a record were removed meanwhile: call `get` again and retry once."""
 
 
 class NoSuchVersionError(StoreError):
-    """The object, or this version of it, is not there, or it is a delete marker."""
+    """The object or this version of it does not exist, or is a delete marker."""
 
 
 class NoSuchUploadError(StoreError):
-    """The multipart upload does not exist: completed, aborted or never made."""
+    """The multipart upload does not exist: it was completed, aborted or never created."""
 
 
 class ReplicaLacksError(StoreError):
-    """A fact is about bytes that this replica has not got: send it the whole version, with its bytes."""
+    """A change refers to bytes that this replica does not have: send it the whole version with its bytes."""
 
 
 class StaleEpochError(StoreError):
-    """A write was decided by a cluster map that is no longer the newest on this node: nothing was changed;
-    get the newer map and route it again."""
+    """A write was decided under a cluster map that is not the newest known to this node. Nothing was changed;
+    fetch the newer map and route the write again."""
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"this node goes by version {version} of the cluster map; route the write again")
+        super().__init__(f"this node uses version {version} of the cluster map; route the write again")
         self.version = version
 
 
 class NotReplicatedError(StoreError):
-    """A write could not be given to all nodes that must have it, or this node may not decide about its name
-    at present. It may or may not have taken place: try again in a moment."""
+    """A write did not reach all nodes that must hold it, or this node currently cannot act as the name's
+    primary. The write may or may not have taken effect: try again shortly."""
 
 
 class NotPrimaryError(NotReplicatedError):
-    """Another node decides about the name by now, and nothing was changed: that one is to be asked."""
+    """Another node is the primary of the name now, and nothing was changed: send the write to that node."""
 
 
 class InvalidPartError(StoreError):
-    """A part named at completion is missing, or is not the one with the given ETag."""
+    """A part listed for completion is missing, or has another ETag than the given one."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"part {number} was not uploaded or was replaced; upload it again or name another")
@@ -97,11 +99,11 @@ class InvalidPartError(StoreError):
 
 
 class SizeMismatchError(StoreError):
-    """Fewer or more bytes were written than the writer was opened for."""
+    """The number of bytes written differs from the size given to the writer."""
 
 
 class MetadataTooLargeError(StoreError):
-    """Key, headers and metadata together exceed the room of a tar header (15 KiB)."""
+    """Key, headers and metadata together exceed the size of a tar header (15 KiB)."""
 
 
 class StoreInUseError(StoreError):
@@ -109,21 +111,22 @@ class StoreInUseError(StoreError):
 
 
 class FormatError(StoreError):
-    """The data on disk was written by another version, or the disks do not belong to this index."""
+    """Another version wrote the data on disk, or the disks do not belong to this index."""
 
 
 class NotCachedError(StoreError):
-    """The bucket is backed by an origin, and this is not (all) in the cache: only a reader that waits can
-    have it."""
+    """The bucket is backed by an origin, and the bytes are not (all) in the cache: only a reader that waits
+    can get them."""
 
 
 class StoreClosedError(StoreError):
-    """The store is closed or closing; retry on another worker."""
+    """The store is closed or closing; send the request to another worker."""
 
 
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 def is_exhausted(error: OSError) -> bool:
-    """Whether the machine is short of something, which says nothing about the device."""
+    """Returns True for errors that mean the machine is out of resources; they say nothing about the
+    device."""
     return error.errno in _EXHAUSTED

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from meshwire.s3.bucket_settings import Acl  # noqa: TC001  here, too
+from meshwire.s3.bucket_settings import Acl  # noqa: TC001  msgspec reads the annotations
 from meshwire.s3.results import ObjectEntry  # noqa: TC001  msgspec reads the annotations
 
 _NOTHING = msgspec.Raw(b"\x80")
 
 NULL = "null"
-"""What the version without an id is called in requests and pages; `Record.version` says it as ""."""
+"""The name of the version without an id in requests and pages; `Record.version` is "" for it."""
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`length` bytes at `offset` of data file `file` on disk number `disk`; crc32c of exactly these bytes."""
+    """`length` bytes at `offset` of data file `file` on disk number `disk`, and the crc32c of exactly these
+    bytes."""
 
     disk: int
     file: int
@@ -30,7 +31,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One part of a multipart object, as it was completed."""
+    """One part of a completed multipart object."""
 
     size: int
     etag: str
@@ -38,9 +39,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """An object.
+    """A version of an object.
 
-    `etag` without quotes; `stamp` orders versions (ns, rising); `modified` in ms since the epoch.
+    `etag` has no quotes; `stamp` orders versions (ns, rising); `modified` is in ms since the epoch.
     """
 
     size: int
@@ -54,20 +55,18 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     checksum_type: str = ""
     parts: tuple[Part, ...] = ()
     owner: str = ""
-    manifest: Extent | None = None  # the member that says which extents make this object, if need be
-    moves: int = 0  # how often it was written again: moved by compaction, or its tags or ACL changed
+    manifest: Extent | None = None  # the member that lists the extents, if the data files need one
+    moves: int = 0  # number of rewrites: by compaction, or by a change of tags or ACL
     version: str = ""  # empty for the null version
     marker: bool = False  # a delete marker: no bytes, no ETag
     tags: dict[str, str] = {}
     acl: Acl | None = None  # None is `private`
     amended: int = 0  # the stamp of the last change of tags or ACL; 0: never
-    broken: bool = (
-        False  # in quarantine: its bytes here are damaged, see `quarantine`; data files never say so
-    )
+    broken: bool = False  # in quarantine: its bytes here are damaged; data files do not record this
 
 
 class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The beginning of a Record as a listing reads it: fields that it does not show are passed over."""
+    """The leading fields of a Record that a listing reads; the others are not decoded."""
 
     size: int
     etag: str
@@ -83,8 +82,8 @@ class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True):
-    """A multipart upload in progress; `initiated` in ms since the epoch. `born`: when its bucket was made, 0
-    where nobody said."""
+    """A multipart upload in progress. `initiated` is in ms since the epoch; `born`: when its bucket was
+    created, 0 if unknown."""
 
     upload_id: str
     bucket: str
@@ -97,14 +96,14 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     initiated: int = 0
     place: Extent | None = None  # its member in the data files
     stamp: int = 0
-    moves: int = 0  # how often compaction has moved that
+    moves: int = 0  # how often compaction has moved that member
     tags: dict[str, str] = {}
     acl: Acl | None = None
     born: int = 0
 
 
 class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
-    """A part of an upload in progress; `modified` in ms since the epoch."""
+    """A part of an upload in progress; `modified` is in ms since the epoch."""
 
     number: int
     size: int
@@ -117,7 +116,7 @@ class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What a writer says of its object at commit: everything the bytes alone do not tell."""
+    """What the writer of an object specifies at commit, apart from the bytes."""
 
     etag: str
     headers: dict[str, str] = {}
@@ -127,21 +126,22 @@ class Meta(msgspec.Struct, frozen=True):
     owner: str = ""
     tags: dict[str, str] = {}
     acl: Acl | None = None
-    parts: tuple[Part, ...] = ()  # of a copy: what the source's bytes were uploaded in
+    parts: tuple[Part, ...] = ()  # for a copy: the parts in which the source was uploaded
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
-    """A data file as the index sees it.
+    """The index entry of a data file.
 
-    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes nobody uses; `refs`: uses
-    of its members (a file of its own may be shared by copies); `tombs`: members that undo others
-    (deletions, ended uploads); `buried`: members nobody uses; the lowest and highest stamp inside.
+    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes not in use; `refs`: uses of
+    its members (copies may share a large object file); `tombs`: members that cancel others (deletions, ended
+    uploads); `buried`: unused members; `first_stamp` and `last_stamp`: the lowest and highest stamp inside.
     """
 
     disk: int
     kind: str  # "segment" | "own"
-    state: str  # "open" | "sealed" | "retired" | "lost": a rebuild could not read all of it,
-    # or of another one that may tell what it is for; it is kept
+    # "open" | "sealed" | "retired" | "lost": unused but kept, because a rebuild could not read all of this
+    # file, or of another file that may refer to it
+    state: str
     writer: str
     end: int = 0
     live: int = 0
@@ -155,9 +155,9 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing, in order of UTF-8 bytes; prefixes count to the limit.
+    """One page of a listing in UTF-8 byte order. Prefixes count toward the limit.
 
-    `next_after` is the `after` of the next page (the last key or prefix given out); "" when not truncated.
+    `next_after` is the `after` of the next page (the last key or prefix listed); "" if not truncated.
     """
 
     entries: tuple[tuple[str, Record], ...] = ()
@@ -168,7 +168,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class EntryPage:
-    """A `Page` of what S3's listings show, without the records; `owners` has the owner's id of each entry."""
+    """A `Page` with the fields that S3 shows instead of records; `owners` has the owner id of each entry."""
 
     entries: tuple[ObjectEntry, ...] = ()
     owners: tuple[str, ...] = ()
@@ -179,9 +179,11 @@ class EntryPage:
 
 @dataclass(frozen=True, slots=True)
 class VersionPage:
-    """One page of versions, by key, newest first; `latest` says which is its key's newest (a marker may be).
+    """One page of versions by key, newest first; `latest` marks each key's newest version (which may be a
+    delete marker).
 
-    `next_key` and `next_version` (`null` for the null version, "" after a common prefix) begin the next page.
+    `next_key` and `next_version` (`null` for the null version, "" after a common prefix) are the markers of
+    the next page.
     """
 
     entries: tuple[tuple[str, Record], ...] = ()
@@ -194,8 +196,8 @@ class VersionPage:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a deletion did: `record` is the version that went (None: there was none), `marker` the delete
-    marker that was made, `stamp` when a version was removed for good (0: none was)."""
+    """The result of a deletion. `record`: the removed version (None if there was none); `marker`: the delete
+    marker that was created; `stamp`: when a version was removed for good (0 if none was)."""
 
     record: Record | None = None
     marker: Record | None = None
@@ -215,7 +217,7 @@ class UploadPage:
 
 @dataclass(frozen=True, slots=True)
 class PartPage:
-    """One page of parts, ordered by number; `next_after` is the last number given out."""
+    """One page of parts, ordered by number; `next_after` is the last number listed."""
 
     parts: tuple[UploadedPart, ...] = ()
     truncated: bool = False
@@ -223,8 +225,8 @@ class PartPage:
 
 
 class Span(msgspec.Struct, frozen=True):
-    """`length` bytes at `offset` of the open file `fd`; valid only inside `Store.reading`. `extent`: what
-    they are, or are a part of; `name`: the object's, where a reader of many has said so."""
+    """`length` bytes at `offset` of the open file `fd`; valid only inside `Store.open_spans`. `extent`: the
+    extent that they belong to; `name`: the object's, if a reader of many objects has set it."""
 
     fd: int
     offset: int
@@ -233,19 +235,18 @@ class Span(msgspec.Struct, frozen=True):
     name: str = ""
 
     def sub_span(self, offset: int, length: int) -> Span:
-        """`length` bytes of it, from `offset` on."""
+        """Returns `length` bytes of the span from `offset`."""
         return Span(self.fd, self.offset + offset, length, self.extent, self.name)
 
     def with_name(self, name: str) -> Span:
-        """The same, of the object of this name."""
+        """Returns the span with the object's name."""
         return Span(self.fd, self.offset, self.length, self.extent, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """`length` bytes at `offset` of the file at `path`, for another process to read; crc32c of exactly these
-    bytes.
-    """
+    """`length` bytes at `offset` of the file at `path`, for another process to read, and the crc32c of
+    exactly these bytes."""
 
     path: str
     offset: int
@@ -255,7 +256,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class DiskStats:
-    """Room of one disk's file system in bytes."""
+    """Free and total bytes of one disk's file system."""
 
     path: str
     free: int
@@ -274,5 +275,5 @@ class StoreStats:
     dead_bytes: int = 0
     index_bytes: int = 0
     disks: tuple[DiskStats, ...] = field(default=())
-    versions: int = 0  # older versions and delete markers: what is not a current object
-    quarantined: int = 0  # versions whose bytes here are damaged
+    versions: int = 0  # older versions and delete markers
+    quarantined: int = 0  # versions whose bytes on this node are damaged

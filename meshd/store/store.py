@@ -81,24 +81,26 @@ if TYPE_CHECKING:
     from meshwire.s3.bucket_settings import Acl, Versioning
 
 _IO_THREADS = 8
-_MAX_TOMBSTONES = 10_000  # that are looked at for one name
+_MAX_TOMBSTONES = 10_000  # read for one name
 _TOMBSTONES_PAUSE = 0.05
 
 
 class CacheLookup(Protocol):
-    """Objects that are not the store's own: of buckets backed by an origin, as far as they are cached."""
+    """Looks up objects of buckets that are backed by an origin, in the cache."""
 
     def get(self, bucket: str, key: str) -> Record | None:
-        """Its record, whose extents lie in the cache. Raises NotCachedError for a bucket with an origin."""
+        """Returns the record of a cached object, whose extents are in the cache's files. Raises
+        NotCachedError for a bucket with an origin."""
         ...
 
     def require_listable(self, bucket: str) -> None:
-        """Raises NotCachedError for a bucket with an origin: no store can list it."""
+        """Raises NotCachedError for a bucket with an origin, because no store can list it."""
         ...
 
 
 class Store:
-    """See ObjectStore. Open it after forking; close it before the process ends (a crash is fine too)."""
+    """Stores objects on disk; see ObjectStore. Open it after forking. Close it before the process ends; a
+    crash does no harm."""
 
     def __init__(
         self, settings: StoreSettings, index: Index, locks: DataDirLock, *, writer: str, clock: Clock
@@ -115,7 +117,7 @@ class Store:
         convictor = DamageAttributor(index, self._disks, self._committer, clock, self._run)
         self._damage_attributor = convictor
         self.scrub = Scrub(index, self._disks, self._committer, convictor, clock, self._run)
-        """One process a node uses it: the steward."""
+        """Used by one process of the node, the coordinator."""
         self.disk_health = DiskHealthMonitor(
             index, self._disks, self._committer, clock, self._run, settings.disks
         )
@@ -148,7 +150,8 @@ class Store:
 
     @staticmethod
     def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_disk) -> int:
-        """Cleans up after a crash; once, before any process opens the store. See `preparing.recover`."""
+        """Cleans up after a crash, once, before any process opens the store. See
+        `disks.startup_recovery.recover`."""
         return recover(settings, spare)
 
     def close(self) -> None:
@@ -162,8 +165,8 @@ class Store:
         self._locks.release()
 
     def attach_cache(self, cache: Store, beside: CacheLookup) -> None:
-        """From here on, what is not here is asked of `beside`, whose records lie in `cache`: one of another
-        family, which the caller closes after this one."""
+        """Looks up objects that are not stored here in `beside`, whose records refer to the files of `cache`:
+        a store of its own data directory, which the caller closes after this one."""
         self._cache_lookup = beside
         self._disks.add_readable_disks(cache._disks)
 
@@ -178,13 +181,13 @@ class Store:
         )
 
     def get_stored(self, bucket: str, key: str) -> Record | None:
-        """As `get`, of what is kept here for good."""
+        """Returns a record like `get`, but only of objects stored here permanently."""
         return self._index.get(bucket, key)
 
     def list_stored_entries(
         self, bucket: str, prefix: str, after: str, limit: int, slots: bytes | None = None
     ) -> EntryPage:
-        """As `list_entries`, of what is kept here for good."""
+        """Lists like `list_entries`, but only objects stored here permanently."""
         return self._index.list_entries(bucket, prefix, "", after, limit, slots)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
@@ -192,7 +195,7 @@ class Store:
             return self._index.versions.find_version(txn, object_key(bucket, key), version)
 
     def version_at(self, name: bytes, stamp: int) -> Record | None:
-        """The version of a name (bucket, NUL, key) with this stamp."""
+        """Returns the version of a name (bucket, NUL, key) with this stamp."""
         with self._index.read_transaction() as txn:
             return self._index.versions.version_at(txn, name, stamp)
 
@@ -264,7 +267,7 @@ class Store:
             if not existing.version:
                 removed = await self._submit(RemoveVersion(bucket, key, NULL, conditions))
                 return removed
-            versioning = "Suspended"  # the setting changed meanwhile: a version is never lost for that
+            versioning = "Suspended"  # the setting changed meanwhile; that must not cost a version
         removed = await self._submit(PutDeleteMarker(bucket, key, conditions, versioning))
         return removed
 
@@ -306,7 +309,8 @@ class Store:
         *,
         versioning: Versioning = "",
     ) -> Record:
-        """Shares the source's own files; bytes that lie in segments (small objects) are copied."""
+        """Copies an object by sharing its large object files; copies bytes that are in segments (small
+        objects)."""
         require_not_quarantined(source)
         copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._bytes_in_segments, source)
         record: Record = await self._submit(
@@ -315,9 +319,8 @@ class Store:
         return record
 
     def _bytes_in_segments(self, source: Record) -> dict[Extent, bytes]:
-        reader = ExtentReader(
-            self._disks, small=-1
-        )  # caches nothing; the shared one belongs to the loop's thread
+        # Caches nothing: the shared reader belongs to the event loop's thread.
+        reader = ExtentReader(self._disks, small=-1)
         with self._index.read_transaction() as txn:
             files = {extent.file: self._index.get_file(txn, extent.file) for extent in source.extents}
         own = {file for file, info in files.items() if info is not None and info.kind == "own"}
@@ -442,7 +445,7 @@ class Store:
         check_write_conditions(conditions, self.get(bucket, key))
 
     def ack_if_known(self, change: Change) -> Applied | None:
-        """What a change that says nothing new comes to; None for any other."""
+        """Returns the result of a change that is already known; None for any other change."""
         if not isinstance(change, Amended | Marked):
             return None
         name, record = object_key(change.bucket, change.key), change.record
@@ -489,58 +492,65 @@ class Store:
             )
 
     def close_deleted_files(self) -> None:
-        """Lets go of removed files that the read cache still holds open; call it now and then."""
+        """Closes removed files that the read cache holds open. Call it periodically."""
         self._reader.forget_deleted()
 
     def compaction_candidates(self, dead_share: float = 0.5) -> Sequence[int]:
-        """Data files worth compacting: at least this share of them is dead. The most dead first."""
+        """Returns data files worth compacting, of which at least this share is dead, those with the most dead
+        bytes first."""
         return self._compactor.candidates(dead_share)
 
     async def compact(self, file: int) -> bool:
-        """Moves what lives in a data file and retires it; call `purge` later. The steward alone does it.
+        """Moves the live members out of a data file and retires it; call `purge_retired_files` later. Only
+        the coordinator uses it.
 
-        True when the file is retired, or gone already. Raises CorruptExtentError, DiskFullError,
-        DiskFailedError; then the file stays.
+        Returns True if the file is retired or already gone. Raises CorruptExtentError, DiskFullError,
+        DiskFailedError; the file then stays.
         """
         return await self._compactor.compact(file)
 
     def inventory(
         self, wants: Callable[[bytes], bool], after: bytes = b"", *, limit: int = 1000, looks: int = 1000
     ) -> InventoryPage:
-        """The next names (bucket, NUL, key) after `after` that `wants` takes, with all that is held of them.
+        """Returns the next names (bucket, NUL, key) after `after` that `wants` accepts, with everything held
+        of them.
 
-        At most `limit` of them, out of at most `looks`; a few microseconds a name.
+        At most `limit` of them, out of at most `looks` names visited; takes a few microseconds per name.
         """
         return read_inventory(self._index, wants, after, limit, looks)
 
     async def drop_unowned(self, names: Sequence[HeldName]) -> int:
-        """Takes these versions and uploads out, without a word to anybody: other nodes hold them, or nobody
-        does. How many were there. See `dropping`."""
+        """Drops these versions and uploads locally, because other nodes hold them or nobody needs them;
+        returns how many were there. See `replica.inventory`."""
         dropped: int = await self._submit(DropUnowned(names))
         return dropped
 
     def synced_stamp(self) -> int:
-        """The stamp up to which this store has learnt of everything that concerns it; 0: nobody knows."""
+        """Returns the stamp up to which this store has received every change that concerns it; 0 if
+        unknown."""
         return int(self._index.get_meta("standing") or 0)
 
     async def record_synced_stamp(self, stamp: int) -> None:
-        """Remembers that it has, up to `stamp`."""
+        """Records that this store has received every change up to `stamp`."""
         await self._submit(RecordSyncedStamp(stamp))
 
     async def raise_fence(self, epoch: int) -> None:
-        """No process of this node decides by a map before `epoch` any more: what such a map decided is
-        committed by now, or never. See `epochs`."""
+        """Ensures that no process of this node commits a write under a cluster map older than `epoch`. When
+        this returns, a write under an older map is either committed or will fail. See `engine.write_fence`.
+        """
         if epoch > int(self._index.get_meta("epoch") or 0):
+            # A StaleEpochError means that another process has raised the fence even higher.
             with suppress(StaleEpochError), epoch_scope(epoch):
                 await self._submit(RaiseWriteFence())
 
     def tombstones_complete_since(self) -> int:
-        """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""
+        """Returns the stamp above which every removal is still recorded (see `index.tombstones`); 0 for a new
+        store."""
         with self._index.read_transaction() as txn:
             return tombstones_complete_since(self._index, txn)
 
     async def prune_tombstones(self) -> None:
-        """Forgets removals that everybody has had time to learn of. The steward alone does it."""
+        """Drops tombstones that every node has had time to receive. Only the coordinator uses it."""
         with self._index.read_transaction() as txn:
             now = self._clock.now_ms() * 1_000_000
             before = prunable_before(self._index, txn, now, self._settings.tombstone_seconds)
@@ -550,8 +560,8 @@ class Store:
             start = await self._submit(PruneTombstones(before, start))
 
     async def process_damage_reports(self) -> int:
-        """Looks again at what readers of this process found damaged, and has it put in quarantine; how many
-        versions and parts went there."""
+        """Checks what readers of this process found damaged and quarantines it; returns how many versions and
+        parts were quarantined."""
         noticed = drain_damage_reports(
             lambda extent: extent.disk in self._disks.roots or extent.disk in self._disks.lost
         )
@@ -560,17 +570,17 @@ class Store:
     def quarantined(
         self, limit: int = 1000, after: tuple[bytes, int] | None = None
     ) -> Sequence[tuple[bytes, int, Quarantined]]:
-        """(name, stamp, what is known) of versions in quarantine, in order, from behind `after` on."""
+        """Returns (name, stamp, damage) of quarantined versions after `after`, in order."""
         with self._index.read_transaction() as txn:
             return tuple(islice(all_quarantined(self._index, txn, after), limit))
 
     def quarantined_count(self) -> int:
-        """How many there are."""
+        """Returns the number of quarantined versions."""
         with self._index.read_transaction() as txn:
             return self._index.quarantine.count(txn)
 
     async def prune_quarantine(self) -> int:
-        """Forgets of the quarantine what was removed or overwritten; how many."""
+        """Drops quarantine entries of versions that were removed or overwritten; returns how many."""
         swept: int = (
             await self._submit(PruneQuarantine()) if await self._run(self._has_stale_quarantine) else 0
         )
@@ -581,7 +591,7 @@ class Store:
             return any(True for _ in stale_entries(self._index, txn))
 
     async def quarantined_bytes(self) -> int:
-        """Bytes of what is in quarantine. Goes through all of it, as `sweep_quarantine` does."""
+        """Returns the number of damaged bytes in quarantine. Scans all of it, like `prune_quarantine`."""
         size: int = await self._run(self._damaged_bytes)
         return size
 
@@ -591,7 +601,7 @@ class Store:
             return sum(extent.length for *_, about in found for extent in about.extents)
 
     async def purge_retired_files(self) -> int:
-        """Removes files that were retired a grace time ago; how many."""
+        """Removes files that were retired a grace period ago; returns how many."""
         return await self._compactor.purge()
 
     async def _run(self, call: Callable[[], Any]) -> Any:

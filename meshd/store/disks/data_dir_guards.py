@@ -36,23 +36,24 @@ def _hold(path: Path, kind: int, refusal: str) -> int:
 
 
 class DataDirLock:
-    """Held locks; `release` lets them go."""
+    """Holds file locks until `release`."""
 
     def __init__(self, *fds: int) -> None:
         self._fds = fds
 
     @classmethod
     def acquire_shared(cls, data_dir: Path, writer: str) -> DataDirLock:
-        """A worker's locks. Raises StoreInUseError."""
+        """Acquires the locks of a worker. Raises StoreInUseError."""
         if not _NAME.match(writer):
-            raise ValueError(f"a writer is called by 1–32 of a-z, 0-9, _ and -; not {writer!r}")
+            raise ValueError(f"a writer name has 1–32 characters out of a-z, 0-9, _ and -; not {writer!r}")
+        busy = f"{data_dir} is being recovered or checked; wait until that has finished"
         busy = f"{data_dir} is being recovered or checked; wait until that has ended"
         shared = _hold(data_dir / "locks" / "store", fcntl.LOCK_SH, busy)
         try:
             mine = _hold(
                 data_dir / "locks" / f"writer-{writer}",
                 fcntl.LOCK_EX,
-                f"another process writes to {data_dir} as {writer}; stop it or choose another name",
+                f"another process writes to {data_dir} as {writer}; stop it or choose another writer name",
             )
         except BaseException:
             os.close(shared)
@@ -61,17 +62,17 @@ class DataDirLock:
 
     @classmethod
     def acquire_exclusive(cls, data_dir: Path) -> DataDirLock:
-        """The lock of recovery and checking. Raises StoreInUseError."""
+        """Acquires the lock of recovery and checking. Raises StoreInUseError."""
         return cls(
             _hold(
                 data_dir / "locks" / "store",
                 fcntl.LOCK_EX,
-                f"{data_dir} is in use; stop the daemon on it first",
+                f"{data_dir} is in use; stop its daemon first",
             )
         )
 
     def release(self) -> None:
-        """Idempotent."""
+        """Releases the locks. Idempotent."""
         fds, self._fds = self._fds, ()
         for fd in fds:
             os.close(fd)
@@ -87,27 +88,27 @@ _MARK: Final = "index-unreadable"
 
 
 def recovery_advice(index: Path) -> str:
-    """What to do about it."""
+    """Returns the text that says what to do about an unreadable index."""
     return (
-        f"the index at {index} cannot be read from its device (see the kernel log): put it on a sound one "
-        "and run meshd fsck --rebuild with all data disks, or, in a mesh, begin this node anew with empty "
-        "ones; if the device is in order again, run meshd fsck, and start the node"
+        f"the index at {index} cannot be read from its device (see the kernel log): move it to a healthy "
+        "device and run meshd fsck --rebuild with all data disks or, in a mesh, start this node again with "
+        "empty disks; if the device works again, run meshd fsck, then start the node"
     )
 
 
 def require_readable_index(settings: StoreSettings) -> None:
-    """Raises FormatError where the mark is."""
+    """Raises FormatError if the index is marked as unreadable."""
     if (settings.data_dir / _MARK).exists():
         raise FormatError(recovery_advice(settings.index_dir))
 
 
 def mark_index_unreadable(settings: StoreSettings) -> None:
-    """As far as the data directory can be written (blocking)."""
+    """Marks the index as unreadable, if the data directory is writable (blocking)."""
     with suppress(OSError):
         (settings.data_dir / _MARK).write_text(recovery_advice(settings.index_dir) + "\n")
 
 
 def clear_index_unreadable(settings: StoreSettings) -> None:
-    """All of it was read, or made anew (blocking)."""
+    """Removes the mark once the whole index was read or rebuilt (blocking)."""
     with suppress(OSError):
         (settings.data_dir / _MARK).unlink(missing_ok=True)

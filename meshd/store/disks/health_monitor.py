@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 _log = logging.getLogger(__name__)
-_FAILURES: Final = 3  # probes in a row
+_FAILURES: Final = 3  # consecutive failed probes that retire a disk
 _AT_ONCE: Final = 256
 _PROBE: Final = bytes(4096)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def probe_disk(root: Path, disk: int) -> None:
-    """Writes, makes durable, reads back and removes (blocking). Raises OSError."""
+    """Writes a block, syncs it, reads it back and removes it (blocking). Raises OSError."""
     _probe(f"{root}/{EXTENTS}/{DRAFTS}/probe.{disk}.part", f"store.probe.{disk}")
 
 
@@ -65,12 +65,15 @@ def _probe(path: str, failpoint: str) -> None:
         found = _written_and_read(path)
     except OSError as error:
         if is_exhausted(error):
-            _log.warning("a disk could not be probed", extra={"path": path, "why": str(error)})
+            _log.warning(
+                "cannot probe disk: this process is short of resources",
+                extra={"path": path, "why": str(error)},
+            )
         elif error.errno not in _FULL:
             raise
     else:
         if found != _PROBE:
-            raise OSError(errno.EIO, "what was written is not what is read")
+            raise OSError(errno.EIO, "the block read back differs from the block written")
     with suppress(FileNotFoundError):
         os.unlink(path)
 
@@ -87,8 +90,8 @@ def _written_and_read(path: str) -> bytes:
 
 
 class DiskState(msgspec.Struct, frozen=True):
-    """A directory that was given with `--disk`. `why`: it is out of service; `size` in bytes and how `full`
-    (in percent) its file system is, 0 where it does not say."""
+    """The state of a directory given with `--disk`. `why`: the reason it is out of service; `size` in bytes
+    and `full` (used share in percent) of its file system, 0 if unknown."""
 
     path: str
     serves: bool
@@ -107,8 +110,8 @@ def _room(root: Path) -> tuple[int, int]:
 
 
 class DiskHealthMonitor:
-    """See the module; one a process. `wanted`: the directories that are to be disks. `index_failed`: why the
-    index's device is thought to have failed, "" while it is not."""
+    """Probes the disks of one process's store. `wanted`: the directories that should be disks.
+    `index_failed`: why the index device is considered failed, "" while it works."""
 
     def __init__(
         self,
@@ -130,10 +133,10 @@ class DiskHealthMonitor:
         disks.set_refresh(self.apply_published_changes)
 
     def __repr__(self) -> str:
-        return f"<DiskWatch, out of service: {sorted(self._disks.lost)}>"
+        return f"<DiskHealthMonitor, out of service: {sorted(self._disks.lost)}>"
 
     def apply_published_changes(self) -> None:
-        """Puts out of service here what another process found to fail, and in what it put in."""
+        """Retires the disks here that another process found to fail, and adds those that it adopted."""
         lost = self._index.get_meta(LOST_DISKS_KEY) or ()
         for disk in lost:
             self._disks.retire_disk(disk)
@@ -143,16 +146,17 @@ class DiskHealthMonitor:
 
     @property
     def has_disk(self) -> bool:
-        """Whether there is a disk in service."""
+        """Returns True if any disk is in service."""
         return bool(self._disks.roots)
 
     def take_data_lost_flag(self) -> bool:
-        """Whether bytes were found to be lost with a disk since this was last asked."""
+        """Returns True if data was lost with a disk since the last call."""
         news, self._news = self._news, False
         return news
 
     def disk_states(self) -> list[DiskState]:
-        """Of every directory that is to be a disk, and of the index's if its device has failed (blocking)."""
+        """Returns the state of every directory that should be a disk, and of the index device if it has
+        failed (blocking)."""
         serving = set(self._disks.roots.values())
         found = [
             DiskState(str(root), True, "", *_room(root))
@@ -165,18 +169,18 @@ class DiskHealthMonitor:
     def _why(self, root: Path) -> str:
         try:
             if root in self._was_mounted() and not is_mounted(root):
-                return "not mounted: mount an empty one"
-            return "failed: empty it, or put an empty one in its place" if any(root.iterdir()) else "fails"
+                return "not mounted: mount an empty file system there"
+            return "failed: empty it, or put an empty disk in its place" if any(root.iterdir()) else "failing"
         except OSError as error:
-            return f"failed ({error.strerror}): put an empty one in its place"
+            return f"failed ({error.strerror}): put an empty disk in its place"
 
     def _was_mounted(self) -> set[Path]:
         paths = self._index.get_meta("disks") or {}
         return {Path(paths[disk]) for disk in self._index.get_meta(MOUNTED_DISKS_KEY) or () if disk in paths}
 
     def index_state(self) -> DiskState:
-        """Of the directory of the index, which has failed."""
-        return DiskState(str(self._index.path), False, f"has the index, and fails: {self.index_failed}")
+        """Returns the state of the index directory, whose device has failed."""
+        return DiskState(str(self._index.path), False, f"holds the index and has failed: {self.index_failed}")
 
     async def _look_at_index(self) -> None:
         try:
@@ -185,23 +189,25 @@ class DiskHealthMonitor:
             self._index_failures += 1
             metrics.store_disk_errors.labels("failed").inc()
             why = {"disk": str(self._index.path), "why": str(error)}
-            _log.warning("the index's device failed a probe", extra=why)
+            _log.warning("a probe of the index device failed", extra=why)
             if self._index_failures >= _FAILURES and not self.index_failed:
-                _log.error("the index's device fails: what is written is refused", extra=why)
+                _log.error("the index device has failed: the store refuses writes", extra=why)
                 self.index_failed = error.strerror or str(error)
         else:
             self._index_failures, self.index_failed = 0, ""
 
     async def probe_disks(self) -> bool:
-        """Probes every disk, and the index's device; a disk that fails for the third time goes out, one that
-        was emptied or taken away at once; an empty one in its place goes in. Whether one that has failed is
-        in doubt: look again in a moment. Raises StoreError."""
+        """Probes every disk and the index device. Retires a disk after its third failed probe in a row, or at
+        once if it was emptied or unmounted, and adopts an empty disk in its place.
+
+        Returns True if a disk has failed a probe without being retired: probe again soon. Raises StoreError.
+        """
         async with self._looking:
             return await self._look()
 
     async def _look(self) -> bool:
         await self._look_at_index()
-        if self._index_failures:  # nothing could be said about disks: that is in the index
+        if self._index_failures:  # disk states live in the index, so nothing can be recorded about disks now
             return not self.index_failed
         self.apply_published_changes()
         for disk, root in list(self._disks.roots.items()):
@@ -210,7 +216,7 @@ class DiskHealthMonitor:
             except OSError as error:
                 failures = self._failures[disk] = self._failures.get(disk, 0) + 1
                 metrics.store_disk_errors.labels("failed").inc()
-                _log.warning("a disk failed a probe", extra={"disk": str(root), "why": str(error)})
+                _log.warning("a disk probe failed", extra={"disk": str(root), "why": str(error)})
                 if failures >= _FAILURES or not await self._run(
                     lambda disk=disk: self._disks.is_present(disk)
                 ):
@@ -221,12 +227,12 @@ class DiskHealthMonitor:
         return bool(self._failures)
 
     async def check_missing_disks(self) -> None:
-        """As `look`, without a probe: cheap enough to be done again and again."""
+        """Checks for missing disks like `probe_disks`, but without I/O probes, so it can run often."""
         async with self._looking:
             roots = dict(self._disks.roots)
             gone = await self._run(lambda: [disk for disk in roots if not self._disks.is_present(disk)])
             for disk in gone:
-                await self._retire_disk(disk, roots[disk], "it was emptied, or taken away")
+                await self._retire_disk(disk, roots[disk], "it was emptied or unmounted")
             if gone or len(roots) < len(self._wanted):
                 await self._settle()
 
@@ -247,8 +253,7 @@ class DiskHealthMonitor:
         self._disks.retire_disk(disk)
         self._failures.pop(disk, None)
         _log.error(
-            "a disk is out of service: what it had comes from other nodes, if they have it; put an empty one "
-            "in its place",
+            "disk retired: other nodes restore its data if they have it; put an empty disk in its place",
             extra={"disk": str(root), "why": why},
         )
         await self._run(lambda: write_lost_disks(self._disks))
@@ -257,10 +262,10 @@ class DiskHealthMonitor:
         number = await self._committer.submit(AddDisk(root))
         self._disks.add_disk(number, root)
         await self._run(lambda: write_lost_disks(self._disks))
-        _log.warning("an empty disk took the place of one that was lost", extra={"disk": str(root)})
+        _log.warning("an empty disk has replaced a lost one", extra={"disk": str(root)})
 
     async def _clear(self, disk: int) -> None:
-        """All that lies on a lost disk goes into quarantine."""
+        """Quarantines everything stored on a lost disk."""
         with self._index.read_transaction() as txn:
             if is_disk_unused(self._index, txn, disk):
                 return
@@ -274,4 +279,4 @@ class DiskHealthMonitor:
                 done += bool(await intent)
         metrics.quarantined.inc(done)
         if done:
-            _log.error("the bytes of versions are lost with a disk", extra={"number": done})
+            _log.error("versions lost their bytes with a failed disk", extra={"number": done})

@@ -28,13 +28,13 @@ MARKER = "DISK"
 DRAFTS = "drafts"
 LOST_DISKS_KEY = "disks_lost"
 MOUNTED_DISKS_KEY = "disks_mounted"
-"""Facts of the index: numbers of disks that are out of service, and of those that are file systems."""
+"""Meta keys of the index: the numbers of the disks out of service, and of those that are mount points."""
 FANOUT = 64
 
 
 class DiskMarker(msgspec.Struct, frozen=True):
-    """Contents of `<disk>/extents/DISK`; `disks`: how many the store has, so that one cannot be forgotten;
-    `lost`: those that failed and are out of service."""
+    """Contents of `<disk>/extents/DISK`. `disks`: how many disks the store has, so that a forgotten one is
+    noticed; `lost`: the disks that failed and are out of service."""
 
     format: int
     store: str
@@ -44,14 +44,14 @@ class DiskMarker(msgspec.Struct, frozen=True):
 
 
 def read_marker(root: Path) -> DiskMarker | None:
-    """The marker of a disk, None when it has none. Raises FormatError for one of a newer version."""
+    """Reads the marker of a disk; None if it has none. Raises FormatError if a newer version wrote it."""
     try:
         marker = msgspec.json.decode((root / EXTENTS / MARKER).read_bytes(), type=DiskMarker)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FormatError(
-            f"{root / EXTENTS / MARKER} is unreadable ({error}); restore it or remove the disk"
+            f"{root / EXTENTS / MARKER} is unreadable ({error}); restore it, or remove the disk from --disk"
         ) from error
     if marker.format > FORMAT:
         raise FormatError(
@@ -61,7 +61,7 @@ def read_marker(root: Path) -> DiskMarker | None:
 
 
 def write_marker(root: Path, marker: DiskMarker) -> None:
-    """Makes the directories of a disk and marks it, durably."""
+    """Creates the directories of a disk and marks it durably."""
     base = root / EXTENTS
     for number in range(FANOUT):
         (base / f"{number:02x}").mkdir(parents=True, exist_ok=True)
@@ -69,13 +69,13 @@ def write_marker(root: Path, marker: DiskMarker) -> None:
     with temporary.open("wb") as file:
         file.write(msgspec.json.encode(marker))
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the rename: a crash must not leave an empty marker
     temporary.rename(base / MARKER)
     sync_directory(base)
 
 
 def write_lost_disks(disks: Disks) -> None:
-    """Has the markers say which disks are out of service (blocking)."""
+    """Records the lost disks in the markers of all others (blocking)."""
     for root in disks.roots.values():
         marker = read_marker(root)
         if marker is not None:
@@ -83,7 +83,7 @@ def write_lost_disks(disks: Disks) -> None:
 
 
 def sync_directory(path: Path | str) -> None:
-    """Makes names created in or removed from this directory durable."""
+    """Makes creations and removals of names in this directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -92,13 +92,15 @@ def sync_directory(path: Path | str) -> None:
 
 
 def is_mounted(root: Path) -> bool:
-    """Whether a directory is a file system of its own. Raises OSError."""
+    """Returns True if the directory is a mount point. Raises OSError."""
     return os.stat(root).st_dev != os.stat(root.parent).st_dev
 
 
 class Disks:
-    """The disks of one store: number → root, of those in service; `lost` are those that failed or are gone.
-    Drafts lie in a directory of their own, so that a worker's start does not look at every data file.
+    """The disks of one store: `roots` maps the numbers of those in service to their directories; `lost` those
+    that failed or are missing.
+
+    Drafts have a directory of their own, so that a starting worker need not scan every data file.
     """
 
     def __init__(self, roots: Mapping[int, Path], lost: Mapping[int, Path] | None = None) -> None:
@@ -118,32 +120,32 @@ class Disks:
         return f"<Disks {self.roots}>"
 
     def add_readable_disks(self, others: Disks) -> None:
-        """From here on paths on another store's disks are known, too; nothing is placed there."""
+        """Resolves paths on another store's disks, too; nothing is ever placed there."""
         self._readable = others._bases
         self._serve(self.roots)
 
     def set_refresh(self, learn: Callable[[], None]) -> None:
-        """`learn` is called when a disk is asked for that is not known here: another process put it in."""
+        """Sets a callback that runs when an unknown disk is requested: another process may have added it."""
         self._refresh = learn
 
     def add_disk(self, disk: int, root: Path) -> None:
-        """From here on a new disk is in service. Idempotent."""
+        """Puts a new disk into service. Idempotent."""
         if disk not in self.roots and disk not in self.lost:
             self._serve({**self.roots, disk: root})
 
     def is_present(self, disk: int) -> bool:
-        """Whether a disk is in service, and has not been emptied or taken away."""
+        """Returns True if a disk is in service and was not emptied or unmounted."""
         base = self._bases.get(disk) or self._readable.get(disk)
         return base is not None and os.path.exists(f"{base}/{MARKER}")
 
     def retire_disk(self, disk: int) -> None:
-        """From here on nothing is placed on a disk, nor looked for by walking it. Idempotent."""
+        """Takes a disk out of service: nothing is placed there any more, and scans skip it. Idempotent."""
         if disk in self.roots:
             self.lost = {**self.lost, disk: self.roots[disk]}
             self._serve({number: root for number, root in self.roots.items() if number != disk})
 
     def directory(self, disk: int, file: int) -> str:
-        """Directory of a data file."""
+        """Returns the directory of a data file."""
         return f"{self._base(disk)}/{file % FANOUT:02x}"
 
     def _base(self, disk: int) -> str:
@@ -152,19 +154,19 @@ class Disks:
         return self._paths[disk]
 
     def path(self, disk: int, file: int) -> str:
-        """Path of a committed data file."""
+        """Returns the path of a committed data file."""
         return f"{self._base(disk)}/{file % FANOUT:02x}/{file:012x}.tar"
 
     def draft_path(self, disk: int, file: int, writer: str) -> str:
-        """Path of a file of its own while it is written: swept when its writer starts again."""
+        """Returns the path of an unfinished large object file; the next start of its writer removes it."""
         return f"{self._base(disk)}/{DRAFTS}/{file:012x}.{writer}.part"
 
     def placement_order(self, bucket: str, key: str) -> tuple[int, ...]:
-        """Disks for a new object, its own first: rendezvous hashing, so that another disk moves only its
-        share. Raises DiskFailedError."""
+        """Returns the disks for a new object in order of preference. The order is a rendezvous hash, so an
+        added disk takes over only its share. Raises DiskFailedError."""
         if not self._numbers:
             raise DiskFailedError(
-                "every disk of this node has failed: replace them, and start it again on empty directories"
+                "every disk of this node has failed: replace them and restart the node with empty directories"
             )
         if len(self._numbers) == 1:
             return self._numbers
@@ -176,13 +178,13 @@ class Disks:
         return tuple(sorted(self._numbers, key=weight, reverse=True))
 
     def drafts(self) -> Iterator[os.DirEntry[str]]:
-        """All files that are still being written, or were left behind."""
+        """Yields all unfinished files, abandoned ones included."""
         for base in self._bases.values():
             with os.scandir(f"{base}/{DRAFTS}") as found:
                 yield from found
 
     def entries(self) -> Iterator[tuple[int, os.DirEntry[str]]]:
-        """(disk, entry) of everything in the data directories."""
+        """Yields (disk, entry) of everything in the data directories."""
         for disk, base in self._bases.items():
             for number in range(FANOUT):
                 try:
@@ -193,54 +195,54 @@ class Disks:
                     continue
 
     def files(self) -> Iterator[tuple[int, int, str]]:
-        """(disk, file, path) of every committed data file on disk."""
+        """Yields (disk, file, path) of every committed data file."""
         for disk, entry in self.entries():
             stem, dot, rest = entry.name.partition(".")
             if rest == "tar" and dot and len(stem) == 12:
                 yield disk, int(stem, 16), entry.path
 
 
-_KEEP_FREE: Final = 64 << 20  # bytes that puts leave for deletes, and for the index to grow
+_KEEP_FREE: Final = 64 << 20  # bytes that puts leave free for deletes and for index growth
 _KEEP_SHARE: Final = 20
 
 
 def free_above_reserve(path: str, reserves: int = 1) -> int:
-    """Bytes that this file system takes before the store's reserve is touched, or the `reserves`-th part of
-    it; negative when it is (blocking). Raises OSError."""
+    """Returns the bytes that this file system can take above the store's reserve, or above 1/`reserves` of
+    it; negative if the reserve is in use (blocking). Raises OSError."""
     stats = os.statvfs(path)
     total, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
     return free - min(_KEEP_FREE, total // _KEEP_SHARE) // reserves
 
 
 def has_free_space(path: str, wanted: int) -> bool:
-    """True when `wanted` bytes fit on this file system and the store's reserve stays free."""
+    """Returns True if `wanted` bytes fit on this file system without touching the store's reserve."""
     return free_above_reserve(path) > wanted
 
 
 def index_has_free_space(path: str) -> bool:
-    """The same for entries of the index: it shares a file system with a disk as a rule, and may go on when
-    that disk takes no data any more."""
+    """Returns True if the index may grow. Its reserve is half of the data's: the index usually shares a file
+    system with a disk, and deletes must still work when that disk takes no more data."""
     return free_above_reserve(path, reserves=2) > 0
 
 
 class FreeSpace:
-    """The room of a store's disks while one group of writes is laid out: measured once, then counted."""
+    """Free space of a store's disks while one commit group is laid out: measured once, then counted down."""
 
     def __init__(self, disks: Disks) -> None:
         self._disks = disks
         self._spare: dict[int, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Rooms {self._spare}>"
+        return f"<FreeSpace {self._spare}>"
 
     @property
     def largest_free(self) -> int:
-        """Bytes that the emptiest disk takes (blocking). Raises OSError."""
+        """Returns the free bytes of the emptiest disk (blocking). Raises OSError."""
         return max(map(self._of, tuple(self._disks.roots)), default=0)
 
     def choose_disk(self, bucket: str, key: str, size: int) -> int:
-        """The disk for `size` bytes of a name; the emptiest where none has room (blocking). Raises OSError,
-        DiskFailedError."""
+        """Chooses the disk for `size` bytes of a name; the emptiest disk if none has enough space (blocking).
+        Raises OSError, DiskFailedError."""
         order = self._disks.placement_order(bucket, key)
         if len(order) == 1:
             return order[0]
@@ -254,7 +256,6 @@ class FreeSpace:
     def _of(self, disk: int) -> int:
         if disk not in self._spare:
             root = self._disks.roots.get(disk)
-            self._spare[disk] = (
-                -1 if root is None else free_above_reserve(str(root))
-            )  # it went out of service meanwhile
+            # No root: the disk went out of service meanwhile.
+            self._spare[disk] = -1 if root is None else free_above_reserve(str(root))
         return self._spare[disk]

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from meshd.store.records import Extent
 
 _AT_ONCE: Final = 4096
-_WHY: Final = "its disk is gone"
+_WHY: Final = "its disk was lost"
 
 
 class RetireDisk(Mutation):
-    """Says that a disk is out of service; whether it was not."""
+    """Marks a disk as out of service; returns False if it already was."""
 
     exclusive = True
 
@@ -57,7 +57,7 @@ class RetireDisk(Mutation):
 
 
 class AddDisk(Mutation):
-    """Makes an empty directory a disk of the store; its number."""
+    """Makes an empty directory a disk of the store; returns its number."""
 
     exclusive = True
 
@@ -68,7 +68,7 @@ class AddDisk(Mutation):
         index = work.index
         known, lost = index.get_meta("disks", txn) or {}, index.get_meta(LOST_DISKS_KEY, txn) or []
         marker = read_marker(self.root)
-        if marker is not None:  # a process that started this moment has done it
+        if marker is not None:  # a process that is just starting has adopted it
             self.number = marker.disk
             return
         self.number = max(known) + 1
@@ -89,8 +89,8 @@ class AddDisk(Mutation):
 
 
 def can_replace_disk(root: Path, *, mounted: bool) -> bool:
-    """Whether a directory may take the place of a disk that is gone; `mounted`: that one was a file system of
-    its own. Makes the directory where that is allowed (blocking)."""
+    """Returns True if a directory may replace a lost disk; `mounted`: the lost disk was a mount point.
+    Creates the directory if that is allowed (blocking)."""
     try:
         if mounted and not is_mounted(root):
             return False
@@ -106,7 +106,7 @@ def can_replace_disk(root: Path, *, mounted: bool) -> bool:
 
 
 def record_mounts(index: Index, disks: Disks, txn: Any) -> None:
-    """Which disks are file systems of their own; of those that are gone, which were."""
+    """Records which disks in service are mount points; keeps what is known of the others."""
     known = index.get_meta(MOUNTED_DISKS_KEY, txn) or []
     found = [disk for disk in known if disk not in disks.roots]
     found += [disk for disk, root in disks.roots.items() if is_mounted(root)]
@@ -115,12 +115,12 @@ def record_mounts(index: Index, disks: Disks, txn: Any) -> None:
 
 
 def is_disk_unused(index: Index, txn: Any, disk: int) -> bool:
-    """Whether nothing that is in use lies on a disk."""
+    """Returns True if no record uses bytes on a disk."""
     return not any(info.disk == disk and info.refs for _, info in index.all_files(txn))
 
 
 def extent_uses_on(index: Index, lost: Container[int]) -> Iterator[tuple[ExtentUse, Extent]]:
-    """Everybody who uses bytes on these disks, and is not in quarantine: goes through the whole index."""
+    """Yields every use of bytes on these disks that is not in quarantine yet. Scans the whole index."""
     with index.read_transaction() as txn:
         for name, record in index.all_records(txn):
             if record.broken:
@@ -137,7 +137,7 @@ def extent_uses_on(index: Index, lost: Container[int]) -> Iterator[tuple[ExtentU
 
 
 def quarantine_mutation_for(use: ExtentUse, extent: Extent, now_ms: int) -> Mutation:
-    """What has a use of lost bytes put right, or in quarantine."""
+    """Returns the mutation that repairs or quarantines a use of lost bytes."""
     if use.part:
         return DropDamagedPart(use.upload, use.part, [extent])
     if use.manifest:
@@ -146,8 +146,8 @@ def quarantine_mutation_for(use: ExtentUse, extent: Extent, now_ms: int) -> Muta
 
 
 def quarantine_lost_disks(index: Index, disks: Disks) -> int:
-    """As the steward does while a node runs, before anybody reads: all that lay on lost disks into
-    quarantine; how many versions (blocking)."""
+    """Quarantines everything on the lost disks before the first read; returns the number of versions
+    (blocking). While a node runs, the disk health monitor does this."""
     clock = SystemClock()
     with index.read_transaction() as txn:
         lost = {disk for disk in disks.lost if not is_disk_unused(index, txn, disk)}
@@ -167,4 +167,4 @@ def quarantine_lost_disks(index: Index, disks: Disks) -> int:
 
 
 def _no_segment(disk: int) -> Segment:
-    raise AssertionError(f"nothing is written to disk {disk} here")
+    raise AssertionError(f"quarantining must not write to disk {disk}")

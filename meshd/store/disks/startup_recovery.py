@@ -38,27 +38,28 @@ if TYPE_CHECKING:
 
 
 MissingDiskPolicy = Callable[[Path, str], None]
-"""Asked about each disk that `is missing`, or `cannot be read (why)`; raises FormatError where the store must
-not do without it."""
+"""Called with each disk that `is missing` or `cannot be read (why)`. Raises FormatError if the store must not
+start without it."""
 _log = logging.getLogger("meshd.disks")
 _PROCESS_ERRNOS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
-"""Errors of disks that do not fail."""
+"""Errors of the process or of configuration, not of the disk."""
 
 
 def require_every_disk(path: Path, how: str) -> None:
-    """No disk may be missing. Raises FormatError."""
-    raise FormatError(f"disk {path} {how}; mount it and start again with its --disk")
+    """Refuses to start without a disk. Raises FormatError."""
+    raise FormatError(f"disk {path} {how}; mount it, then start again with its --disk")
 
 
 class _Failing(dict[Path, str]):
-    """Disks that cannot be used, and why. `writing`: one that is read-only cannot."""
+    """Disks that cannot be used, with the reason. With `writing`, a read-only disk counts as one."""
 
     def __init__(self, *, writing: bool = False) -> None:
         super().__init__()
         self._writing = writing
 
     def marker(self, root: Path) -> DiskMarker | None:
-        """As `read_marker`; of a disk that fails nothing is known. Raises FormatError, PermissionError."""
+        """Reads a marker like `read_marker`; returns None for a failing disk. Raises FormatError,
+        PermissionError."""
         if root in self:
             return None
         try:
@@ -73,11 +74,12 @@ class _Failing(dict[Path, str]):
         return marker
 
     def how(self, root: Path) -> str:
-        """What is to be said of a disk that is not in service."""
+        """Says why a disk is not in service."""
         return f"cannot be read ({self[root]})" if root in self else "is missing"
 
     def learn(self, error: OSError, roots: Iterable[Path]) -> None:
-        """Whose error it is. Raises it where it is not that of a disk that was thought to be sound."""
+        """Attributes an error to one of the disks. Raises the error if it belongs to no disk that was
+        considered healthy."""
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
         for root in roots:
             if (
@@ -101,7 +103,7 @@ def open_disks(
     spare: MissingDiskPolicy = require_every_disk,
     failing: _Failing | None = None,
 ) -> Disks:
-    """The store's disks, made and marked where they are new. Raises FormatError."""
+    """Opens the store's disks; creates and marks new ones. Raises FormatError."""
     disks = _find(index, settings, spare, _Failing() if failing is None else failing)
     for root in disks.roots.values():
         (root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
@@ -130,7 +132,7 @@ def _find(index: Index, settings: StoreSettings, spare: MissingDiskPolicy, faili
 
 
 def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...], failing: _Failing) -> Disks | None:
-    """The disks when nothing changed since the last start, None when `_enrol` has to look."""
+    """Returns the disks if nothing changed since the last start; None if `_enrol` has to sort them."""
     known = {number: Path(path) for number, path in paths.items()}
     markers = {root: failing.marker(root) for root in roots}
     found = {
@@ -146,15 +148,15 @@ def _refuse_orphaned(settings: StoreSettings, failing: _Failing) -> None:
             continue
         if _holds_files(root, marker):
             if settings.evictable:
-                failing[root] = "it was not emptied"
+                failing[root] = "it still holds data of another index"
                 continue
             raise FormatError(
-                f"the index is empty but {root} holds data: give its --index-dir or run meshd fsck --rebuild"
+                f"the index is empty, but {root} holds data: pass its --index-dir or run meshd fsck --rebuild"
             )
 
 
 class _Enrolment:
-    """The directories that were named, sorted by what their markers say beside what the index knows."""
+    """The given directories, sorted by comparing their markers with the index."""
 
     def __init__(
         self, index: Index, txn: Any, settings: StoreSettings, store: str, failing: _Failing
@@ -163,11 +165,11 @@ class _Enrolment:
         self.known = {number: Path(path) for number, path in paths.items()}
         self.gone = self._of_known(index.get_meta(LOST_DISKS_KEY, txn))
         self.found: dict[int, Path] = {}
-        """In service, under their numbers."""
+        """Disks in service, by number."""
         self.fresh: list[Path] = []
-        """To be put into service: they get a number and a marker."""
+        """Directories to put into service: they get a number and a marker."""
         self.refused: list[Path] = []
-        """Not known, and they cannot be used."""
+        """Unknown directories that cannot be used."""
         self._store, self._failing, self._evictable = store, failing, settings.evictable
         self._known_roots = set(self.known.values())
         self._was_mounted = set(self._of_known(index.get_meta(MOUNTED_DISKS_KEY, txn)).values())
@@ -190,7 +192,7 @@ class _Enrolment:
     def _sort_marked(self, root: Path, marker: DiskMarker) -> None:
         ours = marker.store == self._store
         if ours and marker.disk in self.gone:
-            return  # it failed: to be used again it has to be empty
+            return  # it failed before: only an empty disk may take its place
         if ours and marker.disk not in self.found:
             self.found[marker.disk] = root
         elif not _holds_files(root, marker):
@@ -201,7 +203,7 @@ class _Enrolment:
             )
 
     def missing(self) -> dict[int, Path]:
-        """Disks that are known, were not given up, and are not there."""
+        """Returns known disks that were not given up and are not there."""
         return {
             number: path
             for number, path in self.known.items()
@@ -216,7 +218,8 @@ def _holds_files(root: Path, marker: DiskMarker) -> bool:
 def _enrol(
     index: Index, txn: Any, settings: StoreSettings, store: str, spare: MissingDiskPolicy, failing: _Failing
 ) -> tuple[dict[int, Path], dict[int, Path]]:
-    """Disks in service, new ones numbered and marked, and those that are gone. Raises FormatError."""
+    """Returns the disks in service, with new ones numbered and marked, and the lost disks. Raises
+    FormatError."""
     enrolment = _Enrolment(index, txn, settings, store, failing)
     missing = enrolment.missing()
     for path in missing.values():
@@ -227,8 +230,8 @@ def _enrol(
     gone = enrolment.gone | missing | refused
     if not found:
         raise FormatError(
-            "every disk of this node has failed: give it an empty data directory on a sound one; in a mesh "
-            "say `mesh cluster replace` first"
+            "every disk of this node has failed: give it an empty data directory on a healthy disk; in a "
+            "mesh, run `mesh cluster replace` first"
         )
     if enrolment.fresh or missing:
         for number, root in found.items():
@@ -239,13 +242,13 @@ def _enrol(
 def _refused(
     settings: StoreSettings, roots: Iterable[Path], spare: MissingDiskPolicy, failing: _Failing, first: int
 ) -> dict[int, Path]:
-    """Disks that are not known and cannot be used, as lost ones. Raises FormatError."""
+    """Returns unknown disks that cannot be used, as lost ones. Raises FormatError."""
     gone = {}
     for number, root in enumerate(roots, start=first):
         if not settings.evictable:
             raise FormatError(
-                f"disk {root} {failing.how(root)}, and nothing of this node is known to be on it: put a "
-                "sound one in its place, or take it out of --disk"
+                f"disk {root} {failing.how(root)}, and this node has never used it: put a healthy disk in "
+                "its place, or remove it from --disk"
             )
         spare(root, failing.how(root))
         gone[number] = root
@@ -255,13 +258,13 @@ def _refused(
 def _mark(root: Path, marker: DiskMarker) -> None:
     try:
         write_marker(root, marker)
-    except OSError as error:  # of a descriptor it says no name
+    except OSError as error:  # errors of file descriptors carry no file name
         error.filename = error.filename or str(root / EXTENTS)
         raise
 
 
 def sweep_drafts(disks: Disks, writer: str | None) -> int:
-    """Removes unfinished files of `writer` (None: of all); how many."""
+    """Removes unfinished files of `writer` (None: of all writers); returns how many."""
     ending = ".part" if writer is None else f".{writer}.part"
     removed = 0
     for entry in disks.drafts():
@@ -273,11 +276,11 @@ def sweep_drafts(disks: Disks, writer: str | None) -> int:
 
 
 def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_disk) -> int:
-    """Cleans up after a crash; to be called once before the workers start, while nobody has the store open.
+    """Cleans up after a crash. Call it once before the workers start, while no process has the store open.
 
-    Cuts the tails of open segments, removes drafts and files that the index does not know, and moves file
-    numbers past what exists. A disk that gives errors meanwhile is as one that is missing. What lay on disks
-    that are gone goes into quarantine: how many versions. Raises StoreInUseError, FormatError.
+    Cuts the tails of open segments, removes drafts and files unknown to the index, and advances the next file
+    number past every existing file. A disk that reports errors meanwhile is treated as missing. Returns the
+    number of versions quarantined because their disk is lost. Raises StoreInUseError, FormatError.
     """
     failing = _Failing(writing=True)
     with DataDirLock.acquire_exclusive(settings.data_dir):
@@ -303,7 +306,7 @@ def _recover(settings: StoreSettings, spare: MissingDiskPolicy, failing: _Failin
     finally:
         index.close()
     for disk, why in failing.items():
-        _log.error("a disk cannot be used: the node starts without", extra={"disk": str(disk), "why": why})
+        _log.error("a disk cannot be used: the node starts without it", extra={"disk": str(disk), "why": why})
     return lost
 
 
@@ -317,7 +320,8 @@ def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
 
 
 def _forget_unused(index: Index, disks: Disks, txn: Any) -> list[str]:
-    """Paths of files that the index does not know, or was done with; to be removed once it forgot them."""
+    """Forgets files that the index does not know or has retired; returns their paths, to be unlinked after
+    the index has committed."""
     highest, unused = 0, []
     for disk, file, path in disks.files():
         info = index.get_file(txn, file)

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from meshd.store.records import DataFile, Extent, Record
     from meshd.util.clock import Clock
 
-GRACE = 60.0  # seconds a moved file stays for processes that were told its path
+GRACE = 60.0  # seconds that a retired file stays for processes that hold its path
 _GROUP_BYTES = 4 << 20
 _PASSES = 3
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A member to move and its bytes."""
+    """A member to move, and its bytes."""
 
     member: Member
     old: Extent
@@ -56,7 +56,7 @@ class _Piece:
 
 
 class MoveMember(Mutation):
-    """Writes a member again and turns its user to the copy; if there is none any more the copy is waste."""
+    """Rewrites a member and points its user to the copy. If the user is gone, the copy is dead space."""
 
     def __init__(self, piece: _Piece) -> None:
         self.piece = piece
@@ -100,7 +100,8 @@ class MoveMember(Mutation):
 
 
 class MoveManifestedExtent(Mutation):
-    """Moves an extent of an object that has a manifest, or the manifest itself, which is written anew."""
+    """Moves an extent of an object with a manifest, or the manifest itself; writes a new manifest either
+    way."""
 
     exclusive = True
 
@@ -117,7 +118,7 @@ class MoveManifestedExtent(Mutation):
 
     def write_data(self, work: WriteBatch, txn: Any | None) -> None:
         existing, piece = self.existing, self.piece
-        if existing is None:  # overwritten since it was looked at: what it ended must stay ended
+        if existing is None:  # overwritten meanwhile: a removal that this member records must survive
             if cancels_others(piece.member):
                 RewriteTombstoneMember(piece.member).write_data(work, txn)
             return
@@ -137,7 +138,7 @@ class MoveManifestedExtent(Mutation):
 
 
 class RewriteTombstoneMember(Mutation):
-    """Writes a member that undoes others again."""
+    """Rewrites a member that cancels others."""
 
     def __init__(self, member: Member) -> None:
         kind = "aborted" if member.upload else "deleted"
@@ -148,7 +149,7 @@ class RewriteTombstoneMember(Mutation):
 
 
 class RetireFile(Mutation):
-    """Takes a file that nothing uses out of service; True when it is."""
+    """Retires a file that nothing uses; returns True if it is retired or gone."""
 
     exclusive = True
 
@@ -158,7 +159,7 @@ class RetireFile(Mutation):
     def update_index(self, work: WriteBatch, txn: Any) -> bool:
         info = work.index.get_file(txn, self.file)
         if info is None:
-            return True  # its last user went meanwhile, and the file with it
+            return True  # its last user was removed meanwhile, and the file with it
         if info.refs or info.state == "open":
             return False
         work.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
@@ -167,7 +168,7 @@ class RetireFile(Mutation):
 
 
 class ForgetRetiredFiles(Mutation):
-    """Forgets retired files; the result are their paths, to be unlinked."""
+    """Drops retired files from the index; returns their paths, to be unlinked."""
 
     exclusive = True
 
@@ -185,7 +186,7 @@ class ForgetRetiredFiles(Mutation):
 
 
 class Compactor:
-    """Compacts one file at a time, for one process (the steward)."""
+    """Compacts one file at a time. Only the coordinator process uses it."""
 
     def __init__(
         self,
@@ -207,7 +208,8 @@ class Compactor:
         self._tombstone_ms = round(tombstone_seconds * 1e3)
 
     def candidates(self, dead_share: float) -> list[int]:
-        """Sealed segments of which at least this share is dead, the most dead first."""
+        """Returns the sealed segments of which at least this share is dead, those with the most dead bytes
+        first."""
         with self._index.read_transaction() as txn:
             files = [(file, info) for file, info in self._index.all_files(txn) if self._is_candidate(info)]
         shares = [
@@ -219,23 +221,25 @@ class Compactor:
         return _sealed_segment(info) and info.disk in self._disks.roots
 
     async def compact(self, file: int) -> bool:
-        """Empties a sealed segment and retires it; True when it is retired, or gone.
+        """Empties a sealed segment and retires it; returns True if it is retired or gone.
 
-        Raises CorruptExtentError, DiskFullError, DiskFailedError; then the file stays as it is.
+        Raises CorruptExtentError, DiskFullError, DiskFailedError; the file then stays as it is.
         """
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         if info is None:
-            return True  # its last user went meanwhile, and the file with it
+            return True  # its last user was removed meanwhile, and the file with it
         if not _sealed_segment(info):
             return False
         if not any(has_free_space(str(root), info.live) for root in self._disks.roots.values()):
-            raise DiskFullError("no room to write again what lives; delete objects or add a disk")
+            raise DiskFullError(
+                f"no space to rewrite {info.live} live bytes of a segment; delete objects or add a disk"
+            )
         for _ in range(_PASSES):
             try:
                 await self._pass(file, info)
             except FileNotFoundError:
-                pass  # its last user went meanwhile
+                pass  # its last user was removed meanwhile
             except OSError as error:
                 raise store_error_from(error) from error
             if await self._committer.submit(RetireFile(file)):
@@ -244,7 +248,8 @@ class Compactor:
         return False
 
     async def purge(self) -> int:
-        """Unlinks files that were retired, or first seen retired, a grace time ago; how many."""
+        """Unlinks files that were retired, or first seen as retired, at least GRACE seconds ago; returns how
+        many."""
         now = self._clock.monotonic()
         with self._index.read_transaction() as txn:
             retired = [file for file, info in self._index.all_files(txn) if info.state == "retired"]
@@ -266,7 +271,7 @@ class Compactor:
     def _gather(
         self, survey: DataFileScan, members: Iterator[ScannedMember], oldest: int
     ) -> Iterator[Mutation]:
-        """The next few megabytes of intents (blocking)."""
+        """Yields the next few megabytes of mutations (blocking)."""
         weight = 0
         for found in members:
             intent = self._intent(survey, found, oldest)
@@ -289,7 +294,7 @@ class Compactor:
         return RewriteTombstoneMember(member) if needed else None
 
     def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
-        """Whether an upload in progress uses this extent."""
+        """Returns True if an upload in progress uses this extent."""
         if member.kind == "part":
             part = self._index.get_part(txn, member.upload, member.part) if member.upload else None
             return part is not None and extent in part.extents
@@ -299,12 +304,11 @@ class Compactor:
         return upload is not None and upload.place == extent
 
     def _still_undoes(self, txn: Any, member: Member, oldest: int) -> bool:
-        """Whether what this ended may come back without it. A newer null version stops older ones, too; a
-        version of its own is stopped by nothing else.
-        """
+        """Returns True if data that this member cancelled could come back without it. A newer null version
+        also covers older null versions; nothing else covers a version with an id."""
         stamp = int(member.stamp)
         if self._tombstone_ms and stamp > (self._clock.now_ms() - self._tombstone_ms) * 1_000_000:
-            return True  # a rebuilt index has to tell other nodes of it
+            return True  # a rebuilt index must still be able to tell other nodes of the removal
         if member.version and member.kind == "deleted":
             return oldest <= (stamp_of_version_id(member.version) or 0)
         if member.kind != "deleted":
@@ -313,7 +317,8 @@ class Compactor:
         return oldest < stamp and (null is None or null.stamp < stamp)
 
     def _oldest_buried(self, file: int) -> int:
-        """The lowest stamp that a member undone by one of `file` may have, looking at all other files."""
+        """Returns the lowest stamp that a member cancelled by one in `file` may have, over all other
+        files."""
         with self._index.read_transaction() as txn:
             files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
         return min((info.first_stamp for info in files), default=1 << 64)
@@ -327,7 +332,8 @@ def _whole(survey: DataFileScan, extent: Extent) -> bytes:
     if not survey.is_intact(extent):
         metrics.store_corrupt_reads.inc()
         raise CorruptExtentError(
-            f"{extent.length} bytes at {extent.offset} of {survey.path} are damaged; run meshd fsck"
+            f"{extent.length} bytes at {extent.offset} of {survey.path} do not match their checksum; "
+            "run meshd fsck"
         )
     return survey.read_extent(extent)
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Segment:
-    """An open data file: `end` is committed, `tail` is where the next member goes."""
+    """An open segment: bytes up to `end` are committed, and the next member goes to `tail`."""
 
     def __init__(self, disks: Disks, disk: int, file: int, end: int | None = None) -> None:
-        """Makes a new file, or goes on with one at its committed `end`. Raises OSError."""
+        """Creates a new file, or continues one at its committed `end`. Raises OSError."""
         self.disk, self.file = disk, file
         self._directory = disks.directory(disk, file)
         self.path = disks.path(disk, file)
@@ -42,14 +42,14 @@ class Segment:
         self.end = self.tail = end or 0
         self._pending: list[Buffer] = []
         self._named = end is not None
-        if end is not None:
+        if end is not None:  # cuts off what a crash left behind the committed end
             os.ftruncate(self._fd, end)
 
     def __repr__(self) -> str:
         return f"<Segment {self.path} end={self.end} tail={self.tail}>"
 
     def append(self, header: bytes, chunks: Sequence[Buffer], size: int) -> int:
-        """Lays a member out behind the others; returns where its data will begin. No I/O yet."""
+        """Queues a member behind the others; returns the offset of its data. Performs no I/O."""
         data = self.tail + len(header)
         self._pending.append(header)
         self._pending.extend(chunks)
@@ -60,11 +60,11 @@ class Segment:
         return data
 
     def patch_header(self, offset: int, data: bytes) -> None:
-        """Changes bytes of a member that is written but not committed."""
+        """Overwrites header bytes of a member that is written but not committed."""
         os.pwrite(self._fd, data, offset)
 
     def write_pending(self) -> None:
-        """Writes the pending members. Raises OSError; then call `drop`."""
+        """Writes the pending members. Raises OSError; then call `truncate_uncommitted`."""
         if self._pending:
             failpoints.hit("store.data.before_write")
             start = self.tail - sum(map(len, self._pending))
@@ -73,26 +73,26 @@ class Segment:
             failpoints.hit("store.data.after_write")
 
     def sync(self) -> None:
-        """Makes what is written durable. Raises OSError; then call `drop`."""
+        """Makes written bytes durable. Raises OSError; then call `truncate_uncommitted`."""
         failpoints.hit("store.data.before_sync")
         os.fdatasync(self._fd)
         failpoints.hit("store.data.after_sync")
-        if not self._named:
+        if not self._named:  # a new file also needs its directory entry to be durable
             sync_directory(self._directory)
             self._named = True
 
     def mark_committed(self) -> None:
-        """The index knows everything up to the tail."""
+        """Marks everything up to the tail as committed in the index."""
         self.end = self.tail
 
     def truncate_uncommitted(self) -> None:
-        """Forgets and cuts off what was not committed."""
+        """Discards and cuts off everything that was not committed."""
         self._pending = []
         self.tail = self.end
         os.ftruncate(self._fd, self.end)
 
     def seal(self, durable: bool) -> None:
-        """Ends the tar and closes the file."""
+        """Writes the tar end mark and closes the file."""
         self.truncate_uncommitted()
         os.pwrite(self._fd, tar.END, self.end)
         if durable:
@@ -104,12 +104,16 @@ class Segment:
 
 
 _log = logging.getLogger(__name__)
-_WINDOW = 8 << 20  # dirty bytes a draft may gather before the kernel is asked to write them out
+_WINDOW = 8 << 20  # dirty bytes that a draft may collect before the kernel is asked to write them out
 
 
 class LargeObjectFile:
-    """A draft; `size` bytes of data so far, `crc` their crc32c. `eager`: the kernel is asked early to write
-    them out; else when the file is finished, so that one that is not kept costs the disk nothing."""
+    """A large object's file: a draft until `publish`. `size` counts its data bytes so far, `crc` is their
+    crc32c.
+
+    If `eager`, the kernel starts writing pages out early; otherwise only when the file is finished, so that a
+    file that is not kept costs the disk nothing.
+    """
 
     def __init__(self, disks: Disks, disk: int, file: int, writer: str) -> None:
         self.disk, self.file = disk, file
@@ -123,14 +127,14 @@ class LargeObjectFile:
         self.eager = True
 
     def __repr__(self) -> str:
-        return f"<OwnFile {self.path if self._published else self._draft} size={self.size}>"
+        return f"<LargeObjectFile {self.path if self._published else self._draft} size={self.size}>"
 
     def reserve(self, size: int) -> None:
-        """Takes the room for `size` bytes of data now. Raises OSError when there is none."""
+        """Reserves disk space for `size` bytes of data. Raises OSError if there is none."""
         syscalls.preallocate(self._fd, RESERVE + size + tar.padding(size) + len(tar.END))
 
     def append(self, chunks: Sequence[Buffer]) -> None:
-        """Writes the next bytes and keeps the dirty pages of this file few."""
+        """Writes the next bytes and limits the dirty pages of this file."""
         for chunk in chunks:
             self.crc = checksums.crc32c(chunk, self.crc)
         failpoints.hit("store.own.before_write")
@@ -143,24 +147,26 @@ class LargeObjectFile:
             self._asked = self.size
 
     def write_trailer(self) -> None:
-        """Ends the tar."""
+        """Writes the padding and the tar end mark."""
         if not self.eager:
             syscalls.start_writeback(self._fd, RESERVE, self.size)
         syscalls.write_all(self._fd, [bytes(tar.padding(self.size)) + tar.END], RESERVE + self.size)
 
     def duplicate_fd(self) -> tuple[int, int]:
-        """A descriptor of its own for whoever reads the file as it grows, and where the data begin."""
+        """Returns a duplicate descriptor for a reader that follows the growing file, and the offset of the
+        data."""
         return os.dup(self._fd), RESERVE
 
     def sync(self) -> None:
-        """The data are durable when this returns."""
+        """Makes the data durable."""
         failpoints.hit("store.own.before_sync")
         os.fdatasync(self._fd)
 
     def publish(self, header: bytes, durable: bool) -> None:
-        """Fills in the header and gives the file its name; durable when this returns."""
+        """Writes the header and renames the draft to its final path; durable when this returns, if asked
+        for."""
         os.pwrite(self._fd, header, 0)
-        if durable:
+        if durable:  # before the rename: a named file must never have a torn header
             os.fdatasync(self._fd)
         failpoints.hit("store.own.before_rename")
         os.rename(self._draft, self.path)
@@ -170,35 +176,35 @@ class LargeObjectFile:
         failpoints.hit("store.own.after_rename")
 
     def unpublish(self) -> None:
-        """Takes the name back before the index knows the file: it is a draft again. Raises OSError."""
+        """Makes the file a draft again, before the index knows it. Raises OSError."""
         os.rename(self.path, self._draft)
         self._published = False
 
     def patch_header(self, offset: int, data: bytes) -> None:
-        """Changes header bytes before the index knows the file."""
+        """Overwrites header bytes before the index knows the file, durably."""
         os.pwrite(self._fd, data, offset)
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Closes a published file; an error of that is told, and no reason to fail: a file that is to be
-        durable was synced before. Idempotent."""
+        """Closes a published file. A close error is only logged: a durable file was synced before.
+        Idempotent."""
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
         try:
-            os.close(fd)  # the descriptor is gone, whatever it answers
+            os.close(fd)  # the descriptor is invalid afterwards even if this fails
             failpoints.hit("store.own.after_close")
         except OSError as error:
             metrics.store_disk_errors.labels("failed").inc()
-            _log.warning("a data file was not closed well", extra={"path": self.path, "why": str(error)})
+            _log.warning("closing a data file failed", extra={"path": self.path, "why": str(error)})
 
     def discard_draft(self) -> None:
-        """Removes what was never published. Idempotent."""
+        """Removes the file if it was never published. Idempotent."""
         if not self._published:
             self.discard()
 
     def discard(self) -> None:
-        """Removes the file, whatever its state. Idempotent."""
+        """Removes the file in any state. Idempotent."""
         if self._fd < 0:
             return
         self.close()

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from meshd.store.engine.member_header import Member
 
 
-_PIECE = 1 << 20  # a multiple of a tar block, so that a header never spans two pieces' first blocks
+_PIECE = 1 << 20  # a multiple of the tar block size, so that a header's first block never spans two pieces
 _OPENING = b"PaxHeaders/"
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 class ScannedMember(NamedTuple):
-    """A member with its truth; `start` is where its header begins, `extent` where its data lie."""
+    """A parsed member. `start`: where its header begins; `extent`: where its data are; `next`: where the next
+    one begins."""
 
     member: Member
     extent: Extent
@@ -45,15 +46,15 @@ class ScannedMember(NamedTuple):
 
 @dataclass(slots=True)
 class DataFileScan:
-    """One data file, open for reading; a context manager."""
+    """One data file, open for reading. A context manager."""
 
     disk: int
     file: int
     path: str
     fd: int = -1
     size: int = 0
-    end: int = 0  # where the walk ended: behind the last good member
-    ended: bool = False  # the tar's own end mark was met there
+    end: int = 0  # where the scan ended: behind the last good member
+    ended: bool = False  # the tar end mark was found there
     damage: list[str] = field(default_factory=list)
 
     def __enter__(self) -> DataFileScan:
@@ -65,9 +66,8 @@ class DataFileScan:
         os.close(self.fd)
 
     def members(self, limit: int | None = None) -> Iterator[ScannedMember]:
-        """Our members up to byte `limit` (None: the end of the file). Past a damaged one it goes on at the
-        next.
-        """
+        """Yields the members up to byte `limit` (None: the end of the file). After a damaged member the scan
+        resumes at the next one."""
         end, at = self.size if limit is None else min(limit, self.size), 0
         self.damage.clear()
         while True:
@@ -88,13 +88,14 @@ class DataFileScan:
             self.end = entry.next_offset
             member = parse_member_header(entry)
             if member is None:
-                self.damage.append(f"the member at byte {entry.start} does not say what it is")
+                self.damage.append(f"the member at byte {entry.start} has no valid header record")
                 continue
             extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
             yield ScannedMember(member, extent, entry.start, entry.next_offset)
 
     def _resume(self, start: int, end: int) -> int | None:
-        """Where the next member of this very file begins. One inside an object's data says another place."""
+        """Returns the offset of the next member of this file. A header inside an object's data records
+        another position."""
         for at in range(start, end, _PIECE):
             piece = self._pread(at, _PIECE)
             found = piece.find(_OPENING)
@@ -117,11 +118,11 @@ class DataFileScan:
         return os.pread(self.fd, length, offset)
 
     def read_extent(self, extent: Extent) -> bytes:
-        """All bytes of an extent (manifests and uploads: small)."""
+        """Reads all bytes of a small extent (a manifest or an upload record)."""
         return os.pread(self.fd, extent.length, extent.offset)
 
     def is_intact(self, extent: Extent) -> bool:
-        """Whether the bytes match their checksum; reads them in pieces."""
+        """Returns True if the bytes match their checksum. Reads them in pieces."""
         crc, at, stop = 0, extent.offset, extent.offset + extent.length
         while at < stop:
             piece = os.pread(self.fd, min(_PIECE, stop - at), at)
@@ -133,7 +134,7 @@ class DataFileScan:
 
 
 def is_large_object_file(first: ScannedMember, count: int) -> bool:
-    """Whether a file with these members is a large object's own."""
+    """Returns True if a file with these members is a large object's file."""
     return count == 1 and first.extent.offset == RESERVE and first.member.kind in ("object", "part")
 
 
@@ -142,7 +143,7 @@ _BLOCK: Final = 4096
 
 
 class DirectFile:
-    """One data file, a context manager. Raises OSError."""
+    """Reads one data file with O_DIRECT where possible. A context manager. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -167,7 +168,7 @@ class DirectFile:
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def iter_chunks(self, offset: int, length: int) -> Iterator[memoryview]:
-        """The bytes, up to a MiB at a time; fewer than `length` where the file ends."""
+        """Yields the bytes in chunks of up to 1 MiB; fewer than `length` if the file ends early."""
         at, end = offset - offset % _BLOCK, offset + length
         while at < end:
             wanted = min(_DIRECT_CHUNK, end - at + (at - end) % _BLOCK)
@@ -184,19 +185,20 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        os.close(self._fd)  # it opens so, but cannot read so
+        os.close(self._fd)  # this file system opens with O_DIRECT but cannot read with it
         self._fd = self._open(0)
         return os.preadv(self._fd, [self._buffer[:wanted]], at)
 
     def is_intact(self, extent: Extent) -> bool:
-        """Whether the bytes match their checksum."""
+        """Returns True if the bytes match their checksum."""
         bad: list[Extent] = []
         for _ in self.compare_extent(extent, bad):
             pass
         return not bad
 
     def compare_extent(self, extent: Extent, bad: list[Extent]) -> Iterator[int]:
-        """The sizes of pieces as they are read; in the end the extent is among the `bad`, or not."""
+        """Yields the sizes of the chunks as they are read; at the end appends the extent to `bad` if it is
+        damaged."""
         crc = seen = 0
         for piece in self.iter_chunks(extent.offset, extent.length):
             crc, seen = crc32c(piece, crc), seen + len(piece)
@@ -205,7 +207,7 @@ class DirectFile:
             bad.append(extent)
 
     def evict_cached_pages(self, extent: Extent) -> None:
-        """Have the kernel drop what it remembers of these bytes."""
+        """Asks the kernel to drop cached pages of these bytes."""
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(fd, extent.offset, extent.length, os.POSIX_FADV_DONTNEED)

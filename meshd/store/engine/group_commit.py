@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from meshd.store.index.index import Index
     from meshd.util.clock import Clock
 
-_GROUP_BYTES = 32 << 20  # what one group may append: bounds its memory and the wait of the last in it
+_GROUP_BYTES = 32 << 20  # bytes per group: bounds its memory and the latency of its last mutation
 _GROUP_INTENTS = 2048
 _IDS_LOW, _IDS_BLOCK = 64, 256
 
 
 def store_error_from(error: OSError) -> StoreError:
-    """The store's word for an operating system's error."""
+    """Translates an operating system error into a StoreError."""
     if is_exhausted(error):
         why = error.strerror or str(error)
         return ExhaustedError(f"{why}; raise the limit (ulimit -n, LimitNOFILE=) or stop other programs")
@@ -57,13 +57,13 @@ def store_error_from(error: OSError) -> StoreError:
     if full:
         return DiskFullError("the disk is full; delete objects, add a disk, or free space under --disk")
     return DiskFailedError(
-        f"the disk failed: {error.strerror or error}; see the kernel log, then run meshd fsck"
+        f"the disk reported an error: {error.strerror or error}; see the kernel log, then run meshd fsck"
     )
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """An intent and the future that waits for it."""
+    """A mutation and the future that waits for it."""
 
     mutation: Mutation
     future: asyncio.Future[Any]
@@ -72,7 +72,7 @@ class _Ticket:
     error: BaseException | None = None
 
     def attempt(self, step: Callable[[], Any]) -> None:
-        """Runs a step; a failure is this request's alone."""
+        """Runs a step. A failure affects this mutation only."""
         if self.error is not None:
             return
         try:
@@ -95,7 +95,7 @@ def _resolve(tickets: list[_Ticket]) -> None:
 
 
 class Committer:
-    """Owns the writing of one process: its open segments, its file numbers, its thread."""
+    """Executes the mutations of one process in one thread, and owns its open segments and file numbers."""
 
     def __init__(
         self, index: Index, disks: Disks, clock: Clock, settings: StoreSettings, writer: str
@@ -120,15 +120,16 @@ class Committer:
     # the event loop's side --------------------------------------------------------------------------------
 
     def submit(self, intent: Mutation) -> asyncio.Future[Any]:
-        """Queues the intent: it is of this moment, whenever it is committed.
+        """Queues a mutation. Its stamp is the time of this call, whenever it is committed.
 
-        The future fails with StoreError; cancelling it does not take the intent back.
+        The future fails with StoreError. Cancelling it does not cancel the mutation.
         """
         if self._closed:
-            raise StoreClosedError("the store is closing; retry on another worker")
+            raise StoreClosedError("the store is closing; send the request to another worker")
         intent.epoch, intent.submitted_stamp = current_epoch(), self._clock.stamp()
         loop = asyncio.get_running_loop()
         ticket = _Ticket(intent, loop.create_future(), loop)
+        # Checked here, too: the committer thread must not even stage a write whose lease has run out.
         if is_past_deadline(intent.submitted_stamp):
             ticket.error = StaleEpochError(intent.epoch)
             loop.call_soon(_resolve, [ticket])
@@ -137,14 +138,14 @@ class Committer:
         return ticket.future
 
     def next_file_id(self) -> int | None:
-        """A file number for this process alone, None when the committer has to be asked for more."""
+        """Returns a file number reserved for this process; None if the committer must be asked for more."""
         try:
             return self._ids.popleft()
         except IndexError:
             return None
 
     def close(self) -> None:
-        """Commits what is queued, then stops the thread and closes the segments. Idempotent."""
+        """Commits the queued mutations, stops the thread and closes the segments. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -165,7 +166,7 @@ class Committer:
                 return
 
     def _gather(self, first: _Ticket) -> tuple[list[_Ticket], bool]:
-        """All that is pending, within bounds; False when the end of the queue was met."""
+        """Collects pending tickets up to the size limits. The flag is False once the queue was closed."""
         group, weight = [first], first.mutation.data_bytes
         while weight < _GROUP_BYTES and len(group) < _GROUP_INTENTS:
             try:
@@ -232,7 +233,8 @@ class Committer:
 
     @staticmethod
     def _apply(work: WriteBatch, txn: Any, ticket: _Ticket) -> None:
-        """A StoreError here is the request's own; others fail the group: the index may be half changed."""
+        """Updates the index. A StoreError affects this mutation only; any other error fails the group,
+        because the index may be half changed."""
         if ticket.error is not None:
             return
         try:
@@ -260,12 +262,12 @@ class Committer:
         for ticket in group:
             by_loop.setdefault(ticket.loop, []).append(ticket)
         for loop, tickets in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(_resolve, tickets)
 
     def _refuse_when_full(self, work: WriteBatch, group: list[_Ticket]) -> None:
-        """What grows is refused while there is still room for the tombstones and index pages of deletes. What
-        the emptiest disk takes has a place, whichever disks its names belong to."""
+        """Refuses mutations that need space while enough remains for the tombstones and index pages of
+        deletes. A write is accepted if the emptiest disk can take it, whichever disk its name prefers."""
         puts = [ticket for ticket in group if ticket.mutation.needs_free_space]
         if not puts or not self._disks.roots:
             return
@@ -274,7 +276,7 @@ class Committer:
         for ticket in puts:
             if not index:
                 ticket.error = DiskFullError(
-                    "the index's file system is nearly full; free space under --index-dir"
+                    "the file system of the index is nearly full; free space under --index-dir"
                 )
             elif ticket.mutation.data_bytes >= left:
                 ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
@@ -284,7 +286,8 @@ class Committer:
     # segments and numbers ---------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Goes on with the segments this writer left open; cuts what a crash left behind their end."""
+        """Reopens the segments that this writer left open, and cuts off what a crash left behind their
+        end."""
         with self._index.read_transaction() as txn:
             mine = list(self._index.open_files(txn, self._writer))
         for file, info in mine:
@@ -310,7 +313,8 @@ class Committer:
         self._broken.clear()
 
     def _retire_segments(self) -> None:
-        """After a failed sync the kernel may have dropped dirty pages: go on in fresh files."""
+        """Closes all segments and continues in new files: after a failed sync the kernel may have dropped
+        dirty pages."""
         for segment in self._segments.values():
             with suppress(OSError):
                 segment.close()

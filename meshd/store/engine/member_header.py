@@ -18,9 +18,9 @@ from meshwire.formats import tar
 from meshwire.s3.bucket_settings import Acl  # noqa: TC001  msgspec reads the annotations
 
 PAX_KEY = "SHARDMESH.member"
-RESERVE = 16 << 10  # header room of a file of its own: its data begins at this offset
+RESERVE = 16 << 10  # header room of a large object's file: its data begin at this offset
 PAGE = 4 << 10
-ALIGNED = 64 << 10  # members from this size on begin with a page of their file
+ALIGNED = 64 << 10  # data of members from this size on begin at a page boundary of the file
 _MAX_PAX = RESERVE - 2 * tar.BLOCK - 64
 _STAMP_DIGITS = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f]")
@@ -37,12 +37,14 @@ _SUFFIX: dict[str, str] = {
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One member's truth. `stamp` is text of fixed width, so that it can be changed in place; `file` and
-    `at` say where the member itself lies, which tells it from a copy inside somebody's data.
+    """The header record of one member.
 
-    `object` and `part`: the data are the bytes. `wasted`: an object that was overtaken before its commit.
+    `stamp` is text of fixed width, so that it can be overwritten in place. `file` and `at` are the member's
+    own position, which distinguishes it from a copy inside an object's data.
+
+    `object` and `part`: the data are the bytes. `wasted`: an object that was superseded before its commit.
     `manifest`: the data are a Record in JSON. `upload`: the data are an Upload in JSON. `marker`, `deleted`,
-    `aborted`: no data. `version`: the id of the version that is made, or with `deleted` the one that goes;
+    `aborted`: no data. `version`: the id of the version that is made or, for `deleted`, the removed one;
     empty for the null version.
     """
 
@@ -74,32 +76,33 @@ _decoder = msgspec.json.Decoder(Member)
 
 
 def cancels_others(member: Member) -> bool:
-    """Whether a member ends something that older members began, and so must outlive them."""
+    """Returns True if a member ends something that older members began, so it must outlive them."""
     return member.kind in ("deleted", "aborted") or (member.kind == "manifest" and member.upload != "")
 
 
 def stamp_text(stamp: int) -> str:
-    """The fixed-width text of a stamp."""
+    """Returns a stamp as text of fixed width."""
     return f"{stamp:0{_STAMP_DIGITS}d}"
 
 
 def version_id_of(stamp: int) -> str:
-    """The id of the version with this stamp, of fixed width, too."""
+    """Returns the version id for a stamp, also of fixed width."""
     return f"{stamp:016x}"
 
 
 def is_version_id(what: str) -> bool:
-    """Whether it is the id of a version, and not an upload's."""
+    """Returns True for the id of a version, False for that of an upload."""
     return _VERSION.fullmatch(what) is not None
 
 
 def stamp_of_version_id(version: str) -> int | None:
-    """The stamp in a version's id, None when it is no such id."""
+    """Returns the stamp in a version id; None if it is not a version id."""
     return int(version, 16) or None if _VERSION.fullmatch(version) else None
 
 
 def safe_name(bucket: str, key: str) -> str:
-    """A tar name that no tool takes for a directory, an absolute path or a way out; else like the key."""
+    """Returns a tar member name close to the key that no tool takes for a directory, an absolute path or a
+    parent path."""
     key = _UNSAFE.sub(lambda match: f"%{ord(match.group()):02X}", key)
     if "." in key:
         key = "/".join("%2E" * len(part) if part in (".", "..") else part for part in key.split("/"))
@@ -109,7 +112,7 @@ def safe_name(bucket: str, key: str) -> str:
 
 
 def render_member_header(member: Member, size: int, *, reserve: int | None = None) -> bytes:
-    """Header blocks of a member with `size` bytes of data. Raises MetadataTooLargeError."""
+    """Renders the header blocks of a member with `size` bytes of data. Raises MetadataTooLargeError."""
     name = safe_name(member.bucket, member.key)
     name += f".@part-{member.part:05d}" if member.kind == "part" else _SUFFIX.get(member.kind, "")
     raw = _encoder.encode(member)
@@ -125,7 +128,7 @@ def render_member_header(member: Member, size: int, *, reserve: int | None = Non
 
 
 def parse_member_header(member: tar.TarMember) -> Member | None:
-    """The truth in a scanned member, None when it has none or a damaged one."""
+    """Returns the header record of a scanned member; None if it has none or a damaged one."""
     crc, _, text = member.pax.get(PAX_KEY, "").partition(" ")
     try:
         raw = text.encode()

@@ -39,26 +39,27 @@ if TYPE_CHECKING:
 
 
 def check_write_conditions(conditions: Conditions | None, existing: Record | None) -> None:
-    """Raises ConditionFailedError or ConditionMissingError."""
+    """Raises ConditionFailedError or ConditionMissingError if the conditions do not hold for `existing`."""
     if conditions is None:
         return
     etag = existing.etag if existing else None
     failed = failed_write_condition(conditions, etag, existing.modified // 1000 if existing else 0)
     if failed and existing is None:
-        raise ConditionMissingError("If-Match was given, but there is no object with this key")
+        raise ConditionMissingError("If-Match was given, but no object has this key")
     if failed:
         raise ConditionFailedError(
-            "the object changed meanwhile, or exists already; read it again and decide", failed
+            "the object was changed or already exists; read it again before writing", failed
         )
 
 
 def used_extents(record: Record) -> tuple[Extent, ...]:
-    """Every extent a record keeps alive."""
+    """Returns every extent that a record keeps in use."""
     return record.extents if record.manifest is None else (*record.extents, record.manifest)
 
 
 def version_using_extent(index: Index, txn: Any, member: Member, extent: Extent) -> Record | None:
-    """The version that uses this extent of `member`: its own, or for a part any one of its key."""
+    """Returns the version that uses this extent of `member`: its own version or, for a part, any version of
+    its key."""
     name = object_key(member.bucket, member.key)
     if member.kind == "part":
         return next(
@@ -70,31 +71,30 @@ def version_using_extent(index: Index, txn: Any, member: Member, extent: Extent)
 
 
 class Mutation:
-    """Base: a request waiting for the committer. `weight`: bytes it will append; `grows`: a nearly full disk
-    refuses it, so that what frees room, or ends an upload, still finds some.
-    """
+    """Base of all mutations. `data_bytes`: bytes it will append. `needs_free_space`: a nearly full disk
+    refuses it; a mutation that frees space or ends an upload does not set this."""
 
     exclusive = False
     needs_free_space = False
     data_bytes = 0
-    epoch = 0  # see `epochs`
-    submitted_stamp = 0  # the stamp of the moment it was submitted
+    epoch = 0  # the map version it was decided under, 0 without a fence; see `write_fence`
+    submitted_stamp = 0  # the stamp of the time of submission
     staged: StagedMember | None = None
 
     def check(self, work: WriteBatch, txn: Any) -> None:
-        """Raises StoreError when the request must not take place."""
+        """Raises StoreError if the mutation must not take place."""
 
     def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        """Lays members out. `txn` is the write transaction of an exclusive group, else None."""
+        """Stages members in the data files. `txn` is the write transaction of an exclusive group, otherwise
+        None."""
 
     def update_index(self, work: WriteBatch, txn: Any) -> Any:
-        """Enters the request in the index; its result."""
+        """Enters the mutation in the index and returns its result."""
 
 
 def stamp_floor(work: WriteBatch, txn: Any, name: bytes, newest: Record | None, placed: StagedMember) -> int:
-    """What a new version's stamp must lie above: the newest version, and a null one that was removed since it
-    was placed, for its deletion ends all that is older.
-    """
+    """Returns the stamp that a new version must exceed: that of the newest version, and that of a null
+    version's deletion made after this member was staged, because a deletion ends all older null versions."""
     if newest is not None and not newest.version and not newest.marker:
         return newest.stamp
     return max(newest.stamp if newest else 0, work.tombstones(txn).stamp_floor(txn, name, placed.stamp))
@@ -103,14 +103,15 @@ def stamp_floor(work: WriteBatch, txn: Any, name: bytes, newest: Record | None, 
 def push_version(
     work: WriteBatch, txn: Any, name: bytes, record: Record, newest: Record | None
 ) -> Record | None:
-    """Puts `record` on top of the versions of a key and keeps the accounts; the null version it replaced."""
+    """Puts `record` on top of the versions of a key and updates the accounts; returns the null version it
+    replaced."""
     replaced = work.index.versions.push_version(txn, name, record, newest)
     work.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
     return replaced
 
 
 def replace_version(work: WriteBatch, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
-    """Puts `record` where `existing`, of the same stamp, was, and keeps the accounts of both."""
+    """Replaces `existing` by `record`, which has the same stamp, and updates the accounts of both."""
     work.replace_extents(used_extents(existing), used_extents(record))
     work.index.versions.replace_version(txn, name, record)
     return record
@@ -126,7 +127,7 @@ def make_record(
     extents: tuple[Extent, ...],
     parts: tuple[Part, ...] = (),
 ) -> Record:
-    """A new version of an object."""
+    """Builds the record of a new version."""
     return Record(
         size,
         meta.etag,
@@ -147,7 +148,7 @@ def make_record(
 
 @dataclass(slots=True)
 class Payload:
-    """Bytes on their way in: either chunks in memory or a settled file of its own."""
+    """Bytes to be stored: either chunks in memory or a finished large object file."""
 
     size: int
     crc: int
@@ -161,7 +162,7 @@ class Payload:
 
 
 class PutObject(Mutation):
-    """A new version of an object."""
+    """Stores a new version of an object."""
 
     needs_free_space = True
 
@@ -224,9 +225,9 @@ class PutObject(Mutation):
 
 
 class PutWithManifest(PutObject):
-    """A new version whose bytes were uploaded in parts elsewhere: a manifest says in which."""
+    """Stores a new version whose source was uploaded in parts; a manifest records the parts."""
 
-    exclusive = True  # a manifest without use would be believed by a rebuild
+    exclusive = True  # an index rebuild would accept a manifest that no record uses
     record: Record | None = None
 
     def write_data(self, work: WriteBatch, txn: Any | None) -> None:
@@ -252,7 +253,7 @@ class PutWithManifest(PutObject):
 
 
 def write_manifest(work: WriteBatch, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
-    """Writes down in the data files which extents make `record`; the record with the manifest's place."""
+    """Writes a manifest of the extents of `record`; returns the record with the manifest's extent."""
     body = msgspec.json.encode(msgspec.structs.replace(record, broken=False) if record.broken else record)
     crc, stamp = checksums.crc32c(body), stamp_text(record.stamp)
     member = Member(
@@ -271,7 +272,8 @@ def write_manifest(work: WriteBatch, bucket: str, key: str, record: Record, uplo
 
 
 class LinkObject(Mutation):
-    """A copy that shares the source's own files; `copied` holds the bytes of extents in segments."""
+    """Copies an object by sharing the source's large object files. `copied` holds the bytes of extents in
+    segments."""
 
     exclusive = True
     needs_free_space = True
@@ -294,7 +296,7 @@ class LinkObject(Mutation):
     def check(self, work: WriteBatch, txn: Any) -> None:
         for extent in self.source.extents:
             if extent not in self.copied and work.index.get_file(txn, extent.file) is None:
-                raise ExtentGoneError("the object to copy was removed meanwhile; look it up again")
+                raise ExtentGoneError("the source of the copy was removed meanwhile; look it up again")
         check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
 
     def write_data(self, work: WriteBatch, txn: Any | None) -> None:
@@ -325,7 +327,7 @@ class LinkObject(Mutation):
 
 
 class RefillFileIds(Mutation):
-    """Asks for nothing: when it is done, the committer has topped up the free file numbers."""
+    """Does nothing: every commit refills the free file numbers."""
 
     def update_index(self, work: WriteBatch, txn: Any) -> None:
         return None
@@ -335,7 +337,7 @@ _TOMBSTONES_PER_BATCH = 2000
 
 
 class RemoveVersion(Mutation):
-    """Removes one version for good; what is under it comes up."""
+    """Removes one version for good; the next older version becomes the newest."""
 
     def __init__(self, bucket: str, key: str, version: str, conditions: Conditions | None) -> None:
         self.bucket, self.key, self.version, self.conditions = bucket, key, version, conditions
@@ -364,10 +366,10 @@ class RemoveVersion(Mutation):
         existing = work.index.versions.find_version(txn, name, self.version)
         assert self.staged is not None
         if existing is None:
-            if self.version == NULL:  # its member ends what is older all the same
+            if self.version == NULL:  # the staged member ends older null versions even so
                 work.tombstones(txn).add(txn, name, self.staged.stamp)
             return Removed()
-        # of the null version it ends what is older than itself
+        # A deletion of the null version covers everything older, so its stamp must exceed the version's.
         stamp = self.staged.stamp if existing.version else work.restamp_if_behind(self.staged, existing.stamp)
         work.tombstones(txn).add(txn, name, stamp, existing.version)
         work.release_extents(used_extents(existing))
@@ -376,7 +378,8 @@ class RemoveVersion(Mutation):
 
 
 class PutDeleteMarker(Mutation):
-    """Hides a key under a delete marker; while versioning is suspended the null version goes."""
+    """Hides a key under a delete marker. While versioning is suspended, the marker replaces the null
+    version."""
 
     def __init__(self, bucket: str, key: str, conditions: Conditions | None, versioning: Versioning) -> None:
         self.bucket, self.key, self.conditions, self.versioning = bucket, key, conditions, versioning
@@ -413,7 +416,7 @@ class PutDeleteMarker(Mutation):
 
 
 class UpdateTagsAndAcl(Mutation):
-    """Changes tags and ACL of the current or a given version, in a manifest of the same stamp."""
+    """Changes tags and ACL of the current or a given version, by writing a manifest with the same stamp."""
 
     exclusive = True
     needs_free_space = True
@@ -433,7 +436,7 @@ class UpdateTagsAndAcl(Mutation):
             else versions.find_version(txn, name, self.version)
         )
         if found is None or found.marker:
-            raise NoSuchVersionError("the object or this version of it was removed; list its versions")
+            raise NoSuchVersionError("the object or this version does not exist; list its versions")
         self.existing = found
 
     def write_data(self, work: WriteBatch, txn: Any | None) -> None:
@@ -457,7 +460,8 @@ class UpdateTagsAndAcl(Mutation):
 
 
 class PruneTombstones(Mutation):
-    """Drops a run of graves that are older than a stamp; where the next begins, b"" after the last."""
+    """Drops one batch of tombstones below a stamp; returns where the next batch begins, b"" after the
+    last."""
 
     exclusive = True
 

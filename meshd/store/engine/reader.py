@@ -41,7 +41,7 @@ class _Handle:
 
 
 def split_range(extents: Sequence[Extent], offset: int, length: int) -> list[tuple[Extent, int, int]]:
-    """(extent, offset inside it, length) covering `length` bytes from `offset` of the object."""
+    """Returns (extent, offset in the extent, length) for `length` bytes from `offset` of the object."""
     pieces = []
     for extent in extents:
         if length <= 0:
@@ -56,7 +56,7 @@ def split_range(extents: Sequence[Extent], offset: int, length: int) -> list[tup
 
 
 class ExtentReader:
-    """Reads extents; used from one thread (the event loop)."""
+    """Reads extents. Used by one thread (the event loop)."""
 
     def __init__(self, disks: Disks, *, small: int, limit: int = 256) -> None:
         self._disks, self._small, self._limit = disks, small, limit
@@ -64,11 +64,11 @@ class ExtentReader:
         self._opened = 0
 
     def __repr__(self) -> str:
-        return f"<Reader cached={len(self._cache)}>"
+        return f"<ExtentReader cached={len(self._cache)}>"
 
     @contextmanager
     def open_spans(self, record: Record, offset: int, length: int) -> Iterator[list[Span]]:
-        """See ObjectStore.reading."""
+        """See ObjectStore.open_spans."""
         handles: list[_Handle] = []
         require_not_quarantined(record)
         try:
@@ -84,7 +84,7 @@ class ExtentReader:
 
     @contextmanager
     def open_spans_many(self, wanted: Sequence[tuple[Record, int, int]]) -> Iterator[list[list[Span] | None]]:
-        """See ObjectStore.reading_many."""
+        """See ObjectStore.open_spans_many."""
         handles: list[_Handle] = []
         try:
             yield [self._spans_or_none(*each, handles) for each in wanted]
@@ -108,12 +108,12 @@ class ExtentReader:
                 handles.append(handle)
                 spans.append(Span(handle.fd, extent.offset + start, taken, extent))
         except (StoreError, OSError):
-            _log.warning("the bytes of an object cannot be opened", exc_info=True)
+            _log.warning("cannot open the bytes of an object", exc_info=True)
             return None
         return spans
 
     def read_range(self, record: Record, offset: int, length: int) -> bytes:
-        """See ObjectStore.read."""
+        """See ObjectStore.read_range."""
         require_not_quarantined(record)
         pieces = [
             self._pread(extent, start, taken)
@@ -122,7 +122,7 @@ class ExtentReader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
-        """See ObjectStore.read_now."""
+        """See ObjectStore.try_read_range."""
         if len(record.extents) != 1 or record.broken:
             return None
         extent = record.extents[0]
@@ -130,7 +130,7 @@ class ExtentReader:
         data = bytearray(length)
         try:
             got = os.preadv(handle.fd, (data,), extent.offset + offset, os.RWF_NOWAIT)
-        except OSError:  # not in memory, or this file system cannot say, or the disk fails: `read` will tell
+        except OSError:  # not cached, or not supported, or a disk error: `read_range` reports the last
             return None
         finally:
             self._release(handle)
@@ -140,16 +140,16 @@ class ExtentReader:
         return bytes(data)
 
     def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
-        """See ObjectStore.span_now."""
+        """See ObjectStore.try_open_span."""
         if len(record.extents) != 1 or record.broken:
             return None
         extent = record.extents[0]
         handle = self._acquire(extent)
-        self._release(handle)  # nobody closes a cached one before the caller's turn is over
+        self._release(handle)  # a cached handle is not closed before the event loop runs again
         return Span(handle.fd, extent.offset + offset, length, extent) if handle.cached else None
 
     def read_extent(self, extent: Extent) -> bytes:
-        """All bytes of one extent, checked. Raises like `read`."""
+        """Reads and verifies all bytes of one extent. Raises the same errors as `read_range`."""
         return self._pread(extent, 0, extent.length)
 
     def _pread(self, extent: Extent, start: int, taken: int) -> bytes:
@@ -173,7 +173,8 @@ class ExtentReader:
         report_damage(extent)
         path = self._disks.path(extent.disk, extent.file)
         raise CorruptExtentError(
-            f"{taken} bytes at {extent.offset} of {path} are damaged; run meshd fsck and restore the object"
+            f"{taken} bytes at {extent.offset} of {path} do not match their checksum; "
+            "run meshd fsck and restore the object"
         )
 
     def locate(self, record: Record) -> list[Location]:
@@ -200,7 +201,9 @@ class ExtentReader:
         except FileNotFoundError as error:
             if not self._disks.is_present(extent.disk):
                 raise _lost() from error
-            raise ExtentGoneError("the object was removed or moved meanwhile; look it up again") from error
+            raise ExtentGoneError(
+                "the data file was removed or moved meanwhile; look the object up again"
+            ) from error
         except OSError as error:
             raise store_error_from(error) from error
         if extent.length <= self._small:
@@ -228,15 +231,15 @@ class ExtentReader:
             os.close(handle.fd)
 
     def forget_deleted(self) -> None:
-        """Lets go of cached files that were removed, so that their room is given back."""
+        """Closes cached files that were deleted, so that their space is freed."""
         for file in [file for file, handle in self._cache.items() if os.fstat(handle.fd).st_nlink == 0]:
             self._drop(file)
 
     def close(self) -> None:
-        """Drops the cache; running readings keep theirs."""
+        """Drops the cache. Open spans keep their files."""
         for file in list(self._cache):
             self._drop(file)
 
 
 def _lost() -> QuarantinedError:
-    return QuarantinedError("the disk with these bytes is gone: they come from another node, if one has them")
+    return QuarantinedError("the disk with these bytes is lost: another node restores them if it has a copy")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IOV_MAX = 1000
-_LARGEST = 1 << 20  # of one call: what one of 8 MiB takes per byte was measured as eight times as much
+_LARGEST = 1 << 20  # per call: a call of 8 MiB was measured to cost eight times as much per byte
 _KEEP_SIZE = 1
 _WRITE = 2
 _WAIT = 1 | 2 | 4
@@ -28,12 +28,12 @@ try:
     _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     _sync_file_range = _libc.sync_file_range
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-except AttributeError:  # pragma: no cover - a libc without them
+except AttributeError:  # pragma: no cover - a libc without these calls
     _fallocate = _sync_file_range = None  # type: ignore[assignment]  # absent: both hints are skipped
 
 
 def preallocate(fd: int, length: int) -> None:
-    """Reserves room for `length` bytes without changing the size.
+    """Reserves disk space for `length` bytes without changing the file size.
 
     Raises OSError only for ENOSPC and EDQUOT.
     """
@@ -45,13 +45,13 @@ def preallocate(fd: int, length: int) -> None:
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:
-    """Asks the kernel to begin writing these pages out; returns at once."""
+    """Asks the kernel to start writing these pages out; returns at once."""
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, length, _WRITE)
 
 
 def finish_writeback(fd: int, offset: int, length: int) -> None:
-    """Waits until these pages are written out (not a durability promise: fdatasync gives that)."""
+    """Waits until these pages are written out. This is no durability guarantee: only fdatasync gives one."""
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, length, _WAIT)
 
@@ -78,7 +78,7 @@ def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """pwritev of all buffers, a megabyte at a time; returns the bytes written."""
+    """Writes all buffers with pwritev, up to 1 MiB per call; returns the number of bytes."""
     total = 0
     for batch in _batches(buffers):
         wanted = sum(map(len, batch))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class CreateUpload(Mutation):
-    """Begins a multipart upload; the id is made here so that ids rise in commit order of one process."""
+    """Begins a multipart upload. The id is made here, so ids of one process rise in commit order."""
 
     needs_free_space = True
 
@@ -66,7 +66,7 @@ class CreateUpload(Mutation):
 
 
 class PutPart(Mutation):
-    """A part of an upload; a later one with the same number replaces it."""
+    """Stores a part of an upload. A later part with the same number replaces it."""
 
     needs_free_space = True
 
@@ -120,7 +120,7 @@ def _stored(work: WriteBatch, txn: Any, upload: Upload) -> Upload:
 
 
 class CompleteUpload(Mutation):
-    """Makes an object of parts: their extents in order, no bytes copied."""
+    """Makes an object of an upload's parts: their extents in order, without copying bytes."""
 
     exclusive = True
 
@@ -171,13 +171,13 @@ class CompleteUpload(Mutation):
 
 
 def end_upload(work: WriteBatch, txn: Any, upload: Upload, stamp: int) -> None:
-    """Removes an upload and all its parts from the index; it ended with `stamp`."""
+    """Removes an upload and its parts from the index and records that it ended with `stamp`."""
     work.tombstones(txn).add(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
     drop_unowned_upload(work, txn, upload)
 
 
 def drop_unowned_upload(work: WriteBatch, txn: Any, upload: Upload) -> None:
-    """Takes an upload and its parts out of the index, and remembers nothing of it."""
+    """Removes an upload and its parts from the index without recording it."""
     for part in list(work.index.parts_of(txn, upload.upload_id)):
         work.release_extents(part.extents)
         work.index.delete_part(txn, upload.upload_id, part.number)
@@ -187,7 +187,7 @@ def drop_unowned_upload(work: WriteBatch, txn: Any, upload: Upload) -> None:
 
 
 class AbortUpload(Mutation):
-    """Drops an upload, remembered by a member without data."""
+    """Drops an upload, and records that in a member without data."""
 
     exclusive = True
 

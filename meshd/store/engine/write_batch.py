@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StagedMember:
-    """A member that is laid out: where its data lie, and how to change its stamp."""
+    """A staged member: where its data are, and how to change its header before the commit."""
 
     extent: Extent
     stamp: int
     patch: Callable[[Member], None]
     member: Member
-    durable: bool  # the patch makes itself durable
+    durable: bool  # `patch` syncs the file itself
     own: LargeObjectFile | None = None
 
 
 @dataclass(slots=True)
 class _Change:
-    """What a group does to one data file's account."""
+    """Changes of one data file's accounts by a commit group."""
 
     live: int = 0
     dead: int = 0
@@ -74,8 +74,8 @@ class _Change:
 
 
 def _reserve(member: Member, size: int, start: int) -> int | None:
-    """Room for the header of a large member at `start` of a segment, so that its data begin with a page:
-    sendfile takes what does not apart, and so does whoever receives it."""
+    """Returns the header size that makes the data of a large member at `start` begin at a page boundary; None
+    if no padding is needed. sendfile would split unaligned data, on both ends of the connection."""
     if size < ALIGNED:
         return None
     needed = len(render_member_header(member, size))
@@ -88,22 +88,22 @@ def _restamp_own(own: LargeObjectFile, member: Member) -> None:
 
 
 class Syncable(Protocol):
-    """A data file that can be made durable."""
+    """A data file that can be synced."""
 
     def sync(self) -> None:
-        """Raises OSError."""
+        """Makes written bytes durable. Raises OSError."""
         ...
 
 
 def timed_sync(file: Syncable, clock: Clock) -> None:
-    """Makes a data file durable (blocking). Raises OSError."""
+    """Makes a data file durable and records how long that took (blocking). Raises OSError."""
     began = clock.monotonic()
     file.sync()
     metrics.store_sync_seconds.observe(clock.monotonic() - began)
 
 
 class WriteBatch:
-    """State of one group. `segment(disk)` gives the open segment of a disk."""
+    """The state of one commit group. `segment(disk)` returns the open segment of a disk."""
 
     def __init__(
         self,
@@ -129,19 +129,23 @@ class WriteBatch:
         self.submitted_stamp = 0
         self.last_stamp = 0
 
-    # placing ----------------------------------------------------------------------------------------------
+    # staging ----------------------------------------------------------------------------------------------
 
     def load_last_stamp(self, txn: Any) -> None:
-        """Stamps of this group lie above every committed one, whatever the machine's clock did."""
+        """Makes the stamps of this group exceed every committed stamp, even if the clock was set back."""
         self.last_stamp = max(self.last_stamp, self.index.get_meta("last_stamp", txn) or 0)
 
     def observe_stamp(self, stamp: int) -> None:
-        """Another node's stamp is entered: later ones of this node lie above it, whatever its clock says."""
+        """Makes later stamps of this node exceed another node's stamp, whatever its clock shows."""
         self.last_stamp = max(self.last_stamp, stamp)
 
     def check_epoch(self, txn: Any, epoch: int) -> None:
-        """Lets a write pass that was decided by version `epoch` of the map, and none of an earlier one after
-        it. Raises StaleEpochError."""
+        """Admits a write under map version `epoch` and fences off writes under earlier versions. Raises
+        StaleEpochError if a later version was seen.
+
+        The epoch is stored in the index, so the fence holds for every process of the node, and it is checked
+        inside the transaction that commits the write.
+        """
         known: int = self.index.get_meta("epoch", txn) or 0
         if epoch < known:
             raise StaleEpochError(known)
@@ -149,7 +153,8 @@ class WriteBatch:
             self.index.put_meta(txn, "epoch", epoch)
 
     def next_stamp(self) -> int:
-        """The next one: of the moment at which the present intent was submitted, above all that are known."""
+        """Returns the next stamp: the time at which the current mutation was submitted, or one above all
+        known stamps."""
         self.last_stamp = max(self.submitted_stamp, self.last_stamp + 1)
         return self.last_stamp
 
@@ -157,7 +162,7 @@ class WriteBatch:
         return self._changes.setdefault(file, _Change())
 
     def append_member(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> StagedMember:
-        """Lays a member out in the open segment of its disk. Raises OSError, DiskFailedError."""
+        """Stages a member in the open segment of its disk. Raises OSError, DiskFailedError."""
         segment = self._segment(self.free_space.choose_disk(member.bucket, member.key, size))
         start = segment.tail
         member = msgspec.structs.replace(member, file=segment.file, at=start)
@@ -177,7 +182,7 @@ class WriteBatch:
         return StagedMember(extent, stamp, patch, member, False)
 
     def publish_file(self, own: LargeObjectFile, member: Member, stamp: int) -> StagedMember:
-        """Gives a file of its own its header and name. Raises OSError."""
+        """Writes the header of a large object file and renames it. Raises OSError."""
         member = msgspec.structs.replace(member, file=own.file)
         own.publish(render_member_header(member, own.size, reserve=RESERVE), self.durable)
         self._owned.append(own)
@@ -189,16 +194,17 @@ class WriteBatch:
         return StagedMember(extent, stamp, partial(_restamp_own, own), member, True, own)
 
     def flush_segments(self) -> None:
-        """Everything laid out is written and durable. Raises OSError."""
+        """Writes and syncs everything staged. Raises OSError."""
         for segment in self._segments.values():
             segment.write_pending()
             if self.durable:
                 timed_sync(segment, self.clock)
 
-    # settling ---------------------------------------------------------------------------------------------
+    # settling, inside the index transaction ---------------------------------------------------------------
 
     def restamp_if_behind(self, placed: StagedMember, existing: int) -> int:
-        """The stamp to commit with: above `existing`, changed in the data file if another was quicker."""
+        """Returns the stamp to commit with. If it is not above `existing`, because another process committed
+        in between, the member gets a new stamp in the data file."""
         if placed.stamp > existing:
             return placed.stamp
         self.last_stamp = max(self.last_stamp, existing)
@@ -209,20 +215,20 @@ class WriteBatch:
         return placed.stamp
 
     def tombstones(self, txn: Any) -> Tombstones:
-        """What was removed for good, as this group's transaction sees it."""
+        """Returns the tombstones as this group's transaction sees them."""
         if self._tombstones is None:
             self._tombstones = Tombstones(self.index, txn, keep=self._keep_tombstones)
         return self._tombstones
 
     def retain_extents(self, extents: Sequence[Extent]) -> None:
-        """A record begins to use these extents."""
+        """Accounts for a record that begins to use these extents."""
         for extent in extents:
             change = self._change(extent.file)
             change.live += extent.length
             change.refs += 1
 
     def release_extents(self, extents: Sequence[Extent]) -> None:
-        """A record stops using these extents."""
+        """Accounts for a record that stops using these extents."""
         for extent in extents:
             change = self._change(extent.file)
             change.live -= extent.length
@@ -231,29 +237,30 @@ class WriteBatch:
             change.buried += 1
 
     def replace_extents(self, old: Sequence[Extent], new: Sequence[Extent]) -> None:
-        """One record takes another's place; what both use stays in use."""
-        if len(new) > 1 and old and not set(old).isdisjoint(new):  # a single one has just been written
+        """Accounts for a record that replaces another; extents of both stay in use."""
+        if len(new) > 1 and old and not set(old).isdisjoint(new):  # a single extent was just written
             both = Counter(old) & Counter(new)
             old, new = tuple((Counter(old) - both).elements()), tuple((Counter(new) - both).elements())
         self.release_extents(old)
         self.retain_extents(new)
 
     def discard_member(self, placed: StagedMember) -> None:
-        """A member was written that nothing will use."""
+        """Accounts for a member that was written but will not be used."""
         change = self._change(placed.extent.file)
         change.dead += placed.extent.length
         change.buried += 1
 
     def void_member(self, placed: StagedMember) -> None:
-        """As `waste`, of an object that a rebuild would believe: its member says so."""
+        """Discards a member and marks it as void in the data file if an index rebuild would otherwise accept
+        it."""
         self.discard_member(placed)
         if placed.member.kind == "object":
             placed.patch(msgspec.structs.replace(placed.member, kind="wasted"))
             self._restamped = self._restamped or not placed.durable
 
     def withdraw_member(self, placed: StagedMember) -> None:
-        """Nothing will use it as it was placed: it is void, but a file of its own is a draft again, for its
-        writer may ask once more. Raises OSError."""
+        """Voids a member that its mutation must not commit. A large object file becomes a draft again,
+        because its writer may submit it once more. Raises OSError."""
         self.void_member(placed)
         if placed.own is not None:
             placed.own.unpublish()
@@ -261,24 +268,24 @@ class WriteBatch:
             del self._changes[placed.extent.file]
 
     def seal_segment(self, file: int) -> None:
-        """A segment takes no more members."""
+        """Marks a segment as sealed: it takes no more members."""
         self._change(file).sealed = True
 
     def keep_unused_file(self, file: int) -> None:
-        """A file is kept though nothing uses it: compaction retires it in its time."""
+        """Keeps a file although nothing uses it, because compaction will retire it."""
         self._change(file).spared = True
 
     def write_accounts(self, txn: Any) -> None:
-        """Writes the accounts; the last thing before the index commits."""
+        """Writes the accounts to the index. The last step before the index commits."""
         if self._tombstones is not None:
             self._tombstones.save(txn)
         if not self._changes:
             return
-        if self._restamped:
+        if self._restamped:  # headers changed after the first sync; they must be durable before the index
             self.flush_segments()
         self._refuse_lost(txn)
         committed = self.index.get_meta("last_stamp", txn) or 0
-        self.last_stamp = max(self.last_stamp, committed + 1)  # the revision rises, whatever was entered
+        self.last_stamp = max(self.last_stamp, committed + 1)  # `revision` rises with every change
         for file, change in self._changes.items():
             info = self.index.get_file(txn, file) or change.made
             if info is not None:
@@ -287,13 +294,14 @@ class WriteBatch:
         failpoints.hit("store.index.before_commit")
 
     def _refuse_lost(self, txn: Any) -> None:
-        """What was written to a disk that went out of service meanwhile would never be looked for again."""
+        """Refuses data on a disk that was retired meanwhile: it would not be looked for again. Raises
+        DiskFailedError."""
         lost = self.index.get_meta(LOST_DISKS_KEY, txn)
         if not lost:
             return
         made = [change.made for change in self._changes.values() if change.made is not None]
         if any(file.disk in lost for file in made):
-            raise DiskFailedError("a disk went out of service under this write; write it again")
+            raise DiskFailedError("a disk was retired during this write; repeat the write")
 
     def _account(self, txn: Any, file: int, info: DataFile, change: _Change) -> None:
         stamps = [*change.stamps, *([info.first_stamp, info.last_stamp] if info.last_stamp else [])]
@@ -315,10 +323,10 @@ class WriteBatch:
         else:
             self.index.put_file(txn, file, info)
 
-    # after the index's commit, or instead of it -----------------------------------------------------------
+    # after the index has committed, or failed to ----------------------------------------------------------
 
     def finish_commit(self) -> None:
-        """The index has it: ends move up, unused files go."""
+        """Marks segments as committed and removes files that nothing uses."""
         failpoints.hit("store.index.after_commit")
         written = sum(segment.tail - segment.end for segment in self._segments.values())
         for segment in self._segments.values():
@@ -328,11 +336,11 @@ class WriteBatch:
             own.close()
         metrics.store_written_bytes.inc(written)
         for path in self._doomed:
-            with suppress(OSError):  # what cannot be removed now, recovery removes
+            with suppress(OSError):  # startup recovery removes what cannot be removed now
                 os.unlink(path)
 
     def roll_back(self) -> None:
-        """Nothing of the group happened: tails are cut, published files removed."""
+        """Undoes the group: truncates segments and removes published files."""
         for segment in self._segments.values():
             with suppress(OSError):
                 segment.truncate_uncommitted()

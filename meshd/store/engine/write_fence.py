@@ -23,19 +23,20 @@ _deadline: Final[ContextVar[int]] = ContextVar("latest", default=NO_DEADLINE)
 
 
 def current_epoch() -> int:
-    """The version that writes of this task are decided by; 0: none."""
+    """Returns the map version under which this task's writes are decided; 0 without a fence."""
     return _epoch.get()
 
 
 def is_past_deadline(stamp: int) -> bool:
-    """Whether a write of this task may not be of the time that the stamp says."""
+    """Returns True if a write of this task must not carry this stamp, because the node's lease ends before
+    it."""
     return stamp > _deadline.get()
 
 
 @contextmanager
 def epoch_scope(version: int, latest: int = NO_DEADLINE) -> Iterator[None]:
-    """Writes within it are decided by this version of the map, and of a time before the stamp `latest`: until
-    then nobody else decides."""
+    """Decides the writes inside the block under map version `version`. They must carry stamps up to `latest`:
+    until then no other node acts as primary."""
     epoch, until = _epoch.set(version), _deadline.set(latest)
     try:
         yield

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from meshwire.s3.bucket_settings import Versioning
 
 _PIECE, _SMALLEST_PIECE = 1 << 20, 128 << 10
-_GATHERED = 32 << 20  # what the pieces of all writers of a process may add up to
+_GATHERED = 32 << 20  # limit of the chunks of all writers of a process together
 _IOV_MAX = 900
 
 
 class WriterContext:
-    """What all writers of a process share: threads, numbers, and the count of writers at work."""
+    """Shared by all writers of a process: threads, file numbers, and the number of active writers."""
 
     def __init__(
         self,
@@ -68,18 +68,19 @@ class WriterContext:
         self.active = 0
 
     def chunk_bytes(self) -> int:
-        """Bytes a writer gathers before it goes to the disk: less when many write."""
+        """Returns how many bytes a writer collects before writing them to disk; fewer if many writers are
+        active."""
         return max(_SMALLEST_PIECE, min(_PIECE, _GATHERED // (2 * max(1, self.active))))
 
     async def run_blocking(self, call: Callable[[], None]) -> None:
-        """A blocking call in the pool. Raises StoreError for OSError."""
+        """Runs a blocking call in the thread pool. Raises StoreError instead of OSError."""
         try:
             await asyncio.get_running_loop().run_in_executor(self.pool, call)
         except OSError as error:
             raise store_error_from(error) from error
 
     def finish_draft(self, own: LargeObjectFile) -> None:
-        """Ends a draft; its data are durable when this returns (blocking). Raises OSError."""
+        """Completes a draft and makes its data durable (blocking). Raises OSError."""
         own.write_trailer()
         if self._durable:
             timed_sync(own, self._clock)
@@ -90,14 +91,13 @@ class WriterContext:
         return number
 
     def create_draft(self, order: Sequence[int], file: int, size: int | None) -> LargeObjectFile:
-        """A draft with its room reserved, on the first disk of `order` that has it (blocking).
+        """Creates a draft with reserved space on the first disk of `order` that has enough (blocking).
 
-        Raises OSError, DiskFullError, DiskFailedError."""
+        Raises OSError, DiskFullError, DiskFailedError.
+        """
         there = [(disk, root) for disk in order if (root := self.disks.roots.get(disk)) is not None]
         if not there:
-            raise DiskFailedError(
-                "the disk failed a moment ago; try again: another one takes it, if there is one"
-            )
+            raise DiskFailedError("the disk has just failed; try again, another disk may take the object")
         for disk, root in there:
             if has_free_space(str(root), size or 0):
                 metrics.store_displaced.inc(disk != order[0])
@@ -115,7 +115,7 @@ class WriterContext:
 
 
 class DiskObjectWriter:
-    """See ObjectWriter. `upload` and `number` make it a part's."""
+    """Writes an object or, with `upload` and `number`, a part. See ObjectWriter."""
 
     def __init__(
         self,
@@ -137,7 +137,8 @@ class DiskObjectWriter:
         shop.active += 1
 
     def __repr__(self) -> str:
-        return f"<StoredWriter {self._bucket}/{self._key} {self._state} bytes={self._total} file={self._own}>"
+        where = f"{self._bucket}/{self._key}"
+        return f"<DiskObjectWriter {where} {self._state} bytes={self._total} file={self._own}>"
 
     async def write(self, data: Buffer) -> None:
         self._take(data if type(data) is bytes else bytes(data))
@@ -152,9 +153,9 @@ class DiskObjectWriter:
         await self._flush()
 
     async def share_file(self) -> tuple[int, int] | None:
-        """Of a large object whose size is declared: a descriptor of its file, the caller's to close, and
-        where its bytes begin; they can be read as far as `settled` says, whatever becomes of the object. None
-        for a small one. Raises StoreError."""
+        """Returns a descriptor of the growing file of a large object whose size is declared, and the offset
+        of its data; None for a small object. The caller closes the descriptor. Readers may read as many bytes
+        as `flushed_bytes` has returned, even if the object is aborted. Raises StoreError."""
         if not self._large:
             return None
         if self._own is None:
@@ -164,7 +165,7 @@ class DiskObjectWriter:
         return self._own.duplicate_fd()
 
     async def flushed_bytes(self) -> int:
-        """Bytes in the file, all that were written, when this returns. Raises StoreError."""
+        """Writes pending chunks and returns the number of bytes in the file. Raises StoreError."""
         await self._flush()
         await self._settle()
         return 0 if self._own is None else self._own.size
@@ -199,8 +200,9 @@ class DiskObjectWriter:
         return record
 
     def _committed(self, future: asyncio.Future[Record]) -> None:
-        """The committer has answered, whether or not the caller still waits: a refused file is removed. One
-        that only an older map decided about is kept: the newer map may decide the same."""
+        """Handles the committer's result even if the caller no longer waits: removes the file of a refused
+        write. After a StaleEpochError the file is kept, because the write may be repeated under the newer
+        map."""
         error = None if future.cancelled() else future.exception()
         if isinstance(error, StaleEpochError):
             self._state = "open"
@@ -234,7 +236,7 @@ class DiskObjectWriter:
         finally:
             os.close(fd)
         if crc != whole.crc:
-            raise CorruptExtentError("what was just written reads otherwise; write it again")
+            raise CorruptExtentError("the bytes read back differ from those written; write the object again")
 
     async def abort(self) -> None:
         if self._state != "open":
@@ -246,7 +248,7 @@ class DiskObjectWriter:
             if flight is not None:
                 with suppress(Exception):
                     await asyncio.shield(flight)
-        except asyncio.CancelledError:  # a second time: nobody waits, and it goes all the same
+        except asyncio.CancelledError:  # cancelled again while waiting: clean up in the background
             _discard_after(flight, self._own)
             raise
         if self._own is not None:
@@ -277,13 +279,13 @@ class DiskObjectWriter:
         return kind(self._bucket, self._key, meta, payload, conditions, versioning)
 
     async def _all(self) -> Payload:
-        """As `_payload`, made once."""
+        """Returns the payload; prepares it once."""
         if self._whole is None:
             self._whole = await self._payload()
         return self._whole
 
     async def _payload(self) -> Payload:
-        """The bytes, ready to be committed: in memory, or all in their file and durable there."""
+        """Returns the bytes ready for the commit: in memory, or complete and durable in their file."""
         if self._own is None and self._total <= self._shop.small:
             crc = 0
             for chunk in self._chunks:
@@ -297,7 +299,7 @@ class DiskObjectWriter:
         return Payload(own.size, own.crc, own=own)
 
     async def _flush(self) -> None:
-        """Sends what has gathered on its way, after what was sent before has arrived."""
+        """Starts writing the collected chunks once the previous write has finished."""
         await self._settle()
         if self._own is None:
             await self._open_file()
@@ -333,7 +335,8 @@ class DiskObjectWriter:
 
 
 def _discard_after(flight: asyncio.Task[None] | None, own: LargeObjectFile | None) -> None:
-    """Remove a draft when no thread writes to it: its descriptor's number may be another file's at once."""
+    """Discards a draft once no thread writes to it: a descriptor closed earlier could already belong to
+    another file."""
     if own is None:
         return
     if flight is None or flight.done():

@@ -45,16 +45,16 @@ _part = msgspec.msgpack.Decoder(UploadedPart).decode
 _file = msgspec.msgpack.Decoder(DataFile).decode
 
 UPLOAD_ID_LENGTH = 32
-_LAST_PART = 0xFFFF  # behind all there can be
+_LAST_PART = 0xFFFF  # above every part number
 
 
 def object_key(bucket: str, key: str) -> bytes:
-    """How an object is called in the index."""
+    """Returns the index key of an object."""
     return f"{bucket}\0{key}".encode()
 
 
 def upload_key(bucket: str, key: str, upload_id: str) -> bytes:
-    """How an upload is called in the index; ids have a fixed length, so a NUL in the key does no harm."""
+    """Returns the index key of an upload. Ids have a fixed length, so a NUL in the key is unambiguous."""
     return f"{bucket}\0{key}\0{upload_id}".encode()
 
 
@@ -63,7 +63,7 @@ def _number(value: int) -> bytes:
 
 
 class Index:
-    """One LMDB environment; at most one per process and directory."""
+    """One LMDB environment. At most one per process and directory may be open."""
 
     def __init__(self, path: Path, *, map_bytes: int, sync: bool = True, readonly: bool = False) -> None:
         if not readonly:
@@ -82,7 +82,7 @@ class Index:
                 readahead=False,
                 meminit=False,
             )
-            self.env.reader_check()  # slots of processes that were killed
+            self.env.reader_check()  # frees reader slots of killed processes
             self._open_tables(readonly)
         except lmdb.Error as error:
             raise FormatError(
@@ -110,7 +110,7 @@ class Index:
 
     @classmethod
     def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
-        """The index of these settings."""
+        """Opens the index that these settings describe."""
         sync = settings.durability == "commit"
         return cls(settings.index_dir, map_bytes=settings.index_map_bytes, sync=sync, readonly=readonly)
 
@@ -118,26 +118,26 @@ class Index:
         self.env.close()
 
     def size(self) -> int:
-        """Bytes of the index on disk."""
+        """Returns the size of the index on disk in bytes."""
         info = self.env.info()
         return int(self.env.stat()["psize"] * (info["last_pgno"] + 1))
 
     # transactions -----------------------------------------------------------------------------------------
 
     def read_transaction(self) -> Any:
-        """A read transaction as a context manager; values are buffers valid inside it."""
+        """Opens a read transaction as a context manager; values are buffers that are valid inside it."""
         return self._begin(buffers=True)
 
     @contextmanager
     def write_transaction(self) -> Iterator[Any]:
-        """The write transaction: alone over all processes; aborted when the block raises."""
+        """Opens the write transaction: exclusive over all processes, aborted if the block raises."""
         with _translated(), self._begin(write=True) as txn:
             yield txn
 
-    # what the store knows of itself -----------------------------------------------------------------------
+    # metadata of the store --------------------------------------------------------------------------------
 
     def get_meta(self, name: str, txn: Any = None) -> Any:
-        """A value of the meta table, or None."""
+        """Returns a value of the meta table, or None."""
         if txn is None:
             with self.env.begin() as own:
                 return self.get_meta(name, own)
@@ -150,25 +150,25 @@ class Index:
     # objects ----------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
-        """The record, from the latest committed state."""
+        """Returns the record in the latest committed state."""
         with self._begin(None, None, False, True) as txn:
             raw = self.objects.get(txn, f"{bucket}\0{key}".encode())
             return None if raw is None else _record(raw)
 
     def get_in(self, txn: Any, bucket: str, key: str) -> Record | None:
-        """The record as `txn` sees it."""
+        """Returns the record as `txn` sees it."""
         raw = self.objects.get(txn, object_key(bucket, key))
         return None if raw is None else _record(raw)
 
     def find_version(self, bucket: str, key: str, version: str) -> Record | None:
-        """This very version, from the latest committed state."""
+        """Returns exactly this version in the latest committed state."""
         with self.read_transaction() as txn:
             return self.versions.find_version(txn, object_key(bucket, key), version)
 
     def list(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
     ) -> Page:
-        """One page, see ObjectStore.list."""
+        """Returns one page; see ObjectStore.list."""
         base = bucket.encode() + b"\0"
         query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
         with self.read_transaction() as txn, self.objects.open_cursor(txn, query.start()) as walk:
@@ -179,7 +179,7 @@ class Index:
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
     ) -> EntryPage:
-        """One page, see ObjectStore.list_entries."""
+        """Returns one page; see ObjectStore.list_entries."""
         base = bucket.encode() + b"\0"
         query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
         with self._begin() as txn, self.objects.open_batch_cursor(txn, query.start()) as runs:
@@ -197,7 +197,7 @@ class Index:
         limit: int,
         slots: bytes | None = None,
     ) -> VersionPage:
-        """One page, see ObjectStore.list_versions."""
+        """Returns one page; see ObjectStore.list_versions."""
         base = bucket.encode() + b"\0"
         query = VersionQuery(
             base, prefix.encode(), delimiter.encode(), key_marker.encode(), version_marker, limit
@@ -214,7 +214,7 @@ class Index:
             )
 
     def all_records(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
-        """(name, record) of every object and version; the current ones first, each half in order."""
+        """Yields (name, record) of all versions: first the current ones, then the others, each in order."""
         for name, raw in self.objects.items(txn):
             yield name, _record(raw)
         yield from self.versions.all_older(txn)
@@ -226,7 +226,7 @@ class Index:
         return None if raw is None else _upload(raw)
 
     def decode_upload(self, raw: Any) -> Upload:
-        """The upload in a value of the uploads table."""
+        """Decodes a value of the uploads table."""
         return _upload(raw)
 
     def put_upload(self, txn: Any, upload: Upload) -> None:
@@ -238,7 +238,7 @@ class Index:
     def all_uploads(
         self, txn: Any, start: bytes = b"", prefix: bytes = b""
     ) -> Iterator[tuple[bytes, Upload]]:
-        """(key in the index, upload), in order of (bucket, key, id)."""
+        """Yields (index key, upload) in order of (bucket, key, id)."""
         for name, raw in self.uploads.items(txn, start, prefix):
             yield name, _upload(raw)
 
@@ -253,7 +253,7 @@ class Index:
         txn.delete(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
 
     def parts_of(self, txn: Any, upload_id: str, after: int = 0) -> Iterator[UploadedPart]:
-        """Parts with numbers above `after`, in order."""
+        """Yields parts with numbers above `after`, in order."""
         prefix = upload_id.encode()
         with txn.cursor(self.parts) as cursor:
             found = cursor.set_range(prefix + min(after + 1, _LAST_PART).to_bytes(2, "big"))
@@ -262,7 +262,7 @@ class Index:
                 found = cursor.next()
 
     def all_parts(self, txn: Any) -> Iterator[tuple[str, UploadedPart]]:
-        """(upload id, part) of everything, orphans included."""
+        """Yields (upload id, part) of all parts, orphans included."""
         with txn.cursor(self.parts) as cursor:
             for name, raw in cursor:
                 yield bytes(name[:UPLOAD_ID_LENGTH]).decode(), _part(raw)
@@ -280,15 +280,16 @@ class Index:
         txn.delete(_number(file), db=self.files)
 
     def open_files(self, txn: Any, writer: str) -> Iterator[tuple[int, DataFile]]:
-        """(file, info) of what this writer had open. Only these are decoded: there may be many others."""
-        told = _encode("open") + _encode(writer)  # two fields side by side
+        """Yields (file, info) of files that this writer has open. Decodes only candidates, because there may
+        be many other files."""
+        told = _encode("open") + _encode(writer)  # adjacent fields
         with txn.cursor(self.files) as cursor:
             for name, raw in cursor:
                 if told in bytes(raw) and (info := _file(raw)).writer == writer:
                     yield int.from_bytes(name, "big"), info
 
     def files_after(self, txn: Any, file: int) -> Iterator[tuple[int, DataFile]]:
-        """(file, info) of data files with higher numbers."""
+        """Yields (file, info) of data files with higher numbers."""
         with txn.cursor(self.files) as cursor:
             found = cursor.set_range(_number(file + 1))
             while found:
@@ -296,7 +297,7 @@ class Index:
                 found = cursor.next()
 
     def all_files(self, txn: Any) -> Iterator[tuple[int, DataFile]]:
-        """(file, info) of every data file."""
+        """Yields (file, info) of every data file."""
         with txn.cursor(self.files) as cursor:
             for name, raw in cursor:
                 yield int.from_bytes(name, "big"), _file(raw)
@@ -311,17 +312,17 @@ def _translated() -> Iterator[None]:
 
 
 def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
-    """The store's word for an error of a write to the index."""
+    """Translates an error of an index write into a StoreError."""
     full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
     if isinstance(error, lmdb.MapFullError):
         return DiskFullError("the index is full; raise index_map_bytes and restart")
     if full:
-        return DiskFullError("the index's file system is full; free space under --index-dir")
-    return DiskFailedError(f"the index failed: {error}; see the kernel log, then run meshd fsck")
+        return DiskFullError("the file system of the index is full; free space under --index-dir")
+    return DiskFailedError(f"writing the index failed: {error}; see the kernel log, then run meshd fsck")
 
 
-_TAIL = UPLOAD_ID_LENGTH + 1  # NUL and the id behind each key
+_TAIL = UPLOAD_ID_LENGTH + 1  # NUL and the id after each key
 
 
 def list_uploads(
@@ -372,5 +373,6 @@ def list_uploads(
 
 
 def _seen(upload_id: bytes, marker: str) -> bool:
-    """Whether an upload of the marker's own key was given out before: all were when no id is given."""
+    """Returns True if an earlier page listed this upload of the marker's key; without an id, all of them were
+    listed."""
     return not marker or upload_id <= marker.encode()

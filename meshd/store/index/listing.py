@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 
 
 _brief = msgspec.msgpack.Decoder(Brief).decode
-_entry = partial(tuple.__new__, ObjectEntry)  # ObjectEntry's own constructor is a function of Python
+_entry = partial(tuple.__new__, ObjectEntry)  # faster than ObjectEntry's constructor, a Python function
 
-# Pairs are read by the run. A run is short enough for the rare records of many parts (a megabyte each) to do
-# no harm, and shorter among common prefixes, where all but its first pairs are read for nothing.
+# Pairs are read in batches. A batch is short enough that rare records of many parts (a megabyte each) do no
+# harm, and shorter among common prefixes, where all pairs after the first are read in vain.
 _RUN, _SHORTEST = 64, 4
 
 
 def successor(prefix: bytes) -> bytes:
-    """The first byte string after all that begin with `prefix` (UTF-8: its last byte is never 0xFF)."""
+    """Returns the first byte string after all that begin with `prefix` (its last byte is never 0xFF in
+    UTF-8)."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def common_prefix(name: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
-    """What `name` is rolled up to, None when it stands for itself."""
+    """Returns the common prefix that `name` is rolled up to; None if it is listed itself."""
     if not delimiter:
         return None
     at = name.find(delimiter, len(prefix))
@@ -51,7 +52,7 @@ def common_prefix(name: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
 
 @dataclass(slots=True)
 class ListingQuery:
-    """A listing request in bytes; `base` is what all keys of the bucket begin with."""
+    """A listing request in bytes. `base` is the prefix of all keys of the bucket."""
 
     base: bytes
     prefix: bytes
@@ -60,14 +61,14 @@ class ListingQuery:
     limit: int
 
     def start(self) -> bytes:
-        """The first stored key that may be in the page."""
+        """Returns the first index key that the page may contain."""
         if self.after < self.prefix:
             return self.base + self.prefix
         return self.base + self.after + b"\0" if self.after else self.base
 
 
 def list_page(walk: Cursor, query: ListingQuery, decode: Callable[[Any], Record]) -> Page:
-    """The page; `walk` must stand at `query.start()`."""
+    """Builds the page. `walk` must be positioned at `query.start()`."""
     entries: list[tuple[str, Record]] = []
     prefixes: list[str] = []
     last = b""
@@ -96,7 +97,7 @@ def list_page(walk: Cursor, query: ListingQuery, decode: Callable[[Any], Record]
 
 @dataclass(slots=True)
 class _Collected:
-    """A page in the making; `room`: how many entries or prefixes may still come."""
+    """A page under construction. `room`: how many more entries or prefixes it may take."""
 
     query: ListingQuery
     room: int
@@ -145,7 +146,7 @@ class _Collected:
 
 
 def entry_page(runs: BatchReader, query: ListingQuery) -> EntryPage:
-    """The page as S3 shows it; `runs` must stand at `query.start()`."""
+    """Builds the page in the form S3 shows it. `runs` must be positioned at `query.start()`."""
     made = _Collected(query, query.limit)
     whole = query.base + query.prefix
     length = _SHORTEST if query.delimiter else _RUN
@@ -171,14 +172,15 @@ def entry_page(runs: BatchReader, query: ListingQuery) -> EntryPage:
 
 
 def _inside(run: list[tuple[bytes, bytes]], whole: bytes) -> list[tuple[bytes, bytes]]:
-    """The run up to where its keys leave the prefix."""
+    """Returns the batch up to where its keys leave the prefix."""
     if not run or run[-1][0].startswith(whole):
         return run
     return list(takewhile(lambda pair: pair[0].startswith(whole), run))
 
 
 def _first_rolled(run: Sequence[tuple[bytes, bytes]], query: ListingQuery) -> tuple[int, bytes | None]:
-    """(index, common prefix) of the first key that is rolled up; (length of the run, None) without one."""
+    """Returns (index, common prefix) of the first key that is rolled up; (length of the batch, None) if none
+    is."""
     if query.delimiter:
         begin = len(query.base)
         for at, (key, _) in enumerate(run):
@@ -190,7 +192,7 @@ def _first_rolled(run: Sequence[tuple[bytes, bytes]], query: ListingQuery) -> tu
 
 @dataclass(slots=True)
 class VersionQuery:
-    """A request in bytes; `base` is what all keys of the bucket begin with."""
+    """A version listing request in bytes. `base` is the prefix of all keys of the bucket."""
 
     base: bytes
     prefix: bytes
@@ -202,7 +204,7 @@ class VersionQuery:
 
 @dataclass(slots=True)
 class _Gathering:
-    """The page as it grows, and where the next one begins."""
+    """A page under construction, and the position after it."""
 
     entries: list[tuple[str, Record]] = field(default_factory=list)
     latest: list[bool] = field(default_factory=list)
@@ -226,7 +228,7 @@ class _Gathering:
 
 
 class _Pair:
-    """Both walks; `name` is what they stand at, None at the end."""
+    """Merges the cursors of current and older versions. `name` is the current position, None at the end."""
 
     def __init__(self, objects: Cursor, older: Cursor) -> None:
         self._objects, self._older = objects, older
@@ -239,13 +241,13 @@ class _Pair:
         self.name = one if self.at_current else other
 
     def seek(self, start: bytes) -> None:
-        """Both to the first key ≥ `start`."""
+        """Moves both cursors to the first key ≥ `start`."""
         self._objects.seek(start)
         self._older.seek(start)
         self._settle()
 
     def next_version(self) -> Record:
-        """The version they stand at; then on to the next."""
+        """Returns the version at the current position and advances."""
         walk = self._objects if self.at_current else self._older
         record: Record = decode(walk.value)
         walk.next()
@@ -256,7 +258,7 @@ class _Pair:
 def list_versions(
     versions: Versions, txn: Any, query: VersionQuery, chosen: Callable[[bytes], bool] | None = None
 ) -> VersionPage:
-    """See ObjectStore.list_versions."""
+    """Builds the page; see ObjectStore.list_versions."""
     current_from, older_from = _starts(versions, txn, query)
     with (
         versions.objects.open_cursor(txn, current_from) as objects,
@@ -270,14 +272,14 @@ def list_versions(
 
 
 def _starts(versions: Versions, txn: Any, query: VersionQuery) -> tuple[bytes, bytes]:
-    """Where the two walks begin: behind what was given out before."""
+    """Returns the start positions of the two cursors: after what earlier pages listed."""
     if query.key_marker < query.prefix or not query.key_marker:
         return (query.base + query.prefix,) * 2
     name = query.base + query.key_marker
     if not query.version_marker:
         return name + b"\0", older_version_key(name, 0)
     stamp = _stamp(versions, txn, name, query.version_marker)
-    if stamp is None:  # it went meanwhile, and its place with it: rather twice than not at all
+    if stamp is None:  # the marker's version was removed: list the key again rather than skip versions of it
         return name, name
     current = versions.current_version(txn, name)
     seen = current is None or current.stamp >= stamp
@@ -293,7 +295,7 @@ def _stamp(versions: Versions, txn: Any, name: bytes, version: str) -> int | Non
 
 def _gather(pair: _Pair, versions: Versions, txn: Any, query: VersionQuery) -> VersionPage:
     page, room, skip = _Gathering(), query.limit, len(query.base)
-    begun = query.base + query.key_marker  # of this key newer versions may have been given out before
+    begun = query.base + query.key_marker  # an earlier page may have listed newer versions of this key
     whole, before = query.base + query.prefix, b""
     while room >= 0 and (name := pair.name) is not None and name.startswith(whole):
         rolled = common_prefix(name[skip:], query.prefix, query.delimiter)

@@ -38,13 +38,14 @@ def _unpack(stored: Any) -> tuple[bytes, Any]:
 
 
 class OrderedTable:
-    """Every method takes the LMDB transaction to work in (with buffers=True or False)."""
+    """A table with keys of any length. Every method takes an LMDB transaction (with buffers=True or
+    False)."""
 
     def __init__(self, db: Any) -> None:
         self.db = db
 
     def get(self, txn: Any, key: bytes) -> Any | None:
-        """The value (bytes or a buffer valid within `txn`), or None."""
+        """Returns the value (bytes or a buffer valid within `txn`), or None."""
         if len(key) < LONG:
             return txn.get(key, None, self.db)
         with txn.cursor(self.db) as cursor:
@@ -69,33 +70,33 @@ class OrderedTable:
             return bool(self._seek_long(cursor, key) and cursor.delete())
 
     def count(self, txn: Any) -> int:
-        """How many keys there are."""
+        """Returns the number of keys."""
         return int(txn.stat(self.db)["entries"])
 
     def open_cursor(self, txn: Any, start: bytes) -> TableCursor:
-        """A walk over (key, value) pairs from the first key ≥ `start`."""
+        """Opens a cursor over (key, value) pairs from the first key ≥ `start`."""
         return TableCursor(self, txn.cursor(self.db), start)
 
     def open_batch_cursor(self, txn: Any, start: bytes) -> BatchCursor:
-        """A walk over many pairs at a time; `txn` must copy (buffers=False)."""
+        """Opens a cursor that returns many pairs at a time; `txn` must copy (buffers=False)."""
         return BatchCursor(self, txn.cursor(self.db), start)
 
     def items(self, txn: Any, start: bytes = b"", prefix: bytes = b"") -> Iterator[tuple[bytes, Any]]:
-        """All pairs from max(start, prefix) whose key begins with `prefix`, in order."""
+        """Yields all pairs from max(start, prefix) whose key begins with `prefix`, in order."""
         with self.open_cursor(txn, max(start, prefix)) as walk:
             while walk.key is not None and walk.key.startswith(prefix):
                 yield walk.key, walk.value
                 walk.next()
 
     def seek(self, cursor: Any, key: bytes) -> bool:
-        """Moves to the first entry ≥ key; False at the end."""
+        """Moves to the first entry ≥ key; returns False at the end."""
         if len(key) < LONG:
             return bool(cursor.set_range(key))
         self._seek_long(cursor, key)
         return bool(cursor.key())
 
     def _seek_long(self, cursor: Any, key: bytes) -> bool:
-        """Moves to the first entry ≥ key (of any group); True when it is the key itself."""
+        """Moves to the first entry ≥ key (in any group); returns True if its key equals `key`."""
         group = key[:LONG]
         low, high = 0, _LABELS  # the wanted label is in [low, high)
         while low < high:
@@ -112,7 +113,7 @@ class OrderedTable:
         return bool(positioned and cursor.key()[:LONG] == group and _unpack(cursor.value())[0] == key)
 
     def _free_label(self, txn: Any, cursor: Any, key: bytes) -> int:
-        """A label for a new key, between its neighbours; `cursor` stands on the first entry ≥ key."""
+        """Returns a label for a new key between its neighbors; `cursor` is at the first entry ≥ key."""
         group = key[:LONG]
         for _ in range(2):
             below, above = self._neighbours(cursor, group)
@@ -124,15 +125,17 @@ class OrderedTable:
         raise OverflowError("a group of long keys has no free label")  # 2**62 keys with one prefix
 
     def _neighbours(self, cursor: Any, group: bytes) -> tuple[int | None, int | None]:
-        """The labels just before the cursor and at it, None where there is none in this group."""
+        """Returns the labels just before and at the cursor, None where the group has none."""
         above = _label_of(cursor, group)
         moved = cursor.prev() if cursor.key() else cursor.last()
         return _label_of(cursor, group) if moved else None, above
 
     def _relabel(self, txn: Any, group: bytes, around: int | None) -> int:
-        """Spreads labels evenly where too many lie close together: in the smallest surroundings that are
-        sparse enough, the sparser the larger they are (Bender et al. 2002), so that a key costs the moves of
-        few others, in whatever order keys come. How many were moved."""
+        """Spreads labels evenly around a full gap; returns how many entries it moved.
+
+        It takes the smallest enclosing range that is sparse enough; larger ranges must be sparser (Bender et
+        al. 2002). So an insertion moves few other entries on average, in whatever order keys arrive.
+        """
         assert around is not None
         entries: list[tuple[bytes, bytes]] = []
         low = size = 0
@@ -151,7 +154,7 @@ class OrderedTable:
         return len(entries)
 
     def _within(self, txn: Any, group: bytes, low: int, end: int, most: int) -> list[tuple[bytes, bytes]]:
-        """The entries of a group with labels from `low` to before `end`, `most` at most."""
+        """Returns up to `most` entries of a group with labels from `low` up to (excluding) `end`."""
         entries: list[tuple[bytes, bytes]] = []
         with txn.cursor(self.db) as cursor:
             found = cursor.set_range(group + _label(low))
@@ -170,7 +173,7 @@ def _label_of(cursor: Any, group: bytes) -> int | None:
 
 
 def _between(below: int | None, above: int | None) -> int | None:
-    """A free label between two, with room for more; None when there is none."""
+    """Returns a free label between two that leaves space for more; None if there is none."""
     if below is None and above is None:
         return _FIRST
     low, end = -1 if below is None else below, _LABELS if above is None else above
@@ -196,7 +199,7 @@ class TableCursor:
         self._load(self._table.seek(self._cursor, start))
 
     def next(self) -> None:
-        """Moves to the following key."""
+        """Moves to the next key."""
         self._load(self._cursor.next())
 
     def _load(self, found: bool) -> None:
@@ -217,7 +220,7 @@ class TableCursor:
 
 
 class BatchCursor:
-    """A cursor that gives decoded pairs by the run, in a few calls of C: for pages of many small values."""
+    """A cursor that decodes pairs in batches with a few C calls, for pages of many small values."""
 
     def __init__(self, table: OrderedTable, cursor: Any, start: bytes) -> None:
         self._table, self._cursor = table, cursor
@@ -229,7 +232,7 @@ class BatchCursor:
         self._pairs = self._cursor.iternext(keys=True, values=True) if found else iter(())
 
     def next_batch(self, count: int) -> list[tuple[bytes, bytes]]:
-        """The next `count` pairs, fewer only at the end."""
+        """Returns the next `count` pairs, fewer only at the end."""
         pairs: list[tuple[bytes, bytes]] = list(islice(self._pairs, count))
         if pairs and max([len(key) for key, _ in pairs]) >= LONG:
             return [pair if len(pair[0]) < LONG else _unpack(pair[1]) for pair in pairs]
@@ -243,7 +246,7 @@ class BatchCursor:
 
 
 class Cursor(Protocol):
-    """What listings need of `ordered.Walk`."""
+    """The part of `TableCursor` that listings need."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -257,7 +260,7 @@ class Cursor(Protocol):
 
 
 class BatchReader(Protocol):
-    """What listings need of `ordered.Runs`."""
+    """The part of `BatchCursor` that listings need."""
 
     def seek(self, start: bytes) -> None: ...
 
@@ -265,8 +268,8 @@ class BatchReader(Protocol):
 
 
 def slot_filter(slots: bytes) -> Callable[[bytes], bool]:
-    """Whether a stored name (`bucket NUL key`) lies in one of `slots`: a byte a slot, 0 or not. The same hash
-    as `meshwire.cluster.placement.slot_of`."""
+    """Returns a predicate: does an index key (`bucket NUL key`) hash to one of `slots` (one byte per slot,
+    nonzero if included)? The hash is that of `meshwire.cluster.placement.slot_of`."""
     mask, blake2b = len(slots) - 1, hashlib.blake2b
 
     def chosen(name: bytes) -> bool:
@@ -277,7 +280,7 @@ def slot_filter(slots: bytes) -> Callable[[bytes], bool]:
 
 
 class SlotCursor:
-    """A walk that stands at chosen names only. `tail`: bytes behind a name in the table's keys."""
+    """A cursor that stops only at accepted names. `tail`: bytes after the name in the table's keys."""
 
     def __init__(self, walk: Cursor, chosen: Callable[[bytes], bool], within: bytes, tail: int = 0) -> None:
         self._walk, self._chosen, self._within, self._tail = walk, chosen, within, tail
@@ -292,12 +295,12 @@ class SlotCursor:
         return self._walk.value
 
     def seek(self, start: bytes) -> None:
-        """To the first chosen name ≥ `start`."""
+        """Moves to the first accepted name ≥ `start`."""
         self._walk.seek(start)
         self._settle()
 
     def next(self) -> None:
-        """To the following chosen name."""
+        """Moves to the next accepted name."""
         self._walk.next()
         self._settle()
 
@@ -310,17 +313,17 @@ class SlotCursor:
 
 
 class SlotBatchReader:
-    """The same for a walk by the run."""
+    """A batch reader that returns only accepted names."""
 
     def __init__(self, runs: BatchCursor, chosen: Callable[[bytes], bool], within: bytes) -> None:
         self._runs, self._chosen, self._within = runs, chosen, within
 
     def seek(self, start: bytes) -> None:
-        """To the first name ≥ `start`."""
+        """Moves to the first name ≥ `start`."""
         self._runs.seek(start)
 
     def next_batch(self, count: int) -> list[tuple[bytes, bytes]]:
-        """The next `count` chosen pairs, fewer only at the end."""
+        """Returns the next `count` accepted pairs, fewer only at the end."""
         found: list[tuple[bytes, bytes]] = []
         while len(found) < count:
             wanted = count - len(found)

@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 
     from meshd.store.index.index import Index
 
-_IN_FLIGHT = 4096  # what a node of its own keeps
-_MOST = 10_000_000  # beyond, graves are forgotten earlier than asked for: the index must not fill with them
+_IN_FLIGHT = 4096  # tombstones that a single node keeps
+_MOST = 10_000_000  # above this, tombstones expire early, so that they do not fill the index
 _META = "graves"
 _STAMP = 8
 
 
 class Tombstone(NamedTuple):
-    """`what`: "" for the null versions below `stamp`, or the id of a version or an upload."""
+    """`what`: "" for all null versions below `stamp`, or the id of a version or an upload."""
 
     what: str
     stamp: int
 
 
 def tombstone_key(name: bytes, what: str = "") -> bytes:
-    """How a grave is called in the index: those of a key lie together, the null version's first."""
+    """Returns the index key of a tombstone: those of a name are adjacent, the null version's first."""
     return name + b"\0" + what.encode() if what else name
 
 
 class Tombstones:
-    """One group's view; `settle` writes down what it added. `keep`: for as long as the settings say."""
+    """One commit group's view of the tombstones; `save` writes what it changed. `keep`: keep them for
+    `tombstone_seconds`."""
 
     def __init__(self, index: Index, txn: Any, *, keep: bool = False) -> None:
         self._index, self._keep = index, keep
@@ -45,30 +46,31 @@ class Tombstones:
         self._changed = False
 
     def add(self, txn: Any, name: bytes, stamp: int, what: str = "") -> None:
-        """A deletion with this stamp removed the null version of a key, or what has this id. In any order."""
+        """Records that a deletion with this stamp removed the null version of a key, or the version or upload
+        with id `what`. Deletions may be added in any order."""
         if what and not self._keep:
-            return  # ids are never used twice: no write in flight can bring one back
+            return  # ids are never reused, so no write in flight can bring this one back
         if self.stamp_of(txn, name, what) < stamp:
             self._index.tombstones.put(txn, tombstone_key(name, what), stamp.to_bytes(_STAMP, "big"))
         self._last = max(self._last, stamp)
         self._changed = True
 
     def stamp_of(self, txn: Any, name: bytes, what: str = "") -> int:
-        """The stamp of the deletion that is remembered of this; 0 when there is none."""
+        """Returns the stamp of the recorded deletion; 0 if there is none."""
         raw = self._index.tombstones.get(txn, tombstone_key(name, what))
         return 0 if raw is None else int.from_bytes(raw, "big")
 
     def stamp_floor(self, txn: Any, name: bytes, stamp: int) -> int:
-        """The stamp of a deletion that a write of this process with `stamp` may have missed; 0 when there is
-        none. What was forgotten counts as a deletion of every key: that costs a write in flight a new stamp.
-        """
+        """Returns the stamp of a deletion that a write of this process with `stamp` may have missed; 0 if
+        there is none. A forgotten deletion is assumed to concern every key: that only costs a write in flight
+        a new stamp."""
         if stamp > self._last:
             return 0
         return self.since if stamp <= self.since else self.stamp_of(txn, name)
 
     def prune(self, txn: Any, before: int, start: bytes, limit: int) -> bytes:
-        """Drops those older than `before` among the next `limit` from `start` on; where to go on, b"" at the
-        end of all."""
+        """Drops tombstones older than `before` among the next `limit` from `start`; returns where to
+        continue, b"" at the end."""
         table = self._index.tombstones
         seen = [(key, int.from_bytes(raw, "big")) for key, raw in islice(table.items(txn, start), limit)]
         for key, stamp in seen:
@@ -79,11 +81,12 @@ class Tombstones:
         return seen[-1][0] + b"\0" if len(seen) == limit else b""
 
     def mark_incomplete(self, since: int) -> None:
-        """Removals up to this stamp may be forgotten: what a rebuild says of those whose members are gone."""
+        """Declares that removals up to this stamp may be missing: an index rebuild does not find those whose
+        members are gone."""
         self.since, self._changed = max(self.since, since), True
 
     def save(self, txn: Any) -> None:
-        """Before the commit."""
+        """Writes the changes. Call it before the commit."""
         if not self._changed:
             return
         if not self._keep and self._index.tombstones.count(txn) > _IN_FLIGHT:
@@ -93,13 +96,13 @@ class Tombstones:
 
 
 def tombstones_complete_since(index: Index, txn: Any) -> int:
-    """Every removal with a higher stamp than this is remembered."""
+    """Returns the stamp above which every removal is recorded."""
     known: list[int] = index.get_meta(_META, txn) or [0, 0]
     return known[1]
 
 
 def prunable_before(index: Index, txn: Any, now: int, seconds: float) -> int:
-    """Graves below this stamp have been kept for long enough, or there are too many."""
+    """Returns the stamp below which tombstones have expired, or must go because there are too many."""
     before = now - round(seconds * 1e9)
     if index.tombstones.count(txn) > _MOST:
         before = max(before, (max(tombstones_complete_since(index, txn), before) + now) // 2)
@@ -107,9 +110,9 @@ def prunable_before(index: Index, txn: Any, now: int, seconds: float) -> int:
 
 
 def tombstones_of_name(index: Index, txn: Any, name: bytes) -> Iterator[Tombstone]:
-    """What is remembered of one key."""
+    """Yields the tombstones of one name."""
     for key, raw in index.tombstones.items(txn, name, name):
         what = key[len(name) :]
         if what and what[0]:
-            return  # of a longer key
+            return  # belongs to a longer key
         yield Tombstone(what[1:].decode(), int.from_bytes(raw, "big"))

@@ -24,45 +24,45 @@ _encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Record).decode
 
 _NEWEST = (1 << 64) - 1
-TAIL = 9  # NUL and the inverted stamp behind each name
+TAIL = 9  # NUL and the inverted stamp after each name
 
 
 def older_version_key(name: bytes, stamp: int) -> bytes:
-    """How a version is called among the older ones: the newest of a key comes first."""
+    """Returns the key of a version in `older`: the newest version of a name sorts first."""
     return name + b"\0" + (_NEWEST - stamp).to_bytes(8, "big")
 
 
 class Versions:
-    """Every method takes the LMDB transaction to work in."""
+    """The version tables of an index. Every method takes an LMDB transaction."""
 
     def __init__(self, objects: OrderedTable, older: OrderedTable, nulls: OrderedTable) -> None:
         self.objects, self.older, self.nulls = objects, older, nulls
 
-    # looking ----------------------------------------------------------------------------------------------
+    # lookups ----------------------------------------------------------------------------------------------
 
     def current_version(self, txn: Any, name: bytes) -> Record | None:
-        """The readable version, None when the newest is a marker."""
+        """Returns the readable version; None if the newest is a delete marker."""
         raw = self.objects.get(txn, name)
         return None if raw is None else decode(raw)
 
     def newest_version(self, txn: Any, name: bytes) -> Record | None:
-        """The newest version, a marker too."""
+        """Returns the newest version, which may be a delete marker."""
         return self.current_version(txn, name) or self._newest_older(txn, name)
 
     def _newest_older(self, txn: Any, name: bytes) -> Record | None:
-        if len(name) < LONG - TAIL:  # what most writes ask of an empty table
+        if len(name) < LONG - TAIL:  # fast path: `older` is empty in most stores
             with txn.cursor(self.older.db) as cursor:
                 if not cursor.set_range(name + b"\0"):
                     return None
         return next(self.older_versions(txn, name), None)
 
     def null_version(self, txn: Any, name: bytes) -> Record | None:
-        """The null version, a marker too."""
+        """Returns the null version, which may be a delete marker."""
         current = self.current_version(txn, name)
         return current if current is not None and not current.version else self._older_null(txn, name)
 
     def find_version(self, txn: Any, name: bytes, version: str) -> Record | None:
-        """The version of this id, or the null version."""
+        """Returns the version with this id, or the null version."""
         if version == NULL:
             return self.null_version(txn, name)
         stamp = stamp_of_version_id(version)
@@ -70,7 +70,7 @@ class Versions:
         return found if found is not None and found.version == version else None
 
     def version_at(self, txn: Any, name: bytes, stamp: int) -> Record | None:
-        """The version with this stamp."""
+        """Returns the version with this stamp."""
         current = self.current_version(txn, name)
         if current is not None and current.stamp <= stamp:
             return current if current.stamp == stamp else None
@@ -78,7 +78,7 @@ class Versions:
         return None if raw is None else decode(raw)
 
     def older_versions(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
-        """The key's versions under `below`, the current one left out; the newest first."""
+        """Yields the versions below stamp `below`, without the current one, newest first."""
         prefix, length = name + b"\0", len(name) + TAIL
         with self.older.open_cursor(txn, older_version_key(name, below - 1)) as walk:
             while walk.key is not None and walk.key.startswith(prefix):
@@ -87,14 +87,14 @@ class Versions:
                 walk.next()
 
     def all_versions(self, txn: Any, name: bytes) -> Iterator[Record]:
-        """All versions of a key, the newest first."""
+        """Yields all versions of a name, newest first."""
         current = self.current_version(txn, name)
         if current is not None:
             yield current
         yield from self.older_versions(txn, name)
 
     def all_older(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
-        """(name, version) of everything that is not current, in order."""
+        """Yields (name, version) of everything that is not current, in order."""
         for key, raw in self.older.items(txn):
             yield key[:-TAIL], decode(raw)
 
@@ -107,10 +107,11 @@ class Versions:
         )
         return None if raw is None else decode(raw)
 
-    # changing ---------------------------------------------------------------------------------------------
+    # changes ----------------------------------------------------------------------------------------------
 
     def push_version(self, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
-        """Puts `record` on top of `newest`, the newest so far; the null version that it replaced."""
+        """Puts `record` on top of `newest`, the newest version so far; returns the null version that it
+        replaced."""
         replaced = None if record.version or newest is None else self._null_under(txn, name, newest)
         if newest is not None and newest is not replaced and not newest.marker:
             self.put_older(txn, name, newest)
@@ -128,7 +129,8 @@ class Versions:
         return self._older_null(txn, name) if newest.version else newest
 
     def insert_version(self, txn: Any, name: bytes, record: Record) -> Record | None:
-        """Puts a version where its stamp belongs, a null one in place of an older one; which is returned."""
+        """Inserts a version where its stamp belongs; returns the older null version that a null version
+        replaced."""
         newest = self.newest_version(txn, name)
         if newest is None or newest.stamp < record.stamp:
             return self.push_version(txn, name, record, newest)
@@ -139,7 +141,7 @@ class Versions:
         return replaced
 
     def replace_version(self, txn: Any, name: bytes, record: Record) -> None:
-        """Puts `record` where the version of the same stamp is."""
+        """Replaces the version that has the stamp of `record`."""
         current = self.current_version(txn, name)
         if current is not None and current.stamp == record.stamp:
             self.objects.put(txn, name, _encode(record))
@@ -147,7 +149,7 @@ class Versions:
             self.older.put(txn, older_version_key(name, record.stamp), _encode(record))
 
     def remove_version(self, txn: Any, name: bytes, record: Record) -> None:
-        """Takes one version out; what is under the newest comes up."""
+        """Removes one version. If it was the newest, the next older one becomes the newest."""
         current = self.current_version(txn, name)
         if current is not None and current.stamp != record.stamp:
             self._forget(txn, name, record)
@@ -159,14 +161,14 @@ class Versions:
         self.promote_newest(txn, name)
 
     def promote_newest(self, txn: Any, name: bytes) -> None:
-        """Makes the newest of the older versions the current one, when it can be read."""
+        """Makes the newest of the older versions current, unless it is a delete marker."""
         newest = self._newest_older(txn, name)
         if newest is not None and not newest.marker:
             self._forget(txn, name, newest)
             self.objects.put(txn, name, _encode(newest))
 
     def put_older(self, txn: Any, name: bytes, record: Record) -> None:
-        """Enters a version among the older ones."""
+        """Inserts a version among the older ones."""
         self.older.put(txn, older_version_key(name, record.stamp), _encode(record))
         if not record.version:
             self.nulls.put(txn, name, record.stamp.to_bytes(8, "big"))

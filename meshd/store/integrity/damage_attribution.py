@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class ExtentUse(NamedTuple):
-    """Who uses an extent: a version by name and stamp, for its bytes or for its manifest; or a part of an
-    upload (`part` from 1 on, `upload` its id)."""
+    """A use of an extent: by a version (name and stamp), for its bytes or for its manifest; or by a part of
+    an upload (`part` from 1 on, `upload` its id)."""
 
     name: bytes
     stamp: int = 0
@@ -42,7 +42,7 @@ class ExtentUse(NamedTuple):
 
 
 class DamageAttributor:
-    """One a process."""
+    """Finds and quarantines the users of damaged extents. One per process."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class DamageAttributor:
         )
 
     async def attribute_damage(self, extents: Iterable[Extent]) -> int:
-        """Looks at these again, and has what is damaged put in quarantine; how many versions and parts went
-        there."""
+        """Reads these extents again and quarantines what uses damaged ones; returns how many versions and
+        parts."""
         confined = 0
         by_file: dict[int, list[Extent]] = defaultdict(list)
         for extent in dict.fromkeys(extents):
@@ -80,20 +80,20 @@ class DamageAttributor:
         elif use.manifest:
             done = await self._committer.submit(RestoreManifest(use.name, use.stamp, bad[0]))
             if done:
-                _log.warning("a damaged manifest was written again", extra={"object": name})
+                _log.warning("a damaged manifest was rewritten", extra={"object": name})
             return False
         else:
             intent = QuarantineVersion(use.name, use.stamp, bad, self._clock.now_ms(), why)
             done = await self._committer.submit(intent)
         if done:
             metrics.quarantined.inc()
-            _log.error("damaged bytes: in quarantine, not served", extra={"object": name, "why": why})
+            _log.error("damaged bytes quarantined; they are not served", extra={"object": name, "why": why})
         return bool(done)
 
     # blocking ---------------------------------------------------------------------------------------------
 
     def _judge(self, file: int, suspected: Sequence[Extent]) -> tuple[str, Mapping[ExtentUse, list[Extent]]]:
-        """What is wrong, and who uses what is damaged."""
+        """Returns what is wrong, and the damaged extents by user."""
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         if info is None:
@@ -109,7 +109,8 @@ class DamageAttributor:
                 for extent in suspected:
                     try:
                         if found.is_intact(extent):
-                            found.evict_cached_pages(extent)  # memory may hold something else than the device
+                            # The device is fine, so the page cache may be wrong: drop the cached pages.
+                            found.evict_cached_pages(extent)
                         else:
                             bad.append(extent)
                     except OSError as error:
@@ -121,8 +122,11 @@ class DamageAttributor:
         except FileNotFoundError:
             return list(suspected), "its data file is gone"
         except OSError as error:
-            if is_exhausted(error):  # looked at again by the next scrub, or the next reader
-                _log.warning("suspected bytes could not be compared", extra={"why": error.strerror})
+            if is_exhausted(error):  # the next scrub or reader checks again
+                _log.warning(
+                    "cannot verify suspected bytes: this process is short of resources",
+                    extra={"why": error.strerror},
+                )
                 return [], ""
             metrics.store_disk_errors.labels("failed").inc()
             return list(suspected), f"the device cannot open its data file ({error.strerror})"
@@ -137,7 +141,7 @@ class DamageAttributor:
                 if use is not None:
                     found[use].append(extent)
                     left.discard(extent)
-        if left:  # shared by copies, or its header is damaged, too
+        if left:  # shared by copies, or the member's header is damaged, too
             for use, extent in self.search_uses(left):
                 found[use].append(extent)
         return found
@@ -157,7 +161,7 @@ class DamageAttributor:
             return
 
     def use_of_member(self, member: Member, extent: Extent) -> ExtentUse | None:
-        """Who uses a member's bytes, by what the member says of itself."""
+        """Returns the user of a member's bytes, according to the member's header."""
         with self._index.read_transaction() as txn:
             record = version_using_extent(self._index, txn, member, extent)
             name = f"{member.bucket}\0{member.key}".encode()
@@ -171,7 +175,7 @@ class DamageAttributor:
         return None
 
     def search_uses(self, wanted: set[Extent]) -> Iterator[tuple[ExtentUse, Extent]]:
-        """Everybody who uses one of these: goes through the whole index."""
+        """Yields every use of these extents. Scans the whole index."""
         with self._index.read_transaction() as txn:
             for name, record in self._index.all_records(txn):
                 for extent in used_extents(record):

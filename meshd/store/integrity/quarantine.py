@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from meshd.store.index.index import Index
     from meshd.store.records import Record
 
-_STAMP = 9  # NUL and the stamp behind a name
+_STAMP = 9  # NUL and the stamp after a name
 
 
 class Quarantined(msgspec.Struct, frozen=True, array_like=True):
-    """A damaged version: which extents, found when (ms since the epoch), and what is wrong."""
+    """The damage of a version: its extents, when it was found (ms since the epoch), and what is wrong."""
 
     extents: tuple[Extent, ...]
     found: int
@@ -35,11 +35,11 @@ class Quarantined(msgspec.Struct, frozen=True, array_like=True):
 
 
 def require_not_quarantined(record: Record) -> None:
-    """Raises QuarantinedError."""
+    """Raises QuarantinedError if the version is in quarantine."""
     if record.broken:
         raise QuarantinedError(
-            "the bytes of this version are damaged here, and in quarantine; if no other node has them, put "
-            "the object again"
+            "the bytes of this version are damaged on this node and in quarantine; if no other node has a "
+            "copy, put the object again"
         )
 
 
@@ -48,19 +48,19 @@ def _key(name: bytes, stamp: int) -> bytes:
 
 
 def add_to_quarantine(index: Index, txn: Any, name: bytes, stamp: int, about: Quarantined) -> None:
-    """Remembers a damaged version."""
+    """Records a damaged version."""
     index.quarantine.put(txn, _key(name, stamp), msgspec.msgpack.encode(about))
 
 
 def release_from_quarantine(index: Index, txn: Any, name: bytes, stamp: int) -> None:
-    """Forgets it: the version was restored, or is gone."""
+    """Removes the record of a version that was repaired or removed."""
     index.quarantine.delete(txn, _key(name, stamp))
 
 
 def all_quarantined(
     index: Index, txn: Any, after: tuple[bytes, int] | None = None
 ) -> Iterator[tuple[bytes, int, Quarantined]]:
-    """(name, stamp, what is known) of every damaged version, in order, from behind `after` on."""
+    """Yields (name, stamp, damage) of every quarantined version after `after`, in order."""
     start = b"" if after is None else _key(after[0], after[1] + 1)
     for key, raw in index.quarantine.items(txn, start):
         stamp = int.from_bytes(key[1 - _STAMP :], "big")
@@ -68,7 +68,7 @@ def all_quarantined(
 
 
 def stale_entries(index: Index, txn: Any) -> Iterator[tuple[bytes, int]]:
-    """(name, stamp) of what is listed and was removed or replaced meanwhile."""
+    """Yields (name, stamp) of recorded versions that were removed or replaced meanwhile."""
     for name, stamp, _ in all_quarantined(index, txn):
         record = index.versions.version_at(txn, name, stamp)
         if record is None or not record.broken:
@@ -76,7 +76,8 @@ def stale_entries(index: Index, txn: Any) -> Iterator[tuple[bytes, int]]:
 
 
 class QuarantineVersion(Mutation):
-    """Puts a version in quarantine if it (still) uses one of these extents; whether it did."""
+    """Quarantines a version if it still uses one of these extents; returns True if it entered the
+    quarantine."""
 
     exclusive = True
 
@@ -101,8 +102,8 @@ class QuarantineVersion(Mutation):
 
 
 class DropDamagedPart(Mutation):
-    """Takes a damaged part of an upload in progress out: it has to come again, from a client or another node.
-    Whether it was there."""
+    """Drops a damaged part of an upload in progress, so that the client or another node must send it again.
+    Returns True if it was there."""
 
     exclusive = True
 
@@ -119,7 +120,8 @@ class DropDamagedPart(Mutation):
 
 
 class RestoreManifest(Mutation):
-    """Writes a version's manifest again where it is damaged; nothing of the object was. Whether it was so."""
+    """Rewrites a version's damaged manifest; the object's bytes are not affected. Returns True if it still
+    used that manifest."""
 
     exclusive = True
 
@@ -149,7 +151,7 @@ class RestoreManifest(Mutation):
 
 
 class PruneQuarantine(Mutation):
-    """Forgets what was in quarantine and is gone or was replaced meanwhile; how many."""
+    """Forgets quarantined versions that were removed or replaced meanwhile; returns how many."""
 
     exclusive = True
 

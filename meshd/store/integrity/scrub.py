@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 _STATE: Final = "scrub"
 _TURN_BYTES: Final = 1 << 20
 _TURN_MEMBERS: Final = 200
-_REMEMBER: Final = 5.0  # seconds of work that a crash may cost
+_REMEMBER: Final = 5.0  # seconds of work that a crash may lose
 
 
 class ScrubState(msgspec.Struct, frozen=True):
-    """Where the scrub is. `position`: the data file it looked at last; `began` and `ended` in ms since the
-    epoch, of the last pass that began and of the last one that came to its end; the rest is of the present or
-    the last pass. `asked`: the number of the request for a pass that was last heeded."""
+    """The position of the scrub. `position`: the data file scrubbed last; `began` and `ended`: ms since the
+    epoch, of the last pass that began and of the last completed pass. The counts belong to the current or the
+    last pass. `asked`: the number of the last request for a pass that was served."""
 
     position: int = 0
     running: bool = False
@@ -54,7 +54,7 @@ class ScrubState(msgspec.Struct, frozen=True):
 
 
 class SaveScrubState(Mutation):
-    """Remembers a ScrubState."""
+    """Saves a ScrubState in the index."""
 
     exclusive = True
 
@@ -67,7 +67,7 @@ class SaveScrubState(Mutation):
 
 
 class _FilePass:
-    """One data file on its way: what was seen, and what is damaged."""
+    """The scrub of one data file: what was read and what is damaged."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -76,7 +76,7 @@ class _FilePass:
 
 
 class Scrub:
-    """See the module."""
+    """Scrubs the store, pass after pass; see the module."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Scrub:
         return f"<Scrub at file {self.state.position:x}>"
 
     async def start_pass(self, asked: int | None = None) -> None:
-        """A pass from the first file on, whatever was under way."""
+        """Starts a pass from the first file and abandons a pass in progress."""
         old = self.state
         self.state = ScrubState(
             running=True,
@@ -115,7 +115,8 @@ class Scrub:
         await self._keep()
 
     async def scrub_next_file(self, rest: Callable[[int], Awaitable[None]]) -> bool:
-        """The next data file; False when there is none and the pass is over. Raises StoreError."""
+        """Scrubs the next data file; returns False if there is none and the pass is complete. Raises
+        StoreError."""
         found = self._next()
         if found is None:
             self.state = msgspec.structs.replace(self.state, running=False, ended=self._clock.now_ms())
@@ -153,7 +154,7 @@ class Scrub:
     # blocking ---------------------------------------------------------------------------------------------
 
     def _looks(self, file: int, info: DataFile, looking: _FilePass) -> Iterator[int]:
-        """Bytes read, about a MiB at a time."""
+        """Verifies the file's extents; yields the bytes read, about every MiB."""
         path = self._disks.path(info.disk, file)
         try:
             with DataFileScan(info.disk, file, path) as survey, DirectFile(path) as direct:
@@ -175,12 +176,12 @@ class Scrub:
                     yield from self._unlisted(direct, file, looking)
         except OSError as error:
             if self._still(file):
-                _log.error("a data file cannot be read", extra={"path": path, "why": str(error)})
+                _log.error("cannot read a data file", extra={"path": path, "why": str(error)})
                 looking.bad += [extent for extent in self._claimed(file) if extent.offset not in looking.seen]
 
     def _members(self, survey: DataFileScan, info: DataFile) -> Iterator[tuple[Extent, bool]]:
-        """Extents, and whether anybody uses them. Those of files of their own are shared by copies, and the
-        file does not know the names of these."""
+        """Yields the extents and whether they are in use. A large object file always counts as used: copies
+        may share it, and it does not know their names."""
         own = info.kind == "own"
         for found in survey.members(None if own else info.end):
             if own:
@@ -208,7 +209,7 @@ class Scrub:
             looking.bad.append(extent)
 
     def _missed(self, file: int, seen: int) -> bool:
-        """Whether the index knows of more uses than the file's headers told."""
+        """Returns True if the index knows of more uses than the file's headers showed."""
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         return info is not None and info.kind == "segment" and info.refs > seen
@@ -219,7 +220,7 @@ class Scrub:
         return info is not None and info.state != "retired"
 
     def _claimed(self, file: int) -> list[Extent]:
-        """What the index says that is in a file: goes through all of it."""
+        """Returns the extents in a file according to the index. Scans the whole index."""
         claimed: dict[Extent, None] = {}
         with self._index.read_transaction() as txn:
             for _, record in self._index.all_records(txn):

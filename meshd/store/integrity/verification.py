@@ -31,13 +31,13 @@ _reports: Final[dict[Extent, None]] = {}
 
 
 def report_damage(extent: Extent) -> None:
-    """Its bytes could not be had as they were written (any thread)."""
+    """Reports an extent whose bytes could not be read as they were written. Thread-safe."""
     if len(_reports) < MAX_REPORTS:
         _reports[extent] = None
 
 
 def report_unsent_spans(spans: Sequence[Span], sent: int) -> None:
-    """The bytes behind the first `sent` of these could not be had."""
+    """Reports the first extent whose bytes were not sent, given that `sent` bytes were."""
     for span in spans:
         if sent < span.length:
             if span.extent is not None:
@@ -47,7 +47,7 @@ def report_unsent_spans(spans: Sequence[Span], sent: int) -> None:
 
 
 def drain_damage_reports(wanted: Callable[[Extent], bool]) -> list[Extent]:
-    """Those of a store, no longer remembered."""
+    """Removes and returns the reports that `wanted` accepts."""
     found = [extent for extent in list(_reports) if wanted(extent)]
     for extent in found:
         _reports.pop(extent, None)
@@ -59,12 +59,14 @@ _KNOWN: Final = 100_000
 
 
 def covers_whole_extent(span: Span) -> bool:
-    """Whether nothing is left to prove once the span has passed: it is all of its extent, or of none."""
+    """Returns True if the span needs no separate verification: it is a whole extent, or no extent is
+    known."""
     return span.extent is None or span.length == span.extent.length
 
 
 def damage_error(extent: Extent) -> CorruptExtentError:
-    """Counted and noticed, and without a name: see `naming`."""
+    """Counts and reports the damage; returns an error without the object's name, which `damage_context`
+    adds."""
     metrics.store_corrupt_reads.inc()
     report_damage(extent)
     return CorruptExtentError(
@@ -75,7 +77,7 @@ def damage_error(extent: Extent) -> CorruptExtentError:
 
 @contextmanager
 def damage_context(name: str) -> Iterator[None]:
-    """Within it, damage that has no name yet is of the object called `name`."""
+    """Adds the object's name to damage errors raised inside the block."""
     try:
         yield
     except CorruptExtentError as error:
@@ -84,17 +86,17 @@ def damage_context(name: str) -> Iterator[None]:
 
 
 class StreamVerifier:
-    """One stream: every extent that passes from its first byte to its last is compared at its end."""
+    """Verifies one stream: every extent that passes completely is compared with its checksum."""
 
     def __init__(self) -> None:
         self._extent: Extent | None = None
         self._next = self._crc = 0
 
     def __repr__(self) -> str:
-        return f"<Passing at {self._next} of {self._extent}>"
+        return f"<StreamVerifier at {self._next} of {self._extent}>"
 
     def verify_chunk(self, span: Span, data: Buffer) -> int:
-        """`data` are the span's bytes (blocking); their crc32c, so that nobody need work it out again. Raises
+        """Verifies a chunk, the bytes of `span` (blocking), and returns its crc32c for reuse. Raises
         CorruptExtentError."""
         extent, crc = span.extent, int(crc32c(data))
         if extent is None:
@@ -116,17 +118,18 @@ class StreamVerifier:
 
 
 class VerifiedExtents:
-    """The extents that one copy or job has found sound."""
+    """The extents that one copy or job has verified."""
 
     def __init__(self) -> None:
         self._known: set[Extent] = set()
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Proofs of {len(self._known)} extents>"
+        return f"<VerifiedExtents {len(self._known)}>"
 
     async def require_verified(self, spans: Iterable[Span]) -> None:
-        """Read the extents that these open spans are parts of. Raises CorruptExtentError."""
+        """Reads and verifies the extents of these open spans, unless they are whole extents. Raises
+        CorruptExtentError."""
         for span in spans:
             if span.extent is not None and not covers_whole_extent(span) and span.extent not in self._known:
                 async with self._turn:
@@ -135,7 +138,7 @@ class VerifiedExtents:
     async def _prove(self, span: Span, extent: Extent) -> None:
         if extent in self._known:
             return
-        # A descriptor of the thread's own: a caller that is cancelled closes the span's.
+        # The thread gets its own descriptor: a cancelled caller closes the span's.
         await asyncio.shield(asyncio.to_thread(_compare, os.dup(span.fd), extent, span.name))
         if len(self._known) >= _KNOWN:
             self._known.clear()
@@ -143,25 +146,25 @@ class VerifiedExtents:
 
 
 class ExpiringVerifiedExtents:
-    """Those of a process that proves for others, job after job: made anew every `seconds`, for what was sound
-    then may have rotted."""
+    """Verified extents of a process that runs job after job, forgotten every `seconds`, because verified data
+    may rot later."""
 
     def __init__(self, clock: Clock, seconds: float = 600.0) -> None:
         self._clock, self._seconds = clock, seconds
         self._proofs, self._since = VerifiedExtents(), clock.monotonic()
 
     def __repr__(self) -> str:
-        return f"<LateProofs {self._proofs!r}>"
+        return f"<ExpiringVerifiedExtents {self._proofs!r}>"
 
     def current(self) -> VerifiedExtents:
-        """Good for one use."""
+        """Returns the set to use for one job."""
         if self._clock.monotonic() - self._since > self._seconds:
             self._proofs, self._since = VerifiedExtents(), self._clock.monotonic()
         return self._proofs
 
 
 async def verify_extents(spans: Iterable[Span], name: str) -> None:
-    """Read all extents that these open spans lie in. Raises CorruptExtentError."""
+    """Reads and verifies all extents of these open spans. Raises CorruptExtentError."""
     with damage_context(name):
         await VerifiedExtents().require_verified([span.sub_span(0, 0) for span in spans])
 
@@ -176,7 +179,7 @@ def _compare(fd: int, extent: Extent, name: str) -> None:
             if got == 0:
                 break
             crc, at = crc32c(view[:got], crc), at + got
-    except OSError:  # what the device cannot read is damage like any other
+    except OSError:  # a read error counts as damage
         pass
     finally:
         os.close(fd)

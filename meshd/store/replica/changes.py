@@ -15,7 +15,7 @@ from meshd.store.records import Record, Upload, UploadedPart  # noqa: TC001  msg
 
 
 class Marked(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
-    """A delete marker was made."""
+    """A delete marker was created."""
 
     bucket: str
     key: str
@@ -23,7 +23,7 @@ class Marked(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
 
 
 class Amended(msgspec.Struct, frozen=True, array_like=True, tag="amended"):
-    """Tags, ACL or both of a version became those of `record`; `record.amended` orders amendments."""
+    """Tags, ACL or both of a version became those of `record`; `record.amended` orders such changes."""
 
     bucket: str
     key: str
@@ -31,7 +31,7 @@ class Amended(msgspec.Struct, frozen=True, array_like=True, tag="amended"):
 
 
 class VersionGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """A version was removed for good; with "" every null version that is older than `stamp`."""
+    """A version was removed for good; with "" every null version older than `stamp`."""
 
     bucket: str
     key: str
@@ -40,7 +40,7 @@ class VersionGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 
 class UploadBegun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """A multipart upload is in progress."""
+    """A multipart upload was created."""
 
     upload: Upload
 
@@ -55,7 +55,7 @@ class UploadEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class CompletedPart(msgspec.Struct, frozen=True, array_like=True):
-    """A part that an object was made of: exactly this one."""
+    """A part that an object was made of, identified exactly."""
 
     number: int
     stamp: int
@@ -63,7 +63,8 @@ class CompletedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UploadCompleted(msgspec.Struct, frozen=True, array_like=True, tag="completed"):
-    """An upload became `record`, made of these parts in this order; it and its other parts are gone."""
+    """An upload became `record`, made of these parts in this order; the upload and its other parts are
+    gone."""
 
     bucket: str
     key: str
@@ -76,15 +77,15 @@ Change = Marked | Amended | VersionGone | UploadBegun | UploadEnded | UploadComp
 
 
 class PartOf(msgspec.Struct, frozen=True, array_like=True):
-    """Says of a replica's bytes that they are this part of this upload."""
+    """Tells a replica that the bytes are this part of this upload."""
 
     upload: Upload
     part: UploadedPart
 
 
 class Applied(NamedTuple):
-    """`newest`: the highest stamp known here of the name, be it of a version or of a deletion of the null
-    version. `changed`: whether anything was new."""
+    """The result of applying a change. `newest`: the highest stamp known here for the name, of a version or
+    of a deletion of the null version; `changed`: whether the change was new."""
 
     newest: int
     changed: bool
@@ -95,46 +96,46 @@ _decoder: Final = msgspec.msgpack.Decoder(Change)
 
 
 def encode_change(change: Change) -> bytes:
-    """The change as bytes."""
+    """Encodes a change."""
     return _encoder.encode(change)
 
 
 def decode_change(raw: bytes | memoryview) -> Change:
-    """The change in these bytes. Raises msgspec.MsgspecError."""
+    """Decodes a change. Raises msgspec.MsgspecError."""
     change: Change = _decoder.decode(raw)
     return change
 
 
 def name_of_change(change: Change) -> tuple[str, str]:
-    """(bucket, key) of what it is about."""
+    """Returns (bucket, key) of the name that a change concerns."""
     about = change.upload if isinstance(change, UploadBegun) else change
     return about.bucket, about.key
 
 
 def without_local_fields(record: Record) -> Record:
-    """The facts of a record that are the same on every node: where its bytes lie is each node's own."""
+    """Returns the record without its node-specific fields, such as the position of its bytes."""
     return msgspec.structs.replace(record, extents=(), manifest=None, moves=0, broken=False)
 
 
 def upload_without_local_fields(upload: Upload) -> Upload:
-    """The facts of an upload that are the same on every node."""
+    """Returns the upload without its node-specific fields."""
     return msgspec.structs.replace(upload, place=None, moves=0)
 
 
 def part_without_local_fields(part: UploadedPart) -> UploadedPart:
-    """The facts of a part that are the same on every node."""
+    """Returns the part without its node-specific fields."""
     return msgspec.structs.replace(part, extents=(), moves=0)
 
 
 class ReplicaChange(msgspec.Struct, frozen=True, array_like=True):
-    """A change on its way, decided (or passed on) by this version of the cluster map."""
+    """A change in transit, sent under this version of the cluster map."""
 
     epoch: int
     change: Change
 
 
 class ReplicaFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What follows bytes on their way: the version they are, or the part."""
+    """Follows the bytes in transit: the version that they are, or the part."""
 
     epoch: int
     record: Record
@@ -142,11 +143,11 @@ class ReplicaFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 ReplicaError = Literal["", "lacks", "ended"]
-"""`lacks`: see ReplicaLacksError; `ended`: the upload of a part is over."""
+"""`lacks`: see ReplicaLacksError; `ended`: the upload of a part has ended."""
 
 
 class ReplicaAck(msgspec.Struct, frozen=True, array_like=True):
-    """A replica's answer."""
+    """A replica's reply."""
 
     newest: int = 0
     changed: bool = False

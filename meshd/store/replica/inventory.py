@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 _NOTHING = msgspec.Raw(b"\x80")
-_AFTER = b"\x01"  # behind a name: after all that the index keeps of it
+_AFTER = b"\x01"  # after a name: sorts after all its index entries
 
 
 class HeldVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A version, named by id ("" for the null version) and stamp; `amended`: the stamp of its tags and ACL.
-    `broken`: its bytes here are damaged, and it is to be had elsewhere."""
+    """A version, identified by id ("" for the null version) and stamp; `amended`: the stamp of its tags and
+    ACL. `broken`: its bytes on this node are damaged, so another node must supply them."""
 
     version: str
     stamp: int
@@ -61,7 +61,7 @@ class HeldUpload(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class HeldName(msgspec.Struct, frozen=True, array_like=True):
-    """All that is held of one name (bucket, NUL, key); versions newest first."""
+    """Everything a replica holds of one name (bucket, NUL, key); versions newest first."""
 
     name: bytes
     versions: tuple[HeldVersion, ...] = ()
@@ -78,14 +78,14 @@ class HeldName(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all versions and parts."""
+        """Returns the bytes of all versions and parts."""
         parts = sum(part.size for upload in self.uploads for part in upload.parts)
         return parts + sum(version.size for version in self.versions)
 
 
 class InventoryPage(msgspec.Struct, frozen=True, array_like=True):
-    """`after` begins the next page; b"" after the last one. `since`: removals with a higher stamp are still
-    remembered (0 where nobody said)."""
+    """A page of an inventory. `after` begins the next page, b"" after the last one. `since`: all removals
+    with a higher stamp are still recorded (0 if unknown)."""
 
     names: tuple[HeldName, ...]
     after: bytes = b""
@@ -93,7 +93,7 @@ class InventoryPage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A Record, as far as it is the same on every node."""
+    """A Record without its node-specific fields, decoded partially."""
 
     size: int
     etag: msgspec.Raw
@@ -120,13 +120,13 @@ _outline = msgspec.msgpack.Decoder(_Outline).decode
 
 
 def _second_nul(key: bytes) -> bytes:
-    """The name in a grave's key."""
+    """Returns the name in a tombstone's key."""
     end = key.find(b"\0", key.index(b"\0") + 1)
     return key if end < 0 else key[:end]
 
 
 class _Source:
-    """One table's walk, by names."""
+    """A cursor over one table that advances name by name."""
 
     def __init__(self, walk: TableCursor, name_of: Callable[[bytes], bytes]) -> None:
         self._walk, self._name_of = walk, name_of
@@ -136,7 +136,7 @@ class _Source:
         return None if self._walk.key is None else self._name_of(self._walk.key)
 
     def advance_past(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
-        """Goes past `name`; what was there goes into `found`."""
+        """Advances past `name`, and appends its entries to `found`."""
         walk = self._walk
         while self.name == name:
             if found is not None:
@@ -147,13 +147,13 @@ class _Source:
 
 
 class _PageBuilder:
-    """The names of one page."""
+    """Builds the names of one page."""
 
     def __init__(self, index: Index, txn: Any) -> None:
         self._index, self._txn = index, txn
 
     def held_name(self, name: bytes, sources: dict[str, _Source]) -> HeldName:
-        """All of one name; the sources move on."""
+        """Returns everything held of one name, and advances the sources past it."""
         rows: dict[str, list[tuple[bytes, Any]]] = {kind: [] for kind in sources}
         for kind, source in sources.items():
             source.advance_past(name, rows[kind])
@@ -181,9 +181,10 @@ class _PageBuilder:
 def read_inventory(
     index: Index, wants: Callable[[bytes], bool], after: bytes, limit: int, looks: int
 ) -> InventoryPage:
-    """The next names after `after` that `wants` takes: at most `limit` of them, out of at most `looks`.
+    """Returns the next names after `after` that `wants` accepts: at most `limit` of them, out of at most
+    `looks` names visited.
 
-    Microseconds a name: for the event loop, `looks` should be a few hundred.
+    Takes microseconds per name; on the event loop, `looks` should be a few hundred.
     """
     tables: dict[str, tuple[OrderedTable, Callable[[bytes], bytes]]] = {
         "objects": (index.objects, lambda key: key),
@@ -217,7 +218,7 @@ def read_inventory(
 
 
 class DropUnowned(Mutation):
-    """Exactly these versions and uploads; how many were there."""
+    """Drops exactly these versions and uploads; returns how many were there."""
 
     exclusive = True
 
@@ -246,13 +247,14 @@ class DropUnowned(Mutation):
 
 
 class RaiseWriteFence(Mutation):
-    """Nothing but its epoch: from now on no process of the node decides by an earlier map (`epochs`)."""
+    """Carries nothing but its epoch: committing it fences off writes of this node under earlier maps
+    (`write_fence`)."""
 
     exclusive = True
 
 
 class RecordSyncedStamp(Mutation):
-    """Remembers up to which stamp this store has learnt of everything. A rebuilt index knows of none."""
+    """Records the stamp up to which this store has received every change. A rebuilt index knows none."""
 
     exclusive = True
 

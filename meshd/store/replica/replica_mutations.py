@@ -38,19 +38,20 @@ if TYPE_CHECKING:
     )
 
 VersionStatus = Literal["new", "known", "stale", "amended", "gone", "overtaken"]
-"""What a version that is told of is here: `known` as told, `stale` with older tags than told, `amended` with
-newer ones, removed for good (`gone`), or a null version under a newer one (`overtaken`)."""
+"""The state of a received version on this replica: `known` as received, `stale` if its tags here are older,
+`amended` if they are newer, `gone` if it was removed for good, `overtaken` if it is a null version under a
+newer one."""
 
 
 def version_status(work: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
-    """See Standing."""
+    """Returns the VersionStatus of `record`."""
     return version_status_in(
         work.index, txn, name, record, work.tombstones(txn).stamp_of(txn, name, record.version)
     )
 
 
 def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave: int) -> VersionStatus:
-    """See Standing; `grave` is the stamp of the deletion that is remembered of it."""
+    """Returns the VersionStatus of `record`; `grave` is the stamp of its recorded deletion."""
     existing = index.versions.version_at(txn, name, record.stamp)
     if existing is not None and existing.version == record.version:
         if existing.amended == record.amended:
@@ -65,19 +66,20 @@ def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave
 
 
 def newest_stamp_of_name(work: WriteBatch, txn: Any, name: bytes) -> int:
-    """The highest stamp known of a name."""
+    """Returns the highest stamp known for a name."""
     newest = work.index.versions.newest_version(txn, name)
     return max(newest.stamp if newest else 0, work.tombstones(txn).stamp_of(txn, name))
 
 
 def insert_version(work: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
-    """Enters a version that is `new` where its stamp belongs, and keeps the accounts."""
+    """Inserts a `new` version where its stamp belongs, and updates the accounts."""
     replaced = work.index.versions.insert_version(txn, name, record)
     work.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
 
 
 def repaired_record(existing: Record, told: Record) -> Record:
-    """What takes the place of a version in quarantine: a rebuild believes it rather than the damaged one."""
+    """Returns the record that replaces a quarantined version, with the newer tags and ACL. One more move
+    makes an index rebuild prefer it to the damaged copy."""
     newer = existing if existing.amended > told.amended else told
     return msgspec.structs.replace(
         told, tags=newer.tags, acl=newer.acl, amended=newer.amended, moves=existing.moves + 1
@@ -85,8 +87,8 @@ def repaired_record(existing: Record, told: Record) -> Record:
 
 
 class ApplyVersion(Mutation):
-    """A version with its bytes; the result is an Applied, and the Standing it had. With `mend` it may take
-    the place of the same one in quarantine."""
+    """Enters a version with its bytes; returns an Applied and the VersionStatus found. With `mend` it may
+    replace the same version in quarantine."""
 
     needs_free_space = True
 
@@ -95,7 +97,7 @@ class ApplyVersion(Mutation):
     ) -> None:
         self.bucket, self.key, self.record, self.payload = bucket, key, record, payload
         self.data_bytes = 0 if payload.own else payload.size
-        # a manifest without use would be believed by a rebuild, and so would the bytes of one that is mended
+        # An index rebuild would accept an unused manifest, or the unused bytes of a repaired version.
         self.exclusive = bool(record.parts) or mend
         self.staged: StagedMember | None = None
         self.entered: Record | None = None
@@ -164,7 +166,7 @@ class ApplyVersion(Mutation):
 
 
 class ApplyDeleteMarker(Mutation):
-    """A delete marker."""
+    """Enters a delete marker."""
 
     exclusive = True
 
@@ -200,7 +202,7 @@ class ApplyDeleteMarker(Mutation):
 
 
 class ApplyTagsAndAcl(Mutation):
-    """Tags and ACL of a version. Raises ReplicaLacksError when the version is not here."""
+    """Enters tags and ACL of a version. Raises ReplicaLacksError if the version is not here."""
 
     exclusive = True
     needs_free_space = True
@@ -214,7 +216,9 @@ class ApplyTagsAndAcl(Mutation):
         name = object_key(self.bucket, self.key)
         found = version_status(work, txn, name, self.told)
         if found == "new":
-            raise ReplicaLacksError("the version whose tags or ACL changed is not here; send it whole")
+            raise ReplicaLacksError(
+                "this replica does not have the version whose tags or ACL changed; send the whole version"
+            )
         if found == "stale":
             self.existing = work.index.versions.version_at(txn, name, self.told.stamp)
 
@@ -231,7 +235,7 @@ class ApplyTagsAndAcl(Mutation):
             moves=existing.moves + 1,
             amended=told.amended,
         )
-        work.next_stamp()  # the revision rises
+        work.next_stamp()  # makes `revision` rise
         self.record = write_manifest(work, self.bucket, self.key, amended)
 
     def update_index(self, work: WriteBatch, txn: Any) -> Applied:
@@ -242,7 +246,7 @@ class ApplyTagsAndAcl(Mutation):
 
 
 class ApplyRemoval(Mutation):
-    """A version that was removed for good, or the null versions below a stamp."""
+    """Removes a version for good, or the null versions below a stamp."""
 
     exclusive = True
 
@@ -288,7 +292,7 @@ def _upload_tombstone(work: WriteBatch, txn: Any, upload: Upload) -> int:
 
 
 class ApplyUpload(Mutation):
-    """A multipart upload in progress. Nothing happens when it is known, or has ended."""
+    """Enters a multipart upload. Does nothing if it is known or has ended."""
 
     exclusive = True
     needs_free_space = True
@@ -326,7 +330,7 @@ class ApplyUpload(Mutation):
 
 
 class ApplyPart(Mutation):
-    """A part of an upload, at its stamp. Raises NoSuchUploadError."""
+    """Enters a part of an upload at its stamp. Raises NoSuchUploadError."""
 
     needs_free_space = True
 
@@ -372,7 +376,7 @@ class ApplyPart(Mutation):
 
 
 class ApplyAbort(Mutation):
-    """An upload that was aborted."""
+    """Ends an upload that was aborted."""
 
     exclusive = True
 
@@ -403,7 +407,7 @@ def _end(work: WriteBatch, bucket: str, key: str, upload_id: str, stamp: int) ->
 
 
 def _forget(work: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, stamp: int) -> None:
-    """Takes an upload out of the index, if it is there, and remembers that it ended."""
+    """Removes an upload from the index, if it is there, and records that it ended."""
     upload = work.index.get_upload(txn, bucket, key, upload_id)
     if upload is not None:
         end_upload(work, txn, upload, stamp)
@@ -412,7 +416,7 @@ def _forget(work: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, s
 
 
 class ApplyCompletion(Mutation):
-    """An upload that became an object. Raises ReplicaLacksError when parts of it are not here."""
+    """Enters the object that an upload became. Raises ReplicaLacksError if parts are not here."""
 
     exclusive = True
     needs_free_space = True
@@ -434,7 +438,9 @@ class ApplyCompletion(Mutation):
         for chosen in change.parts:
             part = work.index.get_part(txn, change.upload_id, chosen.number)
             if part is None or (part.stamp, part.etag) != (chosen.stamp, chosen.etag):
-                raise ReplicaLacksError("parts of the completed upload are not here; send the object whole")
+                raise ReplicaLacksError(
+                    "this replica lacks parts of the completed upload; send the whole object"
+                )
             self.parts.append(part)
 
     def write_data(self, work: WriteBatch, txn: Any | None) -> None:

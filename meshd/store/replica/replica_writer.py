@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class DiskReplicaWriter(DiskObjectWriter):
-    """See ReplicaWriter."""
+    """Writes a version or part at its given stamp. See ReplicaWriter."""
 
     def __init__(self, shop: WriterContext, index: Index, bucket: str, key: str, size: int | None) -> None:
         super().__init__(shop, bucket, key, size)
@@ -98,7 +98,7 @@ class DiskReplicaWriter(DiskObjectWriter):
         return applied
 
     async def _enter(self, intent: Mutation) -> Any:
-        """As the end of `StoredWriter.commit`; a file that was not needed goes."""
+        """Submits a mutation like `DiskObjectWriter.commit`; removes a file that it did not use."""
         try:
             future = self._shop.committer.submit(intent)
         except BaseException:
@@ -114,8 +114,8 @@ class DiskReplicaWriter(DiskObjectWriter):
             self._own.discard_draft()
 
     def _look(self, record: Record) -> tuple[VersionStatus, int, int, bool]:
-        """Where the version stands, the stamp of its grave, and of the newest that there is; whether it is in
-        quarantine here."""
+        """Returns the version's status, the stamp of the null version's tombstone, the newest stamp, and
+        whether the version is in quarantine here."""
         name = object_key(self._bucket, self._key)
         with self._index.read_transaction() as txn:
             graves = Tombstones(self._index, txn)
@@ -135,7 +135,7 @@ class DiskReplicaWriter(DiskObjectWriter):
 
 
 def mutation_for(change: Change) -> Mutation:
-    """What the committer has to do for a change."""
+    """Returns the mutation that applies a change."""
     if isinstance(change, Marked):
         return ApplyDeleteMarker(msgspec.structs.replace(change, record=without_local_fields(change.record)))
     if isinstance(change, Amended):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`kind`: missing, damaged, quarantined (known damage, not served), mismatch, account, header. `name`:
-    bucket/key where known."""
+    """A problem found by fsck. `kind`: missing, damaged, quarantined (known damage, not served), mismatch,
+    account, header. `name`: bucket/key where known."""
 
     kind: str
     path: str
@@ -41,7 +41,7 @@ class Problem:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was looked at, what is wrong, and what the next start will clear away."""
+    """What was checked, what is wrong, and which files the next start will remove."""
 
     objects: int = 0
     versions: int = 0
@@ -56,7 +56,7 @@ class CheckReport:
 
 
 class _Claims:
-    """The extents that the index uses in each file: three numbers each, packed."""
+    """The extents that the index uses in each file, packed as three numbers each."""
 
     def __init__(self) -> None:
         self._by_file: dict[int, array[int]] = {}
@@ -92,7 +92,7 @@ class Checker:
             total, done = sum(info.end for info in known.values()), 0
             for file, info in known.items():
                 if info.disk in self._disks.lost:
-                    continue  # what was there is in quarantine
+                    continue  # its data are in quarantine
                 self._file(txn, file, info, list(claims.of(info.disk, file)))
                 done += info.end
                 self._progress(done, total)
@@ -107,24 +107,29 @@ class Checker:
         self.report.problems.append(Problem(kind, path, name, detail))
 
     def _quarantine(self, txn: Any) -> None:
-        """What is known to be damaged, and that records and table say the same of it."""
+        """Reports known damage, and checks that records and quarantine table agree."""
         confined = {(name, stamp): about for name, stamp, about in all_quarantined(self._index, txn)}
         for (name, stamp), about in confined.items():
             record = self._index.versions.version_at(txn, name, stamp)
             if record is None or not record.broken:
-                continue  # it was replaced or removed: forgotten at the next look
+                continue  # replaced or removed; the next prune forgets it
             self._quarantined.update(about.extents)
             size = sum(extent.length for extent in about.extents)
             self._tell("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
         for name, record in self._index.all_records(txn):
             if record.broken and (name, record.stamp) not in confined:
-                self._tell("mismatch", "", _named(name), "it is in quarantine, and nothing says why")
+                self._tell(
+                    "mismatch",
+                    "",
+                    _named(name),
+                    "the record is in quarantine, but the quarantine table has no entry",
+                )
 
     def _claims(self, txn: Any) -> _Claims:
         claims = _Claims()
         for name, record in self._index.all_records(txn):
             if sum(extent.length for extent in record.extents) != record.size:
-                self._tell("mismatch", "", _named(name), f"a record of {record.size} bytes has other extents")
+                self._tell("mismatch", "", _named(name), f"the extents do not add up to {record.size} bytes")
             for extent in used_extents(record):
                 claims.add(extent)
         for _, upload in self._index.all_uploads(txn):
@@ -142,7 +147,7 @@ class Checker:
             with DataFileScan(info.disk, file, path) as survey:
                 self._headers(txn, survey, info, claims)
         except FileNotFoundError:
-            self._tell("missing", path, "", f"the file is gone, and {len(claims)} extents with it")
+            self._tell("missing", path, "", f"the file is missing, with {len(claims)} extents in use")
         except OSError as error:
             self._tell("damaged", path, "", f"the device cannot read it: {error.strerror}")
         live = sum(extent.length for extent in claims)
@@ -151,7 +156,8 @@ class Checker:
             self._tell("account", path, "", detail)
 
     def _headers(self, txn: Any, survey: DataFileScan, info: DataFile, claims: list[Extent]) -> None:
-        """Every claimed extent is a member of the tar with the same checksum, and its bytes match."""
+        """Checks that every claimed extent is a member of the tar with the same checksum, and that its bytes
+        match."""
         unseen = {(extent.offset, extent.length, extent.crc32c) for extent in claims}
         for found in survey.members(info.end if info.kind == "segment" else None):
             place = (found.extent.offset, found.extent.length, found.extent.crc32c)
@@ -164,40 +170,43 @@ class Checker:
         for offset, length, crc in unseen:
             extent = Extent(survey.disk, survey.file, offset, length, crc)
             name = self._owner(txn, extent)
-            self._tell("header", survey.path, name, f"no tar member says what lies at {offset}")
+            self._tell("header", survey.path, name, f"no tar member header describes the bytes at {offset}")
             self._bytes(survey, extent, name)
 
     def _bytes(self, survey: DataFileScan, extent: Extent, name: str) -> None:
         self.report.bytes += extent.length
         if extent in self._quarantined:
-            return  # told already
+            return  # already reported
         if not survey.is_intact(extent):
             detail = f"{extent.length} bytes at {extent.offset} do not match their checksum"
             self._tell("damaged", survey.path, name, detail)
 
     def _owner(self, txn: Any, extent: Extent) -> str:
-        """Who uses an extent: a search through the index, for damaged files only."""
+        """Returns the name that uses an extent. Scans the index, so it is called for damaged files only."""
         for name, record in self._index.all_records(txn):
             if extent in used_extents(record):
                 return _named(name)
         return ""
 
     def _order(self, txn: Any) -> None:
-        """The newest version is the current one, unless it is a marker; and `nulls` is right."""
+        """Checks that the newest version is the current one unless it is a marker, and that `nulls` is
+        correct."""
         versions, last, nulls = self._index.versions, b"", 0
         self.report.objects, self.report.versions = versions.objects.count(txn), versions.older.count(txn)
         for name, record in versions.all_older(txn):
             if not record.version:
                 nulls += 1
                 if versions.null_version(txn, name) != record:
-                    self._tell("mismatch", "", _named(name), "its null version is not where the index says")
+                    self._tell(
+                        "mismatch", "", _named(name), "the index does not list its null version correctly"
+                    )
             if name == last:
                 continue
             last, current = name, versions.current_version(txn, name)
             if not record.marker if current is None else record.stamp >= current.stamp:
-                self._tell("mismatch", "", _named(name), "its newest version is not the current one")
+                self._tell("mismatch", "", _named(name), "its newest version is not its current one")
         if nulls != versions.nulls.count(txn):
-            self._tell("mismatch", "", "", "the index lists null versions that are not there")
+            self._tell("mismatch", "", "", "the index lists null versions that do not exist")
 
     def _leftovers(self, known: dict[int, DataFile]) -> None:
         for disk, file, path in self._disks.files():
@@ -207,21 +216,21 @@ class Checker:
 
 
 def _named(name: bytes) -> str:
-    """bucket/key."""
+    """Returns the index key as bucket/key."""
     return name.decode().replace("\0", "/", 1)
 
 
 def check_store(settings: StoreSettings, progress: Progress = lambda done, total: None) -> CheckReport:
-    """Looks at everything, reads every byte in use; `progress(done, total)` in bytes.
+    """Checks the whole store and reads every byte in use; calls `progress(done, total)` with byte counts.
 
     Raises StoreInUseError, FormatError.
     """
     if not settings.data_dir.is_dir():
-        raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
+        raise FormatError(f"{settings.data_dir} is not a directory; pass the node's --data-dir")
     with DataDirLock.acquire_exclusive(settings.data_dir):
         if not (settings.index_dir / "data.mdb").exists():
             raise FormatError(
-                f"no index at {settings.index_dir}; give --index-dir, or run meshd fsck --rebuild"
+                f"no index at {settings.index_dir}; pass --index-dir, or run meshd fsck --rebuild"
             )
         index = Index.open(settings)
         try:

@@ -45,7 +45,8 @@ _BATCH = 10_000
 
 
 class RebuiltVersions:
-    """Every method but `drop_scratch` may be called in any transaction of the rebuild."""
+    """Collects versions and removals in any order. Every method except `drop_scratch` may be called in any
+    transaction of the rebuild."""
 
     def __init__(self, index: Index) -> None:
         self._versions = index.versions
@@ -53,7 +54,7 @@ class RebuiltVersions:
         self._gone = OrderedTable(index.env.open_db(b"gone"))
 
     def add_version(self, txn: Any, name: bytes, record: Record) -> None:
-        """A member says that there is this version."""
+        """Enters a version that a member describes, unless it was removed or a better copy is known."""
         if record.version:
             table, place = self._versions.older, older_version_key(name, record.stamp)
             gone = self._gone.get(txn, place) is not None
@@ -68,7 +69,7 @@ class RebuiltVersions:
             table.put(txn, place, _encode(record))
 
     def add_removal(self, txn: Any, name: bytes, version: str, stamp: int) -> None:
-        """A member says that this version was removed, or all null ones that are older than `stamp`."""
+        """Enters the removal of this version, or of all null versions older than `stamp`."""
         if version:
             place = older_version_key(name, stamp_of_version_id(version) or 0)
             self._gone.put(txn, place, b"")
@@ -82,14 +83,15 @@ class RebuiltVersions:
             self._versions.objects.delete(txn, name)
 
     def drop_version(self, txn: Any, name: bytes, record: Record) -> None:
-        """Leaves out a version that was entered."""
+        """Drops a version that was entered."""
         if record.version:
             self._versions.older.delete(txn, older_version_key(name, record.stamp))
         else:
             self._versions.objects.delete(txn, name)
 
     def arrange_versions(self, txn: Any) -> None:
-        """Each key's newest version becomes the current one, its null version an older one if it is older."""
+        """Makes each key's newest version current, and its null version an older one where a newer version
+        exists."""
         versions = self._versions
         for batch in _batches(versions.objects, txn):
             for name, raw in batch:
@@ -112,19 +114,19 @@ class RebuiltVersions:
         versions.promote_newest(txn, name)
 
     def drop_scratch(self, txn: Any) -> None:
-        """The last call: what was remembered of removals goes."""
+        """Drops what was recorded about removals. The last call."""
         for table in (self._voided, self._gone):
             txn.drop(table.db)
 
 
 def _rank(record: Record) -> tuple[int, int, bool]:
-    """Highest holds: the stamp, then how often it was written again with the same stamp. Compaction may have
-    left a copy that was overtaken by a manifest with new tags."""
+    """Ranks copies of a version by stamp, then by number of rewrites. A copy left by compaction may have been
+    superseded by a manifest with newer tags."""
     return record.stamp, record.moves, record.manifest is not None
 
 
 def _batches(table: OrderedTable, txn: Any) -> Iterator[list[tuple[bytes, bytes]]]:
-    """All pairs of a table that may be changed meanwhile, up to where it was read."""
+    """Yields all pairs of a table in batches; the caller may change the table up to the last pair read."""
     start = b""
     while batch := [(key, bytes(raw)) for key, raw in islice(table.items(txn, start), _BATCH)]:
         yield batch
@@ -136,7 +138,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What came back, and what could not be read; `versions`: older ones and delete markers."""
+    """What was rebuilt, and what could not be read. `versions` counts older versions and delete markers."""
 
     objects: int = 0
     versions: int = 0
@@ -161,9 +163,9 @@ class _Account:
 
 
 class IndexRebuilder:
-    """Gathers members into a fresh index, at first all null versions among the current ones.
+    """Collects members in a new index; until the end all null versions are among the current ones.
 
-    Memory: one account a data file.
+    Memory: one account per data file.
     """
 
     def __init__(self, index: Index, tombstone_seconds: float = 0.0) -> None:
@@ -186,9 +188,9 @@ class IndexRebuilder:
                     self._take(txn, survey, found)
                     if self._tombstone_seconds and cancels_others(found.member):
                         self._add_tombstone(txn, graves, found.member)
-            except OSError as error:  # what was read before counts
+            except OSError as error:  # members read before the error count
                 account.state, self._doubtful = "lost", True
-                told = f"{path}: the device cannot read it: {error.strerror}; what lies behind is lost"
+                told = f"{path}: the device cannot read it: {error.strerror}; everything after that is lost"
                 self.report.problems.append(told)
             graves.save(txn)
             for damage in survey.damage:
@@ -198,7 +200,7 @@ class IndexRebuilder:
         self.report.files += 1
 
     def _tell_lost(self, account: _Account, told: str) -> None:
-        self.report.problems.append(f"{told}; what it was is lost")
+        self.report.problems.append(f"{told}; its contents are lost")
         account.damaged = self._doubtful = True
 
     def _damaged(self, survey: DataFileScan, found: ScannedMember, how: str) -> None:
@@ -217,7 +219,8 @@ class IndexRebuilder:
         account.end = found.next
 
     def _trusted(self, survey: DataFileScan) -> Iterable[ScannedMember]:
-        """The members; without the end mark a crash may have torn the last ones: their bytes are checked."""
+        """Yields the members. A file without an end mark may end in torn members after a crash, so their
+        bytes are verified."""
         for _ in survey.members():
             pass
         torn = not survey.ended
@@ -225,7 +228,7 @@ class IndexRebuilder:
             if not torn or survey.is_intact(found.extent):
                 yield found
             else:
-                self._damaged(survey, found, "was being written when the node ended, or is damaged")
+                self._damaged(survey, found, "was being written when the node stopped, or is damaged")
 
     def _take(self, txn: Any, survey: DataFileScan, found: ScannedMember) -> None:
         member = found.member
@@ -252,7 +255,7 @@ class IndexRebuilder:
             self._part(txn, found, stamp)
 
     def _document(self, survey: DataFileScan, found: ScannedMember, kind: type[_T]) -> _T | None:
-        """What a member's bytes say; None where they are damaged, which is told."""
+        """Decodes a member's data; returns None and reports the damage if they are damaged."""
         if survey.is_intact(found.extent):
             return msgspec.json.decode(survey.read_extent(found.extent), type=kind)
         self._damaged(survey, found, "is damaged")
@@ -284,10 +287,11 @@ class IndexRebuilder:
             )
             self.index.put_part(txn, member.upload, part)
 
-    # after all files ------------------------------------------------------------------------------------
+    # after the last file ----------------------------------------------------------------------------------
 
     def finish(self, store: str, disks: dict[int, Path]) -> None:
-        """Drops what ended, settles the accounts, and says what the index is."""
+        """Drops ended uploads and lost versions, computes the accounts, and writes the metadata of the
+        index."""
         with self.index.write_transaction() as txn:
             self._drop_ended(txn)
             self._drop_lost(txn)
@@ -333,7 +337,7 @@ class IndexRebuilder:
                 self.index.delete_part(txn, upload_id, part.number)
 
     def _drop_lost(self, txn: Any) -> None:
-        """A version whose extents are not there is left out, and told."""
+        """Drops and reports versions whose extents are missing."""
         lost = [
             (name, record)
             for name, record in self.index.all_records(txn)
@@ -344,7 +348,7 @@ class IndexRebuilder:
             self._versions.drop_version(txn, name, record)
             told = f" (version {record.version})" if record.version else ""
             self.report.problems.append(
-                f"{name.decode().replace(chr(0), '/', 1)}{told}: bytes it consists of are missing; it is lost"
+                f"{name.decode().replace(chr(0), '/', 1)}{told}: some of its bytes are missing; it is lost"
             )
 
     def _present(self, extent: Extent) -> bool:
@@ -365,14 +369,14 @@ class IndexRebuilder:
             yield from part.extents
 
     def _is_kept(self, account: _Account) -> bool:
-        """Whether what could not be read may tell what an unused file is for."""
+        """Returns True if an unreadable file may have held records that use this one."""
         return self._doubtful and bool(account.members or account.damaged)
 
     def _write_accounts(self, txn: Any) -> None:
         for file, account in self._accounts.items():
             unused = not account.refs and not account.tombs and account.state == "sealed"
             if unused and not self._is_kept(account):
-                continue  # nothing in it counts: recovery removes the file
+                continue  # nothing in it is used: startup recovery removes the file
             first, last = account.stamps or (0, 0)
             info = DataFile(
                 account.disk,
@@ -419,34 +423,32 @@ def _span(stamps: list[int], stamp: int) -> list[int]:
 
 
 def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
-    """The store's name and its disks by number, from their markers. Raises FormatError."""
+    """Returns the store's id and its disks by number, read from the markers. Raises FormatError."""
     stores, disks, count, lost = set(), {}, 0, set[int]()
     for root in settings.disks:
         marker = read_marker(root)
         if marker is None:
-            raise FormatError(
-                f"{root} carries no marker of a store; give exactly the disks that hold the data"
-            )
+            raise FormatError(f"{root} has no store marker; pass exactly the disks that hold the data")
         stores.add(marker.store)
         disks[marker.disk] = root
         lost |= set(marker.lost)
         count = max(count, marker.disks, marker.disk + 1)
     if len(stores) != 1 or len(disks) != len(settings.disks):
-        raise FormatError("the disks belong to different stores; give exactly the disks of one")
+        raise FormatError("the disks belong to different stores; pass exactly the disks of one store")
     missing = set(range(count)) - set(disks) - lost
     if missing:
-        raise FormatError(f"disk number {min(missing)} of this store is missing; give it too with --disk")
+        raise FormatError(f"disk number {min(missing)} of this store is missing; add it with --disk")
     return stores.pop(), disks
 
 
 def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, total: None) -> RebuildReport:
-    """Makes the index anew; the old one stays beside it as `data.mdb.before-rebuild`. `progress(done, total)`
-    bytes.
+    """Creates a new index; the old one is kept next to it as `data.mdb.before-rebuild`. Calls `progress(done,
+    total)` with byte counts.
 
     Raises StoreInUseError, FormatError.
     """
     if not settings.data_dir.is_dir():
-        raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
+        raise FormatError(f"{settings.data_dir} is not a directory; pass the node's --data-dir")
     with DataDirLock.acquire_exclusive(settings.data_dir):
         store, roots = find_disks(settings)
         beside = settings.index_dir / "rebuild"
