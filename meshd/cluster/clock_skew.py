@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_SKEW: Final = 300.0
-"""Seconds from which on two nodes refuse each other's requests."""
+"""Seconds of skew from which on two nodes refuse each other's requests."""
 REPORTED_SKEW: Final = 60.0
-"""Seconds from which on a clock is told to be wrong: NTP keeps one within a fraction of a second."""
+"""Seconds of skew from which on a clock is reported as wrong; NTP keeps clocks within a fraction of a
+second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockComparison:
-    """`agree`: whether more than half of them show the same time. `ahead`: by id, seconds that a clock is
-    ahead of that time (negative: behind); where they do not agree, ahead of the clock of the node that
-    looked."""
+    """The result of comparing clocks. `agree`: more than half of them show the same time. `ahead`: by node
+    id, the seconds that a clock is ahead of that time (negative: behind); if they do not agree, ahead of the
+    local clock."""
 
     agree: bool
     ahead: Mapping[str, int]
 
     def skew_of(self, node_id: str) -> int:
-        """How far the clock of the node that looked is ahead: of those that agree, or of the one that it
-        differs most from."""
+        """Returns how far the local clock is ahead: of the majority, or of the clock that differs most from
+        it."""
         if self.agree:
             return self.ahead[node_id]
         return -max(self.ahead.values(), key=abs)
 
 
 def compare_clocks(ahead: Mapping[str, float]) -> ClockComparison:
-    """Judges clocks by how many seconds each is ahead of that of the node that looked, which is among them
-    with 0."""
+    """Compares clocks, given how many seconds each is ahead of the local clock, which is included with 0."""
     groups = (
         [other for other in ahead.values() if abs(other - own) < REPORTED_SKEW] for own in ahead.values()
     )

@@ -17,7 +17,7 @@ from meshd.cluster.peer_checks import probe_map_version
 from meshd.cluster.replica_counts import replica_shortfall
 from meshd.control.control_api import ControlError, LeaseLostError
 from meshd.telemetry import metrics
-from meshwire.cluster import transitions as turn
+from meshwire.cluster import transitions as transitions
 from meshwire.cluster.cluster_map import STATES
 
 if TYPE_CHECKING:
@@ -36,23 +36,23 @@ _GONE: Final = ("away", "down")
 
 
 class NodeStateWriter:
-    """Changes what the map says of other nodes."""
+    """Changes other nodes' states in the map."""
 
     def __init__(self, control: ControlStore, maps: ClusterMapStore) -> None:
         self._control, self._maps = control, maps
 
     async def live_nodes(self) -> set[str]:
-        """Ids of the nodes that hold their leases. Raises ControlError."""
+        """Returns the ids of the nodes that hold their leases. Raises ControlError."""
         cut = len(node_lease_name(""))
         return {name[cut:] for name in await self._control.lease_holders(node_lease_name(""))}
 
     async def mark_away(self, node_id: str, turned: int) -> None:
-        """It does not answer. Not when it has taken another state since the version `turned`."""
-        await self._mark(node_id, turned, turn.mark_node_away)
+        """Marks a silent node away, unless it has changed state since map version `turned`."""
+        await self._mark(node_id, turned, transitions.mark_node_away)
 
     async def mark_down(self, node_id: str, turned: int) -> None:
-        """It is given up."""
-        await self._mark(node_id, turned, turn.mark_node_down)
+        """Gives a node up."""
+        await self._mark(node_id, turned, transitions.mark_node_down)
 
     async def _mark(self, node_id: str, turned: int, change: Callable[[ClusterMap, str], ClusterMap]) -> None:
         marked = ""
@@ -71,17 +71,17 @@ class NodeStateWriter:
         cluster = await self._maps.update_map(mark)
         if marked:
             metrics.cluster_marked.labels(marked).inc()
-            _log.warning("a node is %s", marked, extra={"node": node_id, "map": cluster.version})
+            _log.warning("marked a node %s", marked, extra={"node": node_id, "map": cluster.version})
 
 
 class SuspectProbe:
-    """What `Mesh.suspect` does: for a node that somebody waits for."""
+    """Probes a node that a request waits for; implements `ClusterView.report_suspect`."""
 
-    def __init__(self, marking: NodeStateWriter, clock: Clock, ttl: float) -> None:
-        self._marking, self._clock, self._ttl = marking, clock, ttl
+    def __init__(self, state_writer: NodeStateWriter, clock: Clock, ttl: float) -> None:
+        self._state_writer, self._clock, self._ttl = state_writer, clock, ttl
 
     async def __call__(self, mesh: ClusterView, node_id: str, version: int) -> None:
-        """Returns when it answers, or the map has changed, or nothing more can be found out."""
+        """Returns when the node answers, the map has changed, or nothing more can be found out."""
         until = self._clock.monotonic() + self._ttl + 1
         with suppress(ControlError):
             while mesh.current_map().version <= version:
@@ -89,17 +89,18 @@ class SuspectProbe:
                 if node is None or node.state in _GONE or await probe_map_version(node) is not None:
                     return
                 late = self._clock.monotonic() > until
-                if node_id not in await self._marking.live_nodes() or (
+                if node_id not in await self._state_writer.live_nodes() or (
                     late and await self._reaches(mesh, node)
                 ):
-                    await self._marking.mark_away(node_id, node.turned)
+                    await self._state_writer.mark_away(node_id, node.turned)
                     return
                 if late:
                     return
                 await asyncio.sleep(_STEP)
 
     async def _reaches(self, mesh: ClusterView, node: Node) -> bool:
-        """Whether it is that node which cannot be reached, and not this one which reaches nobody."""
+        """Returns True if other nodes answer: then it is the suspect that is unreachable, not this node that
+        is cut off."""
         others = [n for n in mesh.current_map().nodes if n.node_id not in (mesh.node_id, node.node_id)]
         others = [n for n in others if n.state not in _GONE]
         found = await asyncio.gather(*[probe_map_version(other) for other in others])
@@ -107,43 +108,44 @@ class SuspectProbe:
 
 
 class FailureDetector:
-    """Runs in every steward; the holder of the lease is the one that looks."""
+    """Probes all nodes and marks silent ones. Runs in every coordinator; only the holder of the lease is
+    active."""
 
     def __init__(
         self,
         mesh: ClusterView,
         control: ControlStore,
-        marking: NodeStateWriter,
+        state_writer: NodeStateWriter,
         fewest_copies: Callable[[], int],
         clock: Clock,
         *,
         ttl: float,
         down_after: float,
     ) -> None:
-        self._mesh, self._control, self._marking, self._clock = mesh, control, marking, clock
+        self._mesh, self._control, self._state_writer, self._clock = mesh, control, state_writer, clock
         self._fewest, self._ttl, self._down_after = fewest_copies, ttl, down_after
         self._lease: Lease | None = None
         self._silent: dict[str, float] = {}
         self._away: dict[tuple[str, int], float] = {}
 
     def __repr__(self) -> str:
-        return f"<Guardian of {self._mesh.node_id}{', looking' if self._lease else ''}>"
+        return f"<FailureDetector of {self._mesh.node_id}{', active' if self._lease else ''}>"
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs forever."""
         while True:
             await asyncio.sleep(self._ttl / 5)
             record_map_metrics(self._mesh.current_map())
             try:
-                if await self._hold():
+                if await self._hold_lease():
                     await self.check_nodes()
             except ControlError as error:
-                self._silent.clear()  # what was seen before says nothing about now
-                _log.debug("nobody is looked after: %s", error)
-            except turn.TransitionError as error:
-                _log.warning("the map refuses: %s", error)
+                self._silent.clear()  # earlier observations are outdated
+                _log.debug("nodes are not probed: %s", error)
+            except transitions.TransitionError as error:
+                _log.warning("the map rejects the transition: %s", error)
 
-    async def _hold(self) -> bool:
+    async def _hold_lease(self) -> bool:
         if self._lease is not None:
             try:
                 self._lease = await self._control.renew_lease(self._lease)
@@ -154,11 +156,11 @@ class FailureDetector:
         return self._lease is not None
 
     async def check_nodes(self) -> None:
-        """At every node, once. Raises ControlError."""
-        cluster, alive = self._mesh.current_map(), await self._marking.live_nodes()
+        """Probes every node once. Raises ControlError."""
+        cluster, alive = self._mesh.current_map(), await self._state_writer.live_nodes()
         suspects = [n for n in cluster.nodes if n.state not in _GONE and n.node_id != self._mesh.node_id]
         await asyncio.gather(*[self._check_node(cluster, node, node.node_id in alive) for node in suspects])
-        await self._give_up(cluster)
+        await self._mark_lost_nodes(cluster)
 
     async def _check_node(self, cluster: ClusterMap, node: Node, alive: bool) -> None:
         if alive:
@@ -167,23 +169,23 @@ class FailureDetector:
         now = self._clock.monotonic()
         since = self._silent.setdefault(node.node_id, now)
         version = await probe_map_version(node)
-        # It answers, and cannot reach the control store: that alone is no harm, until it goes by an old map.
+        # A node that answers but is cut off from the control store does no harm until its map is outdated.
         if version is None or (version < cluster.version and now - since > self._ttl):
-            await self._marking.mark_away(node.node_id, node.turned)
+            await self._state_writer.mark_away(node.node_id, node.turned)
 
-    async def _give_up(self, cluster: ClusterMap) -> None:
+    async def _mark_lost_nodes(self, cluster: ClusterMap) -> None:
         now = self._clock.monotonic()
         away = {(node.node_id, node.turned) for node in cluster.nodes if node.state == "away"}
         self._away = {key: self._away.get(key, now) for key in away}
         for node_id, turned in away:
             if now - self._away[node_id, turned] < self._down_after:
                 continue
-            if turn.can_lose_node(cluster, node_id, self._fewest()):
-                await self._marking.mark_down(node_id, turned)
+            if transitions.can_lose_node(cluster, node_id, self._fewest()):
+                await self._state_writer.mark_down(node_id, turned)
 
 
 def record_map_metrics(cluster: ClusterMap) -> None:
-    """Tell the metrics what the map says."""
+    """Updates the metrics of the map."""
     metrics.cluster_map_version.set(cluster.version)
     metrics.cluster_moving.set(cluster.is_rebalancing)
     if cluster.version:

@@ -17,7 +17,7 @@ from meshd.control.control_api import ControlError, LeaseLostError
 from meshd.errors import StartupError
 from meshd.telemetry import metrics
 from meshd.util import shared_counters
-from meshwire.cluster import transitions as turn
+from meshwire.cluster import transitions as transitions
 
 if TYPE_CHECKING:
     from meshd.config import ClusterSettings
@@ -33,17 +33,18 @@ _LONGEST_REST: Final = 30.0
 
 
 def node_lease_name(node_id: str) -> str:
-    """Of the lease that says that a node lives."""
+    """Returns the name of the lease that proves that a node is alive."""
     return f"node/{node_id}"
 
 
 def id_in_use_message(node_id: str) -> str:
-    """What is said to a second daemon of one id."""
-    return f"another daemon runs as {node_id}; give this one another --node-id, or stop that one"
+    """Returns the error text for a second daemon with the same id."""
+    return f"another daemon runs as {node_id}; give this one another --node-id, or stop the other one"
 
 
 class Membership:
-    """`me`: the node as it says of itself; `holder`: its id and its directory's."""
+    """This node's membership in the cluster. `me`: the node's own entry; `holder`: its id and its
+    directory's."""
 
     def __init__(
         self,
@@ -58,65 +59,67 @@ class Membership:
         self._clock, self._ttl, self._copies = clock, settings.lease, settings.copies
         self._weighed = settings.weight > 0
         self._lease: Lease | None = None
-        self._lost = False
-        self._returned, self._rest = -_LONGEST_REST, 0.0
+        self._control_lost = False
+        self._last_rejoin, self._rejoin_delay = -_LONGEST_REST, 0.0
 
     def __repr__(self) -> str:
         return f"<Membership of {self._me.node_id}{'' if self._lease else ', without its lease'}>"
 
     async def join(self) -> None:
-        """Take the lease and a place in the map. Raises StartupError when somebody else has this id, or the
-        map refuses; ControlError."""
+        """Acquires the lease and a place in the map. Raises StartupError if another daemon has this id or the
+        map rejects the node; ControlError."""
         until = self._clock.monotonic() + 2 * self._ttl + 1
-        while not await self._hold():
+        while not await self._hold_lease():
             if self._clock.monotonic() > until:
                 raise StartupError(id_in_use_message(self._me.node_id))
             await asyncio.sleep(_STEP)
         try:
             cluster = await self._maps.update_map(self._with_own_node)
-        except turn.TransitionError as error:
+        except transitions.TransitionError as error:
             raise StartupError(str(error)) from error
-        await self._hold()
-        _log.info("joined", extra={"node": self._me.node_id, "map": cluster.version})
+        await self._hold_lease()
+        _log.info("joined the cluster", extra={"node": self._me.node_id, "map": cluster.version})
         await self._settle_empty()
 
     async def run(self) -> None:
-        """For ever: renew the lease, come back when the map says away, settle while nothing is to be
-        carried."""
+        """Runs forever: renews the lease, returns after the map marked the node away, and completes it while
+        there is nothing to move."""
         while True:
             await asyncio.sleep(self._ttl / 4)
             try:
-                await self._once()
-                self._reached(None)
+                await self._run_once()
+                self._record_control_state(None)
             except ControlError as error:
                 metrics.cluster_control_failures.inc()
-                self._reached(error)
-            except turn.TransitionError as error:
-                _log.warning("the map refuses: %s", error)
+                self._record_control_state(error)
+            except transitions.TransitionError as error:
+                _log.warning("the map rejects the transition: %s", error)
 
-    def _reached(self, error: ControlError | None) -> None:
+    def _record_control_state(self, error: ControlError | None) -> None:
         metrics.cluster_lease_held.set(error is None and self._lease is not None)
-        if error is not None and not self._lost:
-            _log.warning("the lease is not renewed: %s", error)
-        elif error is None and self._lost:
+        if error is not None and not self._control_lost:
+            _log.warning("cannot renew the lease: %s", error)
+        elif error is None and self._control_lost:
             _log.warning("the control store answers again", extra={"node": self._me.node_id})
-        self._lost = error is not None
+        self._control_lost = error is not None
 
-    async def _once(self) -> None:
-        if not await self._hold():
+    async def _run_once(self) -> None:
+        if not await self._hold_lease():
             _log.error("another daemon runs under this node's id", extra={"node": self._me.node_id})
             return
         cluster = self._maps.current()
         mine = None if cluster is None else cluster.node(self._me.node_id)
         if cluster is None or mine is None or mine.state in ("away", "down"):
-            await self._return()
+            await self._rejoin()
         await self._settle_empty()
 
-    async def _hold(self) -> bool:
-        """Renew the lease, or take it; whether it is held now. One that was renewed was never lost, so the
-        map looked at before is the newest that can have anything against this node, until it may run out."""
+    async def _hold_lease(self) -> bool:
+        """Renews or acquires the lease; returns True if it is held. A renewed lease was never lost. So the
+        map version read before the renewal is the newest that can exclude this node until the lease may
+        expire."""
         version = await self._maps.fetch_version()
         if self._lease is not None:
+            # Both are taken before the renewal: a slow answer must shorten the lease, never lengthen it.
             began = self._clock.monotonic()
             with suppress(LeaseLostError):
                 self._lease = await self._control.renew_lease(self._lease)
@@ -127,31 +130,32 @@ class Membership:
         )
         return self._lease is not None
 
-    async def _return(self) -> None:
-        """Come back. Who is taken for gone again and again rests longer each time: somebody cannot reach
-        it."""
+    async def _rejoin(self) -> None:
+        """Returns to the cluster. A node that is repeatedly marked away waits longer each time, because some
+        node cannot reach it."""
         now = self._clock.monotonic()
-        if now < self._returned + self._rest:
+        if now < self._last_rejoin + self._rejoin_delay:
             return
-        often = now < self._returned + self._rest + 4 * self._ttl
-        self._rest = min(max(1.0, 2 * self._rest), _LONGEST_REST) if often else 0.0
-        self._returned = now
+        often = now < self._last_rejoin + self._rejoin_delay + 4 * self._ttl
+        self._rejoin_delay = min(max(1.0, 2 * self._rejoin_delay), _LONGEST_REST) if often else 0.0
+        self._last_rejoin = now
         cluster = await self._maps.update_map(self._with_own_node)
-        _log.warning("came back", extra={"node": self._me.node_id, "map": cluster.version})
+        _log.warning("returned to the cluster", extra={"node": self._me.node_id, "map": cluster.version})
 
     def _with_own_node(self, present: ClusterMap | None) -> ClusterMap:
         if present is None:
-            return turn.bootstrap_map(self._me, copies=self._copies)
-        return turn.join_node(present, self._as_known(present))
+            return transitions.bootstrap_map(self._me, copies=self._copies)
+        return transitions.join_node(present, self._as_known(present))
 
     def _as_known(self, cluster: ClusterMap) -> Node:
-        """With the weight that the map has, unless this node was told one of its own."""
+        """Returns the node's entry with the weight in the map, unless this node was configured with one."""
         known = cluster.node(self._me.node_id)
         return self._me if known is None or self._weighed else replace(self._me, weight=known.weight)
 
     async def _settle_empty(self) -> None:
-        """While there is no bucket, there is nothing to carry. A bucket made later is known only to those who
-        know this map: the control store tells everybody of its changes in one order."""
+        """Marks the node complete while no bucket exists, because there is nothing to move. A bucket created
+        later is known only to nodes that know this map: the control store delivers its changes in one order.
+        """
         cluster = self._maps.current()
         if cluster is None or not cluster.must_sync(self._me.node_id):
             return
@@ -162,7 +166,7 @@ class Membership:
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
-            return turn.mark_complete(present, self._me.node_id, seen)
+            return transitions.mark_complete(present, self._me.node_id, seen)
 
-        with suppress(turn.TransitionError):
+        with suppress(transitions.TransitionError):
             await self._maps.update_map(settle)

@@ -23,7 +23,7 @@ import msgspec
 from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
 from meshd.store.disks.layout import sync_directory
-from meshwire.cluster import transitions as turn
+from meshwire.cluster import transitions as transitions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 IDENTITY_FILE: Final = "cluster.json"
 DIRECTORIES_TOPIC: Final = "directories"
 _EMPTY: Final = "is empty"
-_EVERY: Final = 3600.0  # seconds
+_EVERY: Final = 3600.0  # seconds between two counts
 _log = logging.getLogger("meshd.cluster")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """`directory` tells two directories apart that say they are the same node; `count`, which grows with each
-    start and each hour, two states of one."""
+    """Identity of a data directory. `directory` distinguishes two directories of the same node; `count`,
+    which rises with each start and every hour, distinguishes two states of one directory."""
 
     mesh: str
     node_id: str
@@ -52,12 +52,12 @@ class NodeIdentity:
 
     @property
     def lease_holder(self) -> str:
-        """As whom the node holds its lease."""
+        """The holder name of the node's lease."""
         return f"{self.node_id}/{self.directory}"
 
 
 def read_identity(data_dir: Path) -> NodeIdentity | None:
-    """What the directory says; None for one that belongs to nobody yet. Raises StartupError."""
+    """Reads the identity of a directory; None if it has none yet. Raises StartupError."""
     path = data_dir / IDENTITY_FILE
     try:
         document = json.loads(path.read_bytes())
@@ -67,31 +67,31 @@ def read_identity(data_dir: Path) -> NodeIdentity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StartupError(
-            f"{path} cannot be read ({type(error).__name__}); restore it from a copy"
+            f"{path} cannot be read ({type(error).__name__}); restore it from a backup"
         ) from None
 
 
 def require_single_node(data_dir: Path) -> None:
-    """Raise StartupError when the directory is a mesh's and the node was started without that."""
+    """Raises StartupError if the directory belongs to a mesh node but the node was started without a mesh."""
     found = read_identity(data_dir)
     if found is not None:
         raise StartupError(
-            f"{data_dir} belongs to node {found.node_id} of a mesh; start it with the --control it had"
+            f"{data_dir} belongs to node {found.node_id} of a mesh; start it with its previous --control"
         )
 
 
 async def establish_identity(
     control: ControlStore, maps: ClusterMapStore, settings: NodeSettings, copies: int
 ) -> NodeIdentity:
-    """The directory's place in the mesh; made, and kept, when it has none. `copies`: the fewest that any
-    bucket has. Raises StartupError, ControlError."""
+    """Returns the directory's identity in the mesh; creates and stores one if it has none. `copies`: the
+    smallest replica count of any bucket. Raises StartupError, ControlError."""
     data_dir, node_id = settings.store.data_dir, settings.node_id
     mesh, cluster = await _mesh_id(control), maps.current()
     found = read_identity(data_dir)
     if found is None:
         if cluster is not None and cluster.nodes and has_been_used(settings):
             raise StartupError(
-                f"{data_dir} holds objects of a node without a mesh, and this mesh exists already; give the "
+                f"{data_dir} holds objects of a node without a mesh, but this mesh already exists; give the "
                 "node an empty directory and copy the objects over S3"
             )
         await _admit(maps, settings, copies, _EMPTY)
@@ -103,11 +103,12 @@ async def establish_identity(
         )
     elif found.mesh != mesh:
         what = "the control store is new or was emptied" if cluster is None else "that is another mesh"
+        what = "the control store is new or was emptied" if cluster is None else "that is another mesh"
         raise StartupError(
-            f"{data_dir} belongs to mesh {found.mesh}, and the control store speaks for {mesh}: {what}. "
+            f"{data_dir} belongs to mesh {found.mesh}, the control store to {mesh}: {what}. "
             "Check --control; objects of another mesh are copied over S3"
         )
-    elif not _has_index(settings):  # its disks were emptied, and the file that says whose it is was not
+    elif not _has_index(settings):  # its disks were emptied, but not the directory of the identity file
         await _admit(maps, settings, copies, _EMPTY)
     elif why := _outdated(found, await _read_generation(control, node_id)):
         await _admit(maps, settings, copies, why)
@@ -115,35 +116,34 @@ async def establish_identity(
 
 
 class _Generation(msgspec.Struct, frozen=True):
-    """The directory that a node ran on last, and its count."""
+    """The directory on which a node last ran, and its count."""
 
     directory: str
     count: int
 
 
-async def increment_generation(
-    control: ControlStore, data_dir: Path, belonging: NodeIdentity
-) -> NodeIdentity:
-    """The next count, in the directory first: one that is ahead was interrupted, one that is behind is an
-    older image. Raises ControlError, OSError."""
-    known = await _read_generation(control, belonging.node_id)
-    counted = replace(belonging, count=max(belonging.count, known.count if known else 0) + 1)
+async def increment_generation(control: ControlStore, data_dir: Path, identity: NodeIdentity) -> NodeIdentity:
+    """Stores the next count, first in the directory, then in the control store. So a directory that is ahead
+    was interrupted in between, and one that is behind is an older disk image. Raises ControlError, OSError.
+    """
+    known = await _read_generation(control, identity.node_id)
+    counted = replace(identity, count=max(identity.count, known.count if known else 0) + 1)
     await asyncio.to_thread(_write, data_dir, counted)
     value = msgspec.json.encode(_Generation(counted.directory, counted.count))
     await control.put(f"{DIRECTORIES_TOPIC}/{counted.node_id}", value)
     return counted
 
 
-async def increment_generation_hourly(control: ControlStore, data_dir: Path, belonging: NodeIdentity) -> None:
-    """For ever, so that an image of the disk that is older than an hour is told from what it was made of."""
+async def increment_generation_hourly(control: ControlStore, data_dir: Path, identity: NodeIdentity) -> None:
+    """Runs forever, so that a disk image more than an hour old is recognized."""
     while True:
         await asyncio.sleep(_EVERY)
         try:
-            known = await _read_generation(control, belonging.node_id)
-            if known is None or known.directory == belonging.directory:
-                belonging = await increment_generation(control, data_dir, belonging)
+            known = await _read_generation(control, identity.node_id)
+            if known is None or known.directory == identity.directory:
+                identity = await increment_generation(control, data_dir, identity)
         except (ControlError, OSError) as error:
-            _log.warning("the age of the directory is not noted", extra={"why": str(error)})
+            _log.warning("cannot store the generation of the data directory", extra={"why": str(error)})
 
 
 async def _read_generation(control: ControlStore, node_id: str) -> _Generation | None:
@@ -152,12 +152,12 @@ async def _read_generation(control: ControlStore, node_id: str) -> _Generation |
 
 
 def _outdated(found: NodeIdentity, known: _Generation | None) -> str:
-    """In which way a directory is not as its node left it; "" where it is."""
+    """Returns how a directory differs from the one its node last ran on; "" if it does not."""
     if known is None:
         return ""
     if known.directory != found.directory:
-        return f"is not the directory that {found.node_id} ran on last"
-    return "is an older image of what it was" if known.count > found.count else ""
+        return f"is not the directory that {found.node_id} last ran on"
+    return "is an older image of that directory" if known.count > found.count else ""
 
 
 async def _mesh_id(control: ControlStore) -> str:
@@ -171,8 +171,8 @@ async def _mesh_id(control: ControlStore) -> str:
 
 
 async def _admit(maps: ClusterMapStore, settings: NodeSettings, copies: int, why: str) -> None:
-    """A node that has nothing, or of which nobody knows what it has: whatever the map says that it has is
-    lost, or, of the last copy, refused. What it does have is compared when it joins anew."""
+    """Admits a node with an empty or untrusted directory: marks its data in the map as lost, or refuses if it
+    may hold the last copy. Existing data is compared when the node joins again."""
     cluster, node_id, data_dir = maps.current(), settings.node_id, settings.store.data_dir
     if cluster is None or not cluster.nodes:
         return
@@ -182,34 +182,34 @@ async def _admit(maps: ClusterMapStore, settings: NodeSettings, copies: int, why
         node = present.node(node_id)
         if node is None or node.state == "down" or not node.stores:
             return present
-        if turn.can_lose_node(present, node_id, copies):
-            return turn.mark_node_down(present, node_id)
+        if transitions.can_lose_node(present, node_id, copies):
+            return transitions.mark_node_down(present, node_id)
         if why != _EMPTY and data_dir in settings.lost_disks:
-            return turn.mark_node_away(present, node_id)
+            return transitions.mark_node_away(present, node_id)
         raise StartupError(
-            f"by the map {node_id} has objects of which no other node that is up has a copy, and {data_dir} "
+            f"according to the map, {node_id} holds objects that no other available node has, and {data_dir} "
             f"{why}: {_remedy(settings, why)}"
         )
 
     after = await maps.update_map(distrusted)
     if why != _EMPTY and after != cluster:
-        _log.warning("the directory %s: it is compared with the other nodes", why, extra={"node": node_id})
+        _log.warning("the directory %s: comparing it with the other nodes", why, extra={"node": node_id})
 
 
 def _remedy(settings: NodeSettings, why: str) -> str:
     if why == _EMPTY:
         return (
-            "start it on the directory it had, or give those objects up with "
+            "start it on its previous directory, or give those objects up with "
             f"`mesh cluster lost {settings.node_id} --anyway`"
         )
     return (
-        "start it on the directory it ran on last, or bring the other nodes back first. Is that directory "
-        f"lost for good, and what only it had: start once with --lost-disk {settings.store.data_dir}"
+        "start it on the directory it last ran on, or bring the other nodes back first. If that directory "
+        f"and its data are lost for good, start once with --lost-disk {settings.store.data_dir}"
     )
 
 
 def has_been_used(settings: NodeSettings) -> bool:
-    """Whether a node has run on these directories before."""
+    """Returns True if a node has run on these directories before."""
     return settings.control_dir.exists() or _has_index(settings)
 
 
@@ -218,13 +218,13 @@ def _has_index(settings: NodeSettings) -> bool:
     return index.is_dir() and any(index.iterdir())
 
 
-def _write(data_dir: Path, belonging: NodeIdentity) -> None:
+def _write(data_dir: Path, identity: NodeIdentity) -> None:
     path = data_dir / IDENTITY_FILE
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
-        file.write(json.dumps(asdict(belonging)) + "\n")
+        file.write(json.dumps(asdict(identity)) + "\n")
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
-    sync_directory(data_dir)  # else a loss of power may bring back an older count
+    sync_directory(data_dir)  # otherwise a power failure may bring back an older count

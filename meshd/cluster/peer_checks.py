@@ -39,23 +39,23 @@ _MAX_HEAD: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a node answers: the `version` of the map that it goes by (0 when it does not say), and the time
-    that its `clock` shows, in whole seconds since 1970 (None when it does not say)."""
+    """A node's answer to a probe: the `version` of its map (0 if not sent) and the time of its `clock` in
+    whole seconds since 1970 (None if not sent)."""
 
     version: int
     clock: int | None
 
 
-async def probe_map_version(node: Node, patience: float = PROBE_TIMEOUT) -> int | None:
-    """The version of the map that a node goes by (0 when it does not say), None when it does not answer."""
-    heard = await probe_node(node, patience)
-    return None if heard is None else heard.version
+async def probe_map_version(node: Node, max_wait: float = PROBE_TIMEOUT) -> int | None:
+    """Returns the map version of a node (0 if it does not send one); None if it does not answer."""
+    answer = await probe_node(node, max_wait)
+    return None if answer is None else answer.version
 
 
-async def probe_node(node: Node, patience: float = PROBE_TIMEOUT) -> ProbeResult | None:
-    """What a node answers within `patience` seconds; None when it does not."""
+async def probe_node(node: Node, max_wait: float = PROBE_TIMEOUT) -> ProbeResult | None:
+    """Probes a node for up to `max_wait` seconds; None if it does not answer."""
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_wait):
             return await _probe(node)
     return None
 
@@ -87,9 +87,9 @@ def _unverified() -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class PeerSurvey:
-    """`refused`: by id, why a node's certificate is not believed here. `ahead`: by id, the seconds that a
-    node's clock is ahead of this one's (negative: behind), to about one; this node is among them. `silent`:
-    ids of those that did not answer in time."""
+    """What a survey of the peers found. `refused`: by id, why a node's certificate is rejected here. `ahead`:
+    by id, the seconds that a node's clock is ahead of the local one (negative: behind), to about a second;
+    this node is included. `silent`: ids of nodes that did not answer in time."""
 
     refused: Mapping[str, str]
     ahead: Mapping[str, float]
@@ -97,68 +97,70 @@ class PeerSurvey:
 
 
 async def survey_peers(
-    mesh: ClusterView, peers: PeerClient, clock: Clock, patience: float = PROBE_TIMEOUT
+    mesh: ClusterView, peers: PeerClient, clock: Clock, max_wait: float = PROBE_TIMEOUT
 ) -> PeerSurvey:
-    """Looks at all others that are not known to be gone, at once; each gets `patience` seconds."""
+    """Surveys all other nodes that are not known to be gone, in parallel; each may take `max_wait`
+    seconds."""
     others = [
         node
         for node in mesh.current_map().nodes
         if node.node_id != mesh.node_id and node.state not in ("away", "down")
     ]
-    refusals = asyncio.gather(*[peers.certificate_error(node, patience) for node in others])
-    clocks = asyncio.gather(*[_clock_offset(node, clock, patience) for node in others])
-    why, heard = await refusals, await clocks
+    refusals = asyncio.gather(*[peers.certificate_error(node, max_wait) for node in others])
+    clocks = asyncio.gather(*[_clock_offset(node, clock, max_wait) for node in others])
+    why, answer = await refusals, await clocks
     return PeerSurvey(
         {node.node_id: said for node, said in zip(others, why, strict=True) if said},
         {mesh.node_id: 0.0}
         | {
-            node.node_id: told[0]
-            for node, told in zip(others, heard, strict=True)
-            if told is not None and told[0] is not None
+            node.node_id: published[0]
+            for node, published in zip(others, answer, strict=True)
+            if published is not None and published[0] is not None
         },
-        frozenset(node.node_id for node, told in zip(others, heard, strict=True) if told is None),
+        frozenset(node.node_id for node, published in zip(others, answer, strict=True) if published is None),
     )
 
 
-async def _clock_offset(node: Node, clock: Clock, patience: float) -> tuple[float | None] | None:
-    """How far its clock is ahead (None: it does not say); None where it does not answer."""
+async def _clock_offset(node: Node, clock: Clock, max_wait: float) -> tuple[float | None] | None:
+    """Returns how far a node's clock is ahead (None if it does not say), in a tuple; None if it does not
+    answer."""
     before = clock.now_ms()
-    heard = await probe_node(node, patience)
-    if heard is None:
+    answer = await probe_node(node, max_wait)
+    if answer is None:
         return None
-    if heard.clock is None:
+    if answer.clock is None:
         return (None,)
-    return (heard.clock + 0.5 - (before + clock.now_ms()) / 2000,)  # it tells whole seconds, cut off
+    return (answer.clock + 0.5 - (before + clock.now_ms()) / 2000,)  # the node sends seconds, rounded down
 
 
 DOMAINS_TOPIC: Final = "told"
 
 
 class NodeDomains(msgspec.Struct, frozen=True):
-    """What a node was told when it started."""
+    """The domains with which a node was started."""
 
     domains: tuple[str, ...] = ()
 
 
 async def publish_domains(control: ControlStore, node_id: str, domains: tuple[str, ...]) -> None:
-    """Say what this node was told. Raises ControlError."""
+    """Publishes the domains of this node. Raises ControlError."""
     await control.put(f"{DOMAINS_TOPIC}/{node_id}", msgspec.json.encode(NodeDomains(tuple(sorted(domains)))))
 
 
 def domain_mismatches(control: ControlStore, cluster: ClusterMap) -> Mapping[str, str]:
-    """By id, nodes of the map with other domains than most of them, and what to do about it."""
-    told = {}
+    """Returns, by id, what is wrong with nodes whose domains differ from the majority's, and what to do."""
+    published = {}
     for key, entry in control.cached_entries(DOMAINS_TOPIC).items():
         node_id = key.partition("/")[2]
         node = cluster.node(node_id)
         if node is not None and node.state != "down":
-            told[node_id] = msgspec.json.decode(entry.value, type=NodeDomains).domains
-    if len(set(told.values())) < 2:
+            published[node_id] = msgspec.json.decode(entry.value, type=NodeDomains).domains
+    if len(set(published.values())) < 2:
         return {}
-    most = max(Counter(told.values()).items(), key=lambda found: (found[1], found[0]))[0]
-    said = f"--domain {' --domain '.join(most)}" if most else "no --domain"
+    most = max(Counter(published.values()).items(), key=lambda found: (found[1], found[0]))[0]
+    usual = f"--domain {' --domain '.join(most)}" if most else "no --domain"
     return {
-        node_id: f"was started with other domains than most nodes, which have {said}: give all nodes the same"
-        for node_id, domains in told.items()
+        node_id: f"was started with other domains than most nodes, which have {usual}: use the same ones"
+        for node_id, domains in published.items()
         if domains != most
     }

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 ANSWER_VALID_SECONDS: Final = 1.0
-"""Seconds for which what the others answered is enough to decide by. Who takes a node out asks it before, and
-waits longer than that (`probing.PATIENCE`): not one that stands still since is taken out within them."""
-_PATIENCE: Final = 5.0
+"""Seconds for which the owners' answers suffice to act as primary. A node is removed from the map only after
+a probe that waits longer (`peer_checks.PROBE_TIMEOUT`). So an owner that answered is not removed within this
+time, even if it has been suspended since."""
+_TIMEOUT: Final = 5.0
 _PAUSE: Final = 0.3
 
 
 class ReadBarrier:
-    """One a process."""
+    """Confirms that the map is current. One per process."""
 
     def __init__(
         self,
@@ -39,16 +40,16 @@ class ReadBarrier:
         ask: Callable[[Node], Awaitable[int | None]] = probe_map_version,
     ) -> None:
         self._mesh, self._clock, self._ask = mesh, clock, ask
-        self._asking: dict[str, asyncio.Task[int | None]] = {}
+        self._in_flight: dict[str, asyncio.Task[int | None]] = {}
         self._next: dict[str, asyncio.Task[int | None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Doubt of {self._mesh.node_id}: {'none' if self._mesh.lease_valid else 'asks'}>"
+        return f"<ReadBarrier of {self._mesh.node_id}: {'open' if self._mesh.lease_valid else 'asks owners'}>"
 
-    async def wait_until_current(self, bucket: str, key: str, patience: float = _PATIENCE) -> str:
-        """Waits until it is sure that reads of a name may be answered by this process's map. Why it is not,
-        of this node; empty: it is sure now."""
-        deadline = self._clock.monotonic() + patience
+    async def wait_until_current(self, bucket: str, key: str, max_wait: float = _TIMEOUT) -> str:
+        """Waits until this process's map is known to be current for a name. Returns "" then, otherwise the
+        reason for the failure, as a phrase about this node."""
+        deadline = self._clock.monotonic() + max_wait
         while True:
             version, route = self._mesh.current_map().version, self._mesh.route_for(bucket, key)
             if self._mesh.lease_valid:
@@ -70,28 +71,29 @@ class ReadBarrier:
             await self._mesh.wait_for_newer_map(version, min(left, _PAUSE if silent else 2.0))
 
     async def _ask_version(self, node: Node) -> int | None:
-        """What a node says that is asked from now on; who waits at the same time shares the question."""
+        """Asks a node for its map version. Callers that wait at the same time share one question, but only
+        one sent after they began to wait: an earlier answer may be older than their request."""
         task = self._next.get(node.node_id)
         if task is None:
-            before = self._asking.get(node.node_id)
+            before = self._in_flight.get(node.node_id)
             task = self._next[node.node_id] = asyncio.ensure_future(self._ask_after(node, before))
         return await asyncio.shield(task)
 
     async def _ask_after(self, node: Node, before: asyncio.Task[int | None] | None) -> int | None:
         if before is not None:
             await asyncio.wait((before,))
-        task = self._asking[node.node_id] = self._next.pop(node.node_id)
+        task = self._in_flight[node.node_id] = self._next.pop(node.node_id)
         try:
             return await self._ask(node)
         finally:
-            if self._asking.get(node.node_id) is task:
-                del self._asking[node.node_id]
+            if self._in_flight.get(node.node_id) is task:
+                del self._in_flight[node.node_id]
 
 
 def _reason(silent: list[str], versions: Mapping[str, int | None], newest: int) -> str:
-    """What a node says of itself that nobody assures of its map."""
+    """Returns why the map could not be confirmed, as a phrase about this node."""
     if silent:
         return f"reaches neither the control store nor {', '.join(silent)}"
-    another = "another process of it"
+    another = "another process of this node"
     newer = next((node_id for node_id, version in versions.items() if version == newest), another)
-    return f"does not reach the control store, and {newer} goes by a newer cluster map ({newest})"
+    return f"does not reach the control store, and {newer} uses a newer cluster map ({newest})"

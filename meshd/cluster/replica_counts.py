@@ -24,7 +24,7 @@ _CACHE_SIZE: Final = 8
 
 
 class ReplicaShortfall(NamedTuple):
-    """Slots of which fewer copies are there than are to be kept, and slots of which none is."""
+    """Slots with fewer copies than required, and slots with none."""
 
     short: int
     lost: int
@@ -32,27 +32,27 @@ class ReplicaShortfall(NamedTuple):
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def replica_shortfall(cluster: ClusterMap, copies: int) -> ReplicaShortfall:
-    """Of names of which so many copies are kept, where there are so many nodes that store; those that were
-    given up count until they are removed from the map."""
-    there, table = _present_copies(cluster, copies), routes(cluster, copies)
-    lost = sum(not table.route_of_slot(int(slot)).read_set for slot in np.flatnonzero(there == 0))
+    """Counts slots for this replica count, if there are enough storing nodes. Nodes that were given up count
+    as members until they are removed from the map."""
+    present, table = _present_copies(cluster, copies), routes(cluster, copies)
+    lost = sum(not table.route_of_slot(int(slot)).read_set for slot in np.flatnonzero(present == 0))
     return ReplicaShortfall(
         int(under_replicated_slots(cluster, copies).sum()), lost if cluster.current_shares else 0
     )
 
 
 def under_replicated_slots(cluster: ClusterMap, copies: int) -> npt.NDArray[np.bool_]:
-    """bool[slots]: those of which fewer copies are there than that, or than there are nodes that store.
-    `copies` as `routes` takes it; of one that changes this moment, what is relied on."""
+    """Returns bool[slots]: the slots with fewer copies than `copies`, or than there are storing nodes.
+    `copies` has the form that `routes` takes; while it is being changed, only the copies that reads rely on
+    count."""
     relied, _ = read_and_write_copies(copies)
     members = sum(node.stores for node in cluster.nodes)
     return _present_copies(cluster, relied) < min(relied, members)
 
 
 def _present_copies(cluster: ClusterMap, copies: int) -> npt.NDArray[np.int64]:
-    """How many of the owners of each slot are relied on."""
+    """Returns how many owners of each slot the map relies on."""
     present = compute_placement(cluster, copies, "present")
-    sound = np.array(
-        [node.state in COMPLETE_STATES for node in present.nodes] + [False]
-    )  # the last is for −1
-    return np.asarray(sound[present.table].sum(axis=1), np.int64)
+    # The last entry stands for −1, no owner.
+    complete = np.array([node.state in COMPLETE_STATES for node in present.nodes] + [False])
+    return np.asarray(complete[present.table].sum(axis=1), np.int64)

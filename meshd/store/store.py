@@ -114,9 +114,9 @@ class Store:
         self._compactor = Compactor(
             index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
         )
-        convictor = DamageAttributor(index, self._disks, self._committer, clock, self._run)
-        self._damage_attributor = convictor
-        self.scrub = Scrub(index, self._disks, self._committer, convictor, clock, self._run)
+        damage_attributor = DamageAttributor(index, self._disks, self._committer, clock, self._run)
+        self._damage_attributor = damage_attributor
+        self.scrub = Scrub(index, self._disks, self._committer, damage_attributor, clock, self._run)
         """Used by one process of the node, the coordinator."""
         self.disk_health = DiskHealthMonitor(
             index, self._disks, self._committer, clock, self._run, settings.disks
@@ -149,10 +149,10 @@ class Store:
             raise
 
     @staticmethod
-    def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_disk) -> int:
+    def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require_every_disk) -> int:
         """Cleans up after a crash, once, before any process opens the store. See
         `disks.startup_recovery.recover`."""
-        return recover(settings, spare)
+        return recover(settings, missing_policy)
 
     def close(self) -> None:
         if self._closed:
@@ -164,10 +164,10 @@ class Store:
         self._index.close()
         self._locks.release()
 
-    def attach_cache(self, cache: Store, beside: CacheLookup) -> None:
-        """Looks up objects that are not stored here in `beside`, whose records refer to the files of `cache`:
+    def attach_cache(self, cache: Store, lookup: CacheLookup) -> None:
+        """Looks up objects that are not stored here in `lookup`, whose records refer to the files of `cache`:
         a store of its own data directory, which the caller closes after this one."""
-        self._cache_lookup = beside
+        self._cache_lookup = lookup
         self._disks.add_readable_disks(cache._disks)
 
     # objects ----------------------------------------------------------------------------------------------
@@ -462,8 +462,10 @@ class Store:
 
     def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
         with self._index.read_transaction() as txn:
-            graves = islice(tombstones_of_name(self._index, txn, object_key(bucket, key)), _MAX_TOMBSTONES)
-            return [(what, stamp) for what, stamp in graves if stamp > after and is_version_id(what)]
+            tombstones = islice(
+                tombstones_of_name(self._index, txn, object_key(bucket, key)), _MAX_TOMBSTONES
+            )
+            return [(what, stamp) for what, stamp in tombstones if stamp > after and is_version_id(what)]
 
     # the store itself -------------------------------------------------------------------------------------
 
@@ -486,7 +488,7 @@ class Store:
                 live_bytes=live,
                 dead_bytes=dead,
                 index_bytes=self._index.size(),
-                disks=tuple(_room(str(root)) for root in self._disks.roots.values()),
+                disks=tuple(_disk_stats(str(root)) for root in self._disks.roots.values()),
                 versions=self._index.versions.older.count(txn),
                 quarantined=self._index.quarantine.count(txn),
             )
@@ -510,14 +512,19 @@ class Store:
         return await self._compactor.compact(file)
 
     def inventory(
-        self, wants: Callable[[bytes], bool], after: bytes = b"", *, limit: int = 1000, looks: int = 1000
+        self,
+        accepts: Callable[[bytes], bool],
+        after: bytes = b"",
+        *,
+        limit: int = 1000,
+        max_visited: int = 1000,
     ) -> InventoryPage:
-        """Returns the next names (bucket, NUL, key) after `after` that `wants` accepts, with everything held
+        """Returns the next names (bucket, NUL, key) after `after` that `accepts` admits, with everything held
         of them.
 
-        At most `limit` of them, out of at most `looks` names visited; takes a few microseconds per name.
+        At most `limit` of them, out of at most `max_visited` visited; takes a few microseconds per name.
         """
-        return read_inventory(self._index, wants, after, limit, looks)
+        return read_inventory(self._index, accepts, after, limit, max_visited)
 
     async def drop_unowned(self, names: Sequence[HeldName]) -> int:
         """Drops these versions and uploads locally, because other nodes hold them or nobody needs them;
@@ -607,10 +614,10 @@ class Store:
     async def _run(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    def _submit(self, intent: Any) -> asyncio.Future[Any]:
-        return asyncio.shield(self._committer.submit(intent))
+    def _submit(self, mutation: Any) -> asyncio.Future[Any]:
+        return asyncio.shield(self._committer.submit(mutation))
 
 
-def _room(path: str) -> DiskStats:
+def _disk_stats(path: str) -> DiskStats:
     stats = os.statvfs(path)
     return DiskStats(path, stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)

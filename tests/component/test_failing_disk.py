@@ -180,7 +180,7 @@ def test_what_another_process_finds_out_is_heeded(tmp_path: Path) -> None:
             error = await error_of(
                 DiskFailedError, put_object(store, key, b"late")
             )  # this one does not know yet
-            assert "write it again" in str(error)
+            assert "repeat the write" in str(error)
             await store._committer.submit(replacement.AddDisk(tmp_path / "three"))
             assert store._disks.path(2, 7).startswith(
                 str(tmp_path / "three")
@@ -209,7 +209,7 @@ def test_a_mount_that_failed_is_no_empty_disk(tmp_path: Path, monkeypatch: pytes
             await store.disk_health.probe_disks()
             assert [state.why for state in store.disk_health.disk_states()] == [
                 "",
-                "not mounted: mount an empty one",
+                "not mounted: mount an empty file system there",
             ]
             mounted.add("two")
             await store.disk_health.check_missing_disks()

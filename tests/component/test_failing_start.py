@@ -78,7 +78,7 @@ def test_a_disk_that_gives_errors_is_as_one_that_is_missing(tmp_path: Path, wher
         with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
             states = store.disk_health.disk_states()
             assert [state.serves for state in states] == [True, False]
-            assert "put an empty one in its place" in states[1].why
+            assert "put an empty disk in its place" in states[1].why
             found = dict(store.list("b").entries)
             assert {key for key, record in found.items() if record.broken} == second
             for key in BODIES.keys() - second:
@@ -105,7 +105,7 @@ def test_a_new_disk_that_gives_errors_is_refused(tmp_path: Path) -> None:
     _fail(tmp_path / "three" / "extents")
     settings = _settings(tmp_path, "one", "two", "three")
     with pytest.raises(
-        FormatError, match=r"three cannot be read .*nothing of this node .*take it out of --disk"
+        FormatError, match=r"three cannot be read .*this node has never used it.*remove it from --disk"
     ):
         Store.recover(settings, lambda path, how: None)
     shutil.rmtree(tmp_path / "three")

@@ -200,7 +200,7 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
         writer = former.node.replicated_store.writer("b", "k", size=1)
         await writer.write(b"x")
         assert isinstance(writer, ReplicatedWriter)
-        drop, stood = writer._drop, list[str]()
+        drop, stood = writer._abort_streams, list[str]()
 
         async def stands_still() -> None:
             if not stood:
@@ -209,7 +209,7 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
                 await change_map(nodes, _joins(former))
             await drop()
 
-        monkeypatch.setattr(writer, "_drop", stands_still)
+        monkeypatch.setattr(writer, "_abort_streams", stands_still)
         with accepted_by(name, former.node.mesh.current_map().version):
             await error_of(NotReplicatedError, writer.commit(Meta("x")))
         assert stood

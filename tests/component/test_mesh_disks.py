@@ -155,7 +155,7 @@ def test_a_node_starts_while_a_disk_gives_errors(mesh: DaemonCluster, place: Pat
     _await(mesh, lambda: mesh.metric("n2", "meshd_store_disks_lost") == 1)
     _await(mesh, lambda: [disk["serves"] for disk in _scrub(mesh)["disks"]] == [True, False])
     told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
-    assert "put an empty one in its place" in told
+    assert "put an empty disk in its place" in told
     assert "cannot be read (" in mesh["n2"].output()
     two.unlink()
     two.mkdir()

@@ -245,7 +245,7 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
             raise AssertionError("it begins anew")
 
         with monkeypatch.context() as patches:
-            patches.setattr(found.movers["n2"], "_complete", anew)
+            patches.setattr(found.movers["n2"], "_sync_until_complete", anew)
             await found.movers["n2"].run_once()
             patches.setattr(found.nodes["n2"].node.mesh, "current_map", lambda: before)  # not here yet
             await found.movers["n2"].run_once()
@@ -339,8 +339,8 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
             asked.extend(names)
 
         one = found.movers["n2"]
-        assert one._sources.documents is not None
-        one._sources = replace(one._sources, documents=(one._sources.documents[0], keep))
+        assert one._deps.shared_documents is not None
+        one._deps = replace(one._deps, shared_documents=(one._deps.shared_documents[0], keep))
         await found.change(transitions.mark_node_away, "n2")
         await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.move()
@@ -366,7 +366,7 @@ def test_what_owners_have_not_got_stays() -> None:
             writer = found.store(node_id).replica_writer("b", "odd", size=9)
             await writer.write(b"only here")
             await writer.commit_at_stamp(record)
-        one._kept_until = 0.0
+        one._retry_cleanup_at = 0.0
         await one.run_once()
         assert b"b\0odd" not in await found.held(other)
         assert (one.reporter.progress.kept, one.reporter.progress.clear) == (0, found.map().version)
@@ -377,8 +377,8 @@ def test_what_owners_have_not_got_stays() -> None:
 def test_nothing_goes_while_a_process_of_the_node_answers_by_an_earlier_map() -> None:
     async def doing(found: World) -> None:
         cluster, known = found.map(), [0]
-        sources = replace(found.movers["n1"]._sources, known=lambda: known[0])
-        found.movers["n1"]._sources = sources
+        sources = replace(found.movers["n1"]._deps, adopted_version=lambda: known[0])
+        found.movers["n1"]._deps = sources
         await found.change(transitions.drain_node, "n1")
         await found.move()
         assert not found.map().is_rebalancing
@@ -421,7 +421,7 @@ def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
             if seen > 10:
                 raise ConnectionAbortedError
 
-        one._sources = replace(one._sources, rest=break_off)
+        one._deps = replace(one._deps, throttle=break_off)
         with pytest.raises(ConnectionAbortedError):
             await one.run_once()
         assert await found.held("n2")

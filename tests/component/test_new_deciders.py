@@ -209,7 +209,7 @@ def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may
 
         for held in (0.05, ANSWER_VALID_SECONDS):  # with a lease, and with the word of the others
             until = clock.monotonic() + (0.0 if held == ANSWER_VALID_SECONDS else held)
-            mesh._held = partial(_left, clock, until)
+            mesh._lease_state = partial(_left, clock, until)
             acts, before = 0, clock.stamp()
             writing = asyncio.ensure_future(store.run_as_primary("b", "k", act))
             await asyncio.sleep(held)

@@ -136,7 +136,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluste
     _read_everywhere(mesh, bodies)
     _await(mesh, lambda: _restored(mesh, "failed"))
     _read_everywhere(mesh, bodies)
-    assert "put an empty one in its place" in _status(mesh)
+    assert "put an empty disk in its place" in _status(mesh)
     _run("umount", "-l", str(place / "two"))
     _mount(place / "two")
     _await(mesh, lambda: _serves(mesh))
@@ -154,7 +154,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluste
     reader.start()
     try:
         _run("umount", "-l", str(place / "two"))
-        _await(mesh, lambda: _restored(mesh, "not mounted: mount an empty one"))
+        _await(mesh, lambda: _restored(mesh, "not mounted: mount an empty file system there"))
     finally:
         over.set()
         await_end(reader)
@@ -170,7 +170,7 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: DaemonCluster, p
     Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("damage")
     _await(mesh, lambda: not mesh["n3"].running)  # the others wait for nothing then
     mesh.await_state("n3", "away")
-    _await(mesh, lambda: "has the index, and fails: Read-only file system" in _status(mesh))
+    _await(mesh, lambda: "holds the index and has failed: Read-only file system" in _status(mesh))
     bodies |= _fill(mesh, 4, "meanwhile")
     mesh.stop("n3")
     assert "the device of this node's index has failed" in mesh["n3"].output()

@@ -45,9 +45,9 @@ class Node:
             self.store,
             self.control,
             self.clock,
-            mend=self._mend,
+            repair=self._mend,
             compare=self._compare,
-            rest=self._rest,
+            throttle=self._rest,
             every=1000.0,
         )
 

@@ -163,9 +163,9 @@ def test_a_store_is_held_by_its_workers_or_by_its_keeper(tmp_path: Path) -> None
         with pytest.raises(StoreInUseError, match="as w0"):
             opened(settings)
         for alone in (check_store, rebuild_index, Store.recover):
-            with pytest.raises(StoreInUseError, match="stop the daemon"):
+            with pytest.raises(StoreInUseError, match="stop its daemon"):
                 alone(settings)
-    with pytest.raises(ValueError, match="called by"):
+    with pytest.raises(ValueError, match="writer name"):
         opened(settings, "../w")
     assert check_store(settings).clean
 

@@ -202,7 +202,7 @@ def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSe
         writer = store.writer("b", "k", size=None)
         await writer.write(os.urandom(2 << 20))
         await asyncio.to_thread(writes.wait, WAIT_TIMEOUT)
-        own = writer._own
+        own = writer._large_file
         assert own is not None
         if how == "dropped":
             del writer
@@ -292,7 +292,7 @@ def test_a_removed_file_is_told_apart_from_damage(settings: StoreSettings) -> No
     async def doing(store: Store) -> None:
         record = await put_object(store, "k", bytes(LARGE))
         os.unlink(store.locate(record)[0].path)
-        with pytest.raises(ExtentGoneError, match="look it up again"):
+        with pytest.raises(ExtentGoneError, match="look the object up again"):
             store.read_range(record, 0, 10)
 
     run(settings, doing)

@@ -123,7 +123,7 @@ class Pair:
         buckets = BucketTable(control)
         secret = ClusterSecret(control)
         mesh = ClusterView(
-            "n", control, buckets.replica_count, lone=single_node_map("n", "http://127.0.0.1:9000")
+            "n", control, buckets.replica_count, standalone_map=single_node_map("n", "http://127.0.0.1:9000")
         )
         peers = PeerClient("n", ClusterSecret(control).derive_key, self.clock)
         node = NodeContext(

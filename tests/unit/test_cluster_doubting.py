@@ -32,7 +32,7 @@ async def _mesh(
     for name in ("n1", "n2", "n3"):
         cluster = mark_complete(cluster, name)
     await maps.update_map(lambda _: cluster)
-    return ClusterView("n1", control, lambda bucket: 0, held=held, newest=newest), maps
+    return ClusterView("n1", control, lambda bucket: 0, lease_state=held, newest=newest), maps
 
 
 def _key(cluster: ClusterMap, *owners: str) -> str:

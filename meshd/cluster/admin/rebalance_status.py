@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
 T = TypeVar("T")
-_MOST = 1024  # characters of what is waited for
+_MOST = 1024  # characters of `blocked_by`
 
 
 class RebalanceStatus(msgspec.Struct, frozen=True):
-    """`bytes_total`: to be carried in all, as far as is known; `eta_seconds`: None when nobody knows, or when
-    something waits; `slots` to be compared, `names` that were; `takers`: nodes that are not done;
-    `blocked_by`: what they wait for, or nothing."""
+    """Cluster-wide progress. `bytes_total`: bytes to move in all, as far as known; `eta_seconds`: None if
+    unknown or while a node waits; `slots` to compare, `names` compared; `takers`: nodes that are not done;
+    `blocked_by`: what they wait for, or ""."""
 
     bytes_total: int
     bytes_moved: int
@@ -36,8 +36,9 @@ class RebalanceStatus(msgspec.Struct, frozen=True):
 
 
 class DrainStatus(msgspec.Struct, frozen=True):
-    """Of a node that is to be empty. `owns`: it still has a share; `names`: what it holds that its owners do
-    not have, None until it has looked. `empty`: it owns nothing, and holds nothing that is needed."""
+    """Progress of a node that is being drained. `owns`: it still has a share; `names`: how many names it
+    holds that their owners are missing, None until it has checked. `empty`: it owns nothing and holds nothing
+    that is needed."""
 
     owns: bool
     names: int | None
@@ -49,16 +50,16 @@ class DrainStatus(msgspec.Struct, frozen=True):
 
 
 def decode_progress(raw: Mapping[str, bytes]) -> dict[str, Progress]:
-    """By node, what movers last said; what another version of them says is left out."""
-    return _read(raw, Progress)
+    """Decodes the last progress report of each node; skips reports that another release wrote."""
+    return _decode_all(raw, Progress)
 
 
 def decode_scrub_reports(raw: Mapping[str, bytes]) -> dict[str, ScrubStatus]:
-    """As `read_works`, of scrubbers."""
-    return _read(raw, ScrubStatus)
+    """Decodes scrub reports like `decode_progress`."""
+    return _decode_all(raw, ScrubStatus)
 
 
-def _read(raw: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
+def _decode_all(raw: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
     found = {}
     for node_id, document in raw.items():
         try:
@@ -69,38 +70,38 @@ def _read(raw: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
 
 
 def rebalance_status(
-    cluster: ClusterMap, works: Mapping[str, Progress], since: int | None = None
+    cluster: ClusterMap, reports: Mapping[str, Progress], since: int | None = None
 ) -> RebalanceStatus:
-    """Of all that is carried under maps not older than `since` (default: the present goal)."""
+    """Summarizes what moves under maps from version `since` on (default: the current goal)."""
     since = cluster.goal if since is None else since
     takers = tuple(node.node_id for node in cluster.nodes if cluster.must_sync(node.node_id))
-    current = {each: work for each, work in works.items() if work.version >= since}
+    current = {each: report for each, report in reports.items() if report.version >= since}
     etas = [current[each].eta for each in takers if each in current]
     trouble = _blocked_by(takers, current)
     known = not trouble and len(etas) == len(takers) and None not in etas
-    moved = sum(work.bytes_since(since) for work in current.values())
+    moved = sum(report.bytes_since(since) for report in current.values())
     return RebalanceStatus(
-        moved + sum(work.total - work.bytes for work in current.values()),
+        moved + sum(report.total - report.bytes for report in current.values()),
         moved,
         max((eta for eta in etas if eta is not None), default=0) if known else None,
         sum(current[each].slots for each in takers if each in current),
-        sum(work.names for work in current.values()),
+        sum(report.names for report in current.values()),
         takers,
         trouble,
     )
 
 
-def _blocked_by(takers: Iterable[str], works: Mapping[str, Progress]) -> str:
-    waits = [f"{each} has not begun" for each in takers if each not in works]
-    waits += [f"{each}: {works[each].why}" for each in takers if each in works and works[each].why]
+def _blocked_by(takers: Iterable[str], reports: Mapping[str, Progress]) -> str:
+    waits = [f"{each} has not started" for each in takers if each not in reports]
+    waits += [f"{each}: {reports[each].why}" for each in takers if each in reports and reports[each].why]
     return "; ".join(waits)[:_MOST]
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """What is to be carried to and from a node, in bytes. `to_come`: what it lacks, as far as it knows,
-    damaged and lost bytes too; `to_go`: about what of its data others are to own. `rate`: come a second;
-    `eta_seconds`: until all has come, None when nobody knows. `debt`: names of which it decides, and fewer
-    copies are there than asked."""
+    """Bytes to be moved to and from a node. `to_come`: what it is known to be missing, damaged and lost bytes
+    included; `to_go`: the approximate share of its data that others will own. `rate`: bytes received per
+    second; `eta_seconds`: until all have arrived, None if unknown. `debt`: names that it is primary of with
+    too few copies."""
 
     to_come: int = 0
     to_go: int = 0
@@ -109,28 +110,28 @@ class NodeLoad(msgspec.Struct, frozen=True):
     debt: int = 0
 
 
-def node_load(work: Progress | None, told: ScrubStatus | None, slots: int, wanted: int) -> NodeLoad:
-    """Of a node that has `slots` of the map, and is to have `wanted`."""
-    told = ScrubStatus() if told is None else told
-    lacks = 0 if work is None or work.doing == "idle" else max(0, work.total - work.bytes)
-    etas = [work.eta if work is not None and lacks else 0, told.eta if told.lacking else 0]
+def node_load(report: Progress | None, scrub: ScrubStatus | None, slots: int, wanted: int) -> NodeLoad:
+    """Returns the load of a node that has `slots` of the map and should have `wanted`."""
+    scrub = ScrubStatus() if scrub is None else scrub
+    lacks = 0 if report is None or report.doing == "idle" else max(0, report.total - report.bytes)
+    etas = [report.eta if report is not None and lacks else 0, scrub.eta if scrub.lacking else 0]
     known = [eta for eta in etas if eta is not None]
     return NodeLoad(
-        lacks + told.lacking,
-        told.total * max(0, slots - wanted) // max(1, slots),
-        0 if work is None else work.rate,
+        lacks + scrub.lacking,
+        scrub.total * max(0, slots - wanted) // max(1, slots),
+        0 if report is None else report.rate,
         max(known) if len(known) == len(etas) else None,
-        told.debt,
+        scrub.debt,
     )
 
 
-def drain_status(cluster: ClusterMap, works: Mapping[str, Progress]) -> dict[str, dict[str, Any]]:
-    """By id, every node that is to be empty."""
+def drain_status(cluster: ClusterMap, reports: Mapping[str, Progress]) -> dict[str, dict[str, Any]]:
+    """Returns the DrainStatus of every node being drained, by id."""
     found = {}
     for node in cluster.nodes:
         if not node.leaving:
             continue
-        moved, own = rebalance_status(cluster, works, node.turned), works.get(node.node_id)
+        moved, own = rebalance_status(cluster, reports, node.turned), reports.get(node.node_id)
         owns = any(share.node_id == node.node_id for share in cluster.current_shares)
         clear = own is not None and not owns and own.clear >= node.turned
         names = 0 if clear else (own.kept or None) if own is not None else None

@@ -27,27 +27,29 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 500
 SKEW: Final = 600 * 10**9
-"""Ns. What was written this shortly before a comparison, nobody drops for being unknown to others."""
+"""Nanoseconds. Data written this shortly before a comparison is not dropped because other nodes do not know
+it."""
 
 
 class Cleanup:
-    """Of one store. `rest` gives way to clients."""
+    """Drops data of one store. `throttle` throttles in favor of client requests."""
 
-    def __init__(self, store: Store, offers: SyncSource, rest: Callable[[int], Awaitable[None]]) -> None:
-        self._store, self._offers, self._rest = store, offers, rest
+    def __init__(self, store: Store, source: SyncSource, throttle: Callable[[int], Awaitable[None]]) -> None:
+        self._store, self._source, self._throttle = store, source, throttle
 
     def __repr__(self) -> str:
-        return f"<Releasing of {self._store!r}>"
+        return f"<Cleanup of {self._store!r}>"
 
     async def has_any(self, scope: Scope) -> bool:
-        """Whether something of it is here."""
-        return await LocalInventory(self._offers, scope).has_any()
+        """Returns True if the store holds anything in this scope."""
+        return await LocalInventory(self._source, scope).has_any()
 
-    async def drop_held_by_peer(self, holder: SyncPeer, scope: Scope) -> tuple[int, int]:
-        """How many names stay, and how many went. Raises HolderLostError."""
-        own, kept, dropped, after = LocalInventory(self._offers, scope), 0, 0, b""
+    async def drop_held_by_peer(self, peer: SyncPeer, scope: Scope) -> tuple[int, int]:
+        """Drops every name in the scope that the peer holds completely; returns how many names stayed and how
+        many were dropped. Raises SyncPeerLostError."""
+        own, kept, dropped, after = LocalInventory(self._source, scope), 0, 0, b""
         while True:
-            page = await holder.read_inventory(InventoryRequest(scope, after, _PAGE))
+            page = await peer.read_inventory(InventoryRequest(scope, after, _PAGE))
             theirs = {held.name: held for held in page.names}
             gone = []
             for name, held in (await own.read_up_to(page.after)).items():
@@ -62,9 +64,9 @@ class Cleanup:
                 return kept, dropped
 
     async def drop_stale(self, scope: Scope, now: int) -> int:
-        """Drops all of it but what is new at `now` (ns): what this store says may long be untrue. How many
-        names."""
-        own, dropped = LocalInventory(self._offers, scope), 0
+        """Drops everything in the scope except what is recent at `now` (ns), because this store's state may
+        be outdated. Returns how many names."""
+        own, dropped = LocalInventory(self._source, scope), 0
         while await own.has_any():
             page = [without_recent(held, now - SKEW) for held in own.take_buffered()]
             await self._drop(page)
@@ -75,11 +77,11 @@ class Cleanup:
         for start in range(0, len(gone), _PAGE):
             await self._store.drop_unowned(gone[start : start + _PAGE])
             metrics.moves_dropped.inc(len(gone[start : start + _PAGE]))
-            await self._rest(0)
+            await self._throttle(0)
 
 
 def without_recent(held: HeldName, cut: int) -> HeldName:
-    """Without what is new: it may not have come to everybody yet."""
+    """Returns the name without recent versions and uploads, which may not have reached every node yet."""
     versions = tuple(each for each in held.versions if each.stamp < cut)
     uploads = tuple(each for each in held.uploads if int(each.upload_id[:16], 16) < cut)
     return msgspec.structs.replace(held, versions=versions, uploads=uploads)

@@ -23,21 +23,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.moving")
 PROGRESS_TOPIC: Final = "moves"
-_WINDOW: Final = 10.0  # seconds over which a rate is told
-_PUBLISH_INTERVAL: Final = 1.0  # seconds between two words about progress
+_WINDOW: Final = 10.0  # seconds over which the rate is measured
+_PUBLISH_INTERVAL: Final = 1.0  # seconds between two publications
 _EARLIER: Final = 8
-_MIN_RATE: Final = 1.0  # seconds of work before it says how long the rest takes
+_MIN_RATE: Final = 1.0  # seconds of work before the remaining time is estimated
 Phase = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """`slots`: compared; `differing`: of those, slots in which something was lacking; `blocked`:
-    slots of which nobody can be asked. `total`: bytes to come in all, as far as is known, `bytes` of them are
-    here, and `rate` a second have come of late; `eta`: seconds until they all are, None when nobody knows.
-    `names` were compared, `lacked` versions, parts and facts were found lacking, `entered` of them are here.
-    `dropped`: names that others own by now, let go of; `kept`: names that stay until their owners have them;
-    `clear`: the newest map under which none were left. `why`: what it waits for. `began`, `updated`: ms since
-    the epoch. `earlier`: of the last maps before that asked, the version and the bytes that came under it."""
+    """Progress of a node's rebalancer.
+
+    `slots`: slots compared; `differing`: those in which something was missing; `blocked`: slots for which no
+    complete peer answers. `total`: bytes to receive in all, as far as known; `bytes`: received so far;
+    `rate`: bytes per second lately; `eta`: seconds until all have arrived, None if unknown. `names`: names
+    compared; `lacked`: versions, parts and metadata found missing; `entered`: those received. `dropped`:
+    names dropped because others own them now; `kept`: names kept until their owners have them; `clear`: the
+    newest map under which none were left. `why`: what the node waits for. `began`, `updated`: ms since the
+    epoch. `earlier`: version and received bytes of the last maps before this one that asked for a comparison.
+    """
 
     doing: Phase = "idle"
     version: int = 0
@@ -61,17 +64,17 @@ class Progress(msgspec.Struct, frozen=True):
     earlier: tuple[tuple[int, int], ...] = ()
 
     def bytes_since(self, version: int) -> int:
-        """Bytes that have come under maps not older than this."""
+        """Returns the bytes received under maps from `version` on."""
         came = (*self.earlier, (self.version, self.bytes))
         return sum(size for under, size in came if under >= version)
 
 
 class ProgressReporter:
-    """One a mover. `tally` is counted by whoever pulls."""
+    """Publishes the progress of one rebalancer. The sync in progress updates `stats`."""
 
     def __init__(self, node_id: str, control: ControlStore, clock: Clock) -> None:
         self._key, self._control, self._clock = f"{PROGRESS_TOPIC}/{node_id}", control, clock
-        self._told = -_PUBLISH_INTERVAL
+        self._published_at = -_PUBLISH_INTERVAL
         self._seen: deque[tuple[float, int]] = deque()
         self.stats = SyncStats()
         self.progress = Progress()
@@ -80,8 +83,8 @@ class ProgressReporter:
         return f"<Reporter of {self._key}: {self.progress.doing}>"
 
     async def begin_phase(self, doing: Phase, version: int, slots: int = 0, since: int | None = None) -> None:
-        """Another errand, or the same one again: of comparing, if the map has asked for it `since` a version
-        that is not newer than the last. What was carried stays told until the map asks for more."""
+        """Begins a phase. A comparison that the map has demanded since a version newer than the last one
+        resets the numbers; otherwise they are kept."""
         if doing == "comparing":
             if self.progress.version < (version if since is None else since):
                 earlier = (*self.progress.earlier, (self.progress.version, self.stats.bytes))[-_EARLIER:]
@@ -95,70 +98,71 @@ class ProgressReporter:
         await self.publish()
 
     async def update_counts(self, *, kept: int = 0, dropped: int = 0) -> None:
-        """Numbers, at once."""
+        """Sets these counts and publishes at once."""
         self.progress = msgspec.structs.replace(self.progress, kept=kept, dropped=dropped)
         await self.publish()
 
     async def mark_clear(self, version: int) -> None:
-        """Nothing that others own is left here."""
+        """Records that nothing that others own is left here."""
         self.progress = msgspec.structs.replace(self.progress, clear=version, kept=0)
         await self.publish()
 
     async def publish_if_due(self) -> None:
-        """Numbers, now and then."""
-        if self._clock.monotonic() - self._told > _PUBLISH_INTERVAL:
+        """Publishes at intervals."""
+        if self._clock.monotonic() - self._published_at > _PUBLISH_INTERVAL:
             await self.publish()
 
     async def mark_complete(self) -> None:
-        """Nothing more is to come: what was lacking, and is not here, was written anew meanwhile, or is gone.
-        Told before the map says so: who reads the map finds the numbers right."""
+        """Records that nothing more will arrive: items that were missing and did not arrive have been
+        overwritten or removed. Publish this before the map changes, so that readers of the map find final
+        numbers."""
         self.stats.total = self.stats.bytes
         await self.publish()
 
     async def end_phase(self) -> None:
-        """Nothing more is to be done, or to come."""
+        """Ends the phase: nothing more to do or to receive."""
         if self.progress.doing in ("comparing", "waiting"):
             self.stats.total = self.stats.bytes
         self.progress = msgspec.structs.replace(self.progress, doing="idle", why="", blocked=0)
         await self.publish()
 
     async def report_blocked(self, why: str, blocked: int = 0) -> None:
-        """It cannot go on; it is tried again."""
+        """Reports that the rebalancer cannot continue now and will retry."""
         if (self.progress.doing, self.progress.why) != ("waiting", why):
-            _log.warning("movement waits", extra={"why": why})
+            _log.warning("rebalancing is blocked", extra={"why": why})
         self.progress = msgspec.structs.replace(self.progress, doing="waiting", why=why, blocked=blocked)
         await self.publish()
 
     async def publish(self) -> None:
-        """The document, as things are."""
-        self._told, tally, now = self._clock.monotonic(), self.stats, self._clock.now_ms()
-        total = max(tally.total, tally.bytes)
+        """Publishes the current progress."""
+        self._published_at, stats, now = self._clock.monotonic(), self.stats, self._clock.now_ms()
+        total = max(stats.total, stats.bytes)
         self.progress = msgspec.structs.replace(
             self.progress,
-            differing=tally.differing,
-            names=tally.names,
-            lacked=tally.lacked,
-            entered=tally.entered,
-            bytes=tally.bytes,
+            differing=stats.differing,
+            names=stats.names,
+            lacked=stats.lacked,
+            entered=stats.entered,
+            bytes=stats.bytes,
             total=total,
-            rate=self._rate(tally.bytes),
-            eta=_seconds_left(total - tally.bytes, tally.bytes, (now - self.progress.began) / 1000),
-            failed=tally.failed,
-            dropped=self.progress.dropped or tally.dropped,
+            rate=self._rate(stats.bytes),
+            eta=_seconds_left(total - stats.bytes, stats.bytes, (now - self.progress.began) / 1000),
+            failed=stats.failed,
+            dropped=self.progress.dropped or stats.dropped,
             updated=now,
         )
-        metrics.moves_lacking.set(max(0, tally.lacked - tally.entered))
-        metrics.moves_lacking_bytes.set(total - tally.bytes)
+        metrics.moves_lacking.set(max(0, stats.lacked - stats.entered))
+        metrics.moves_lacking_bytes.set(total - stats.bytes)
         try:
             await self._control.put(self._key, msgspec.json.encode(self.progress))
         except ControlError as error:
-            _log.debug("progress is not told: %s", error)
+            _log.debug("cannot publish progress: %s", error)
 
     def _rate(self, size: int) -> int:
-        """Bytes a second, over the last seconds."""
-        now = self._told
+        """Returns bytes per second over the last seconds."""
+        now = self._published_at
         if self._seen and size < self._seen[-1][1]:
-            self._seen.clear()  # another errand
+            self._seen.clear()  # the numbers were reset
         self._seen.append((now, size))
         while now - self._seen[0][0] > _WINDOW:
             self._seen.popleft()
@@ -167,7 +171,7 @@ class ProgressReporter:
 
 
 def _seconds_left(size: int, done: int, seconds: float) -> int | None:
-    """Seconds for `size` bytes, at the rate of those that are done."""
+    """Returns the seconds for `size` bytes at the rate of those done."""
     if not size:
         return 0
     return round(size * seconds / done) if done and seconds > _MIN_RATE else None

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 ItemKind = Literal["version", "amendment", "upload", "part"]
 _UPLOAD_ID: Final = 32
 INTERNAL_BUCKET: Final = b"-mesh-"
-"""What a node keeps for itself: results, indexes, documents. Nobody owns it, so it is in no scope."""
+"""The bucket of a node's own results, indexes and documents. No other node owns it, so it is in no scope."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be fetched of a name. `what`: the id of a version or an upload; `number`: of a part.
-    `size`: bytes that come with it."""
+    """An item to fetch. `what`: the id of a version or an upload; `number`: the part number; `size`: its
+    bytes."""
 
     name: bytes
     kind: ItemKind
@@ -49,7 +49,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RemovalItem(msgspec.Struct, frozen=True, array_like=True):
-    """A removal to be entered: of a version, of null versions ("") or of an upload."""
+    """A removal to enter: of a version, of null versions ("") or of an upload."""
 
     name: bytes
     what: str
@@ -57,12 +57,12 @@ class RemovalItem(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_upload(self) -> bool:
-        """Whether it is an upload that ended."""
+        """True for the end of an upload."""
         return len(self.what) == _UPLOAD_ID
 
 
 class MissingItems(msgspec.Struct, frozen=True):
-    """What one side lacks of a name."""
+    """What one side is missing of a name."""
 
     ended: tuple[RemovalItem, ...] = ()
     items: tuple[Item, ...] = ()
@@ -72,30 +72,30 @@ class MissingItems(msgspec.Struct, frozen=True):
 
 
 class _BothSides:
-    """What both sides know of one name's removals, and of its newest null version."""
+    """What both sides together know of a name's removals and its newest null version."""
 
     def __init__(self, mine: HeldName, theirs: HeldName) -> None:
-        self.tombstones = dict(mine.graves)
-        for what, stamp in theirs.graves:
+        self.tombstones = dict(mine.tombstones)
+        for what, stamp in theirs.tombstones:
             self.tombstones[what] = max(stamp, self.tombstones.get(what, 0))
         nulls = [held.stamp for side in (mine, theirs) for held in side.versions if not held.version]
         self.null = max(nulls, default=0)
 
     def is_superseded(self, version: HeldVersion) -> bool:
-        """Whether a version was removed, or overwritten."""
-        grave = self.tombstones.get(version.version, 0)
+        """Returns True if a version was removed or overwritten."""
+        tombstone = self.tombstones.get(version.version, 0)
         if version.version:
-            return grave > 0
-        return grave > version.stamp or version.stamp < self.null
+            return tombstone > 0
+        return tombstone > version.stamp or version.stamp < self.null
 
 
 def missing_items(mine: HeldName | None, theirs: HeldName) -> MissingItems:
-    """What I lack of what they hold of one name."""
+    """Returns what this node (`mine`) is missing of what the peer holds of a name."""
     mine = mine or HeldName(theirs.name)
-    sides, known = _BothSides(mine, theirs), dict(mine.graves)
+    sides, known = _BothSides(mine, theirs), dict(mine.tombstones)
     ended = tuple(
         RemovalItem(theirs.name, what, stamp)
-        for what, stamp in theirs.graves
+        for what, stamp in theirs.tombstones
         if (what not in known if what else known.get(what, 0) < stamp)
     )
     return MissingItems(ended, (*_versions(mine, theirs, sides), *_uploads(mine, theirs, sides)))
@@ -128,7 +128,7 @@ def _uploads(mine: HeldName, theirs: HeldName, sides: _BothSides) -> Iterator[It
 
 
 def surplus_items(mine: HeldName, theirs: Sequence[HeldName]) -> HeldName:
-    """What of mine none of them has: versions and uploads."""
+    """Returns the versions and uploads of mine that none of the others has."""
     versions = {(held.version, held.stamp) for side in theirs for held in side.versions}
     uploads = {held.upload_id for side in theirs for held in side.uploads}
     return HeldName(
@@ -138,12 +138,12 @@ def surplus_items(mine: HeldName, theirs: Sequence[HeldName]) -> HeldName:
     )
 
 
-# which names, and what they come to -------------------------------------------------------------------------
+# scopes and digests -----------------------------------------------------------------------------------------
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True):
-    """Names by slots. `bits`: for each number of copies that a bucket may keep, the slots (packed, most
-    significant bit first) of which its names are meant."""
+    """A set of names, given by slots. `bits`: for each replica count, the slots (packed, most significant bit
+    first) whose names are included."""
 
     slots: int
     bits: dict[int, bytes]
@@ -152,28 +152,29 @@ class Scope(msgspec.Struct, frozen=True, array_like=True):
         return any(any(bits) for bits in self.bits.values())
 
     def masks(self) -> dict[int, npt.NDArray[np.bool_]]:
-        """bool[slots] by number of copies."""
+        """Returns bool[slots] by replica count."""
         return {
             copies: np.unpackbits(np.frombuffer(bits, np.uint8), count=self.slots).astype(np.bool_)
             for copies, bits in self.bits.items()
         }
 
     def restrict_to(self, slots: npt.NDArray[np.bool_]) -> Scope:
-        """Only those of these slots."""
+        """Returns the scope restricted to these slots."""
         return scope_of({copies: mask & slots for copies, mask in self.masks().items()}, self.slots)
 
     def slot_count(self) -> int:
-        """How many slots, each once for every number of copies."""
+        """Returns the number of slots, counted once per replica count."""
         return sum(int(mask.sum()) for mask in self.masks().values())
 
 
 def scope_of(masks: dict[int, npt.NDArray[np.bool_]], slots: int) -> Scope:
-    """The scope of these slots."""
+    """Builds a scope from slot masks."""
     return Scope(slots, {copies: np.packbits(mask).tobytes() for copies, mask in masks.items() if mask.any()})
 
 
 class ScopeFilter:
-    """Whether a name (as the store has it) is in a scope; `copies_of`: how many copies a bucket keeps."""
+    """A predicate: is a name (in index form) in a scope? `copies_of` returns the replica count of a
+    bucket."""
 
     def __init__(self, scope: Scope, copies_of: Callable[[str], int]) -> None:
         self._slots, self._copies_of = scope.slots, copies_of
@@ -190,14 +191,14 @@ class ScopeFilter:
 
 
 def slot_of_stored_name(name: bytes, slots: int) -> int:
-    """As `meshwire.cluster.slot_of`, of a name as the store has it."""
+    """Returns the slot of a name in index form, like `meshwire.cluster.slot_of`."""
     digest = hashlib.blake2b(name, digest_size=8, person=b"mesh-name").digest()
     return int.from_bytes(digest, "big") & (slots - 1)
 
 
 class SlotDigests:
-    """A number a slot, of all that is held of its names. Removals up to `forgotten` are left out, for one
-    side may have forgotten them."""
+    """One digest per slot over everything held of its names. Removals up to `forgotten` are excluded, because
+    one side may have forgotten them."""
 
     def __init__(self, slots: int, forgotten: int) -> None:
         self._forgotten = forgotten
@@ -206,34 +207,35 @@ class SlotDigests:
         self.names = 0
 
     def add_names(self, names: Iterable[HeldName]) -> None:
-        """In any order, each once."""
+        """Adds names, in any order, each once."""
         for held in names:
-            graves = tuple(
-                (what, 0 if what else stamp)  # an id is gone, whoever said so first
-                for what, stamp in held.graves
+            tombstones = tuple(
+                (what, 0 if what else stamp)  # the stamps of an id's removal may differ between replicas
+                for what, stamp in held.tombstones
                 if stamp > self._forgotten
             )
-            if held.versions or held.uploads or graves:
+            if held.versions or held.uploads or tombstones:
                 self.names += 1
-                seen = self._encode((held.name, held.versions, held.uploads, graves))
+                seen = self._encode((held.name, held.versions, held.uploads, tombstones))
                 slot = slot_of_stored_name(held.name, len(self._sums))
                 digest = hashlib.blake2b(seen, digest_size=8).digest()
                 self._sums[slot] = (self._sums[slot] + int.from_bytes(digest, "big")) & 0xFFFF_FFFF_FFFF_FFFF
                 self._sizes[slot] += held.size
 
     def sums(self) -> npt.NDArray[np.uint64]:
-        """uint64[slots]."""
+        """Returns the digests as uint64[slots]."""
         return np.frombuffer(self._sums, np.uint64)
 
     def sizes(self) -> npt.NDArray[np.uint64]:
-        """uint64[slots]: bytes of versions and parts."""
+        """Returns the bytes of versions and parts as uint64[slots]."""
         return np.frombuffer(self._sizes, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """`holders`: by node id, the slots to compare with it. `first`: the same slots, each with one holder
-    only, for the bulk. `blocked`: slots that nobody can be asked about now."""
+    """Which slots to compare with whom. `peers`: by node id, the slots to compare with that node;
+    `first_peers`: the same slots with one peer each, for the bulk; `blocked_slots`: how many slots have no
+    available peer."""
 
     peers: Mapping[str, Scope]
     first_peers: Mapping[str, Scope]
@@ -241,8 +243,8 @@ class SyncPlan:
 
 
 def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncPlan:
-    """What `node_id` has to compare by this map. `copies`: every number that some bucket keeps."""
-    every: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
+    """Plans the comparisons of `node_id` under this map. `copies`: the replica counts of all buckets."""
+    all_peers: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
     first: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
     blocked = 0
 
@@ -261,25 +263,25 @@ def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncP
             others = [node.node_id for node in route.read_set if node.node_id != node_id]
             blocked += not route.read_set
             for other in others:
-                mark(every, other, number, slot)
+                mark(all_peers, other, number, slot)
             if others:
                 mark(first, others[slot % len(others)], number, slot)
-    return SyncPlan(_scopes(every, cluster.slots), _scopes(first, cluster.slots), blocked)
+    return SyncPlan(_scopes(all_peers, cluster.slots), _scopes(first, cluster.slots), blocked)
 
 
 def full_scope(cluster: ClusterMap, copies: Iterable[int]) -> Scope:
-    """Every name there can be."""
+    """Returns the scope of all names."""
     return scope_of({number: np.ones(cluster.slots, np.bool_) for number in copies}, cluster.slots)
 
 
 def unowned_scopes(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> Mapping[str, Scope]:
-    """Slots that `node_id` has no share of, now or soon, and whose owners are all there: by the id of the one
-    that decides. Nothing while data is on the move."""
+    """Returns the slots in which `node_id` has no share, now or soon, and whose owners are all up, by the
+    primary's id. Empty while a rebalance is in progress."""
     if cluster.is_rebalancing:
         return {}
     found: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
     for number in set(copies):
-        if number > MAX_COPIES:  # of a bucket whose number of copies changes this moment
+        if number > MAX_COPIES:  # encodes a replica count that is just being changed
             continue
         present = compute_placement(cluster, number, "present")
         for slot in range(cluster.slots):

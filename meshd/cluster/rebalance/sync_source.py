@@ -147,7 +147,7 @@ class SyncSource:
         wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
         found = SlotDigests(wanted.scope.slots, wanted.forgotten)
         for _ in range(_MAX_LOOKUPS // _SLICE):
-            page = self._store.inventory(wants, after, limit=_SLICE, looks=_SLICE)
+            page = self._store.inventory(wants, after, limit=_SLICE, max_visited=_SLICE)
             found.add_names(page.names)
             after = page.after
             if not after:
@@ -172,7 +172,7 @@ class SyncSource:
         names: list[Any] = []
         for _ in range(_MAX_LOOKUPS // _SLICE):
             room = min(_SLICE, wanted.limit - len(names))
-            page = self._store.inventory(wants, after, limit=room, looks=_SLICE)
+            page = self._store.inventory(wants, after, limit=room, max_visited=_SLICE)
             names += page.names
             after = page.after
             if not after or len(names) >= wanted.limit:

@@ -38,21 +38,22 @@ _PAGE: Final = 1000
 
 
 class UnderReplication:
-    """One a node, in its steward. `copies`: of every bucket there is, as `routes` takes them."""
+    """Counts under-replicated names. One per node, in its coordinator. `copies`: the replica counts of all
+    buckets in the form that `routes` takes."""
 
     def __init__(
-        self, mesh: ClusterView, offers: SyncSource, copies: Callable[[], Iterable[int]], clock: Clock
+        self, mesh: ClusterView, source: SyncSource, copies: Callable[[], Iterable[int]], clock: Clock
     ) -> None:
-        self._mesh, self._offers, self._copies, self._clock = mesh, offers, copies, clock
+        self._mesh, self._source, self._copies, self._clock = mesh, source, copies, clock
         self._version, self._again = 0, 0.0
         self.under_replicated = 0
-        """Of those that this node decides about."""
+        """Under-replicated names that this node is primary of."""
 
     def __repr__(self) -> str:
-        return f"<Debts of {self._mesh.node_id}: {self.under_replicated}>"
+        return f"<UnderReplication of {self._mesh.node_id}: {self.under_replicated}>"
 
     async def refresh_count(self) -> int:
-        """Look again where that is due; how many there are."""
+        """Counts again if that is due; returns the count."""
         cluster, began = self._mesh.current_map(), self._clock.monotonic()
         if self._mesh.single_node or (cluster.version == self._version and began < self._again):
             return self.under_replicated
@@ -63,7 +64,7 @@ class UnderReplication:
         return self.under_replicated
 
     def _under_replicated_scope(self) -> Scope | None:
-        """Slots with too few copies of which this node decides."""
+        """Returns the slots with too few copies that this node is primary of."""
         cluster = self._mesh.current_map()
         masks = {}
         for number in {cluster.copies, *self._copies()}:
@@ -76,7 +77,7 @@ class UnderReplication:
     async def _count_names(self, scope: Scope) -> int:
         found, after = 0, b""
         while True:
-            page = await self._offers.read_inventory(InventoryRequest(scope, after, _PAGE))
+            page = await self._source.read_inventory(InventoryRequest(scope, after, _PAGE))
             found += sum(any(not each.marker for each in held.versions) for held in page.names)
             after = page.after
             if not after:
@@ -88,50 +89,56 @@ _BATCH: Final = 1000
 
 
 class Repairer:
-    """One a node, in its steward."""
+    """Fetches intact copies of quarantined versions. One per node, in its coordinator."""
 
     def __init__(
         self,
         store: Store,
-        mine: SyncSource,
+        source: SyncSource,
         mesh: ClusterView,
-        holder: Callable[[Node], SyncPeer],
-        rest: Callable[[int], Awaitable[None]],
+        open_peer: Callable[[Node], SyncPeer],
+        throttle: Callable[[int], Awaitable[None]],
     ) -> None:
-        self._store, self._mine, self._mesh, self._holder, self._rest = store, mine, mesh, holder, rest
+        self._store, self._source, self._mesh, self._open_peer, self._throttle = (
+            store,
+            source,
+            mesh,
+            open_peer,
+            throttle,
+        )
 
     def __repr__(self) -> str:
-        return f"<Mender of {self._mesh.node_id}>"
+        return f"<Repairer of {self._mesh.node_id}>"
 
     async def repair_quarantined(self, count: Callable[[int], None]) -> None:
-        """One try for everything that is in quarantine; `count` is called with numbers of versions as they
+        """Tries once to restore everything in quarantine; calls `count` with the number of versions as they
         are restored. Raises StoreError."""
         if self._mesh.single_node:
             return
-        mended, after = 0, None
+        repaired, after = 0, None
         while found := self._store.quarantined(_BATCH, after):
-            mended += await self._repair_batch(found, count)
+            repaired += await self._repair_batch(found, count)
             after = found[-1][:2]
-        if mended:
-            _log.warning("damaged versions were restored from other nodes", extra={"number": mended})
+        if repaired:
+            _log.warning("restored damaged versions from other nodes", extra={"number": repaired})
 
     async def _repair_batch(
         self, found: Sequence[tuple[bytes, int, Quarantined]], count: Callable[[int], None]
     ) -> int:
-        mended, tried = 0, set[str]()
-        while left := self._wanted(found, tried):
-            holder = next(iter(left))
-            tried.add(holder)
-            restored = await self._fetch_from(holder, left[holder])
+        repaired, tried = 0, set[str]()
+        while left := self._items_by_peer(found, tried):
+            peer_id = next(iter(left))
+            tried.add(peer_id)
+            restored = await self._fetch_from(peer_id, left[peer_id])
             metrics.scrub_mended.inc(restored)
             count(restored)
-            mended += restored
-        return mended
+            repaired += restored
+        return repaired
 
-    def _wanted(
+    def _items_by_peer(
         self, found: Sequence[tuple[bytes, int, Quarantined]], tried: set[str]
     ) -> dict[str, list[Item]]:
-        """What may be had, by the id of a node that was not asked yet."""
+        """Returns the items to request, by the id of a node not asked yet."""
         items: dict[str, list[Item]] = defaultdict(list)
         for name, stamp, _ in found:
             bucket, _, key = name.decode().partition("\0")
@@ -145,17 +152,17 @@ class Repairer:
                     break
         return items
 
-    async def _fetch_from(self, holder: str, items: list[Item]) -> int:
-        node = self._mesh.current_map().node(holder)
+    async def _fetch_from(self, peer_id: str, items: list[Item]) -> int:
+        node = self._mesh.current_map().node(peer_id)
         if node is None:
             return 0
         scope = scope_of({}, self._mesh.current_map().slots)
-        pull = AntiEntropySync(
-            self._store, self._mine, self._holder(node), scope, rest=self._rest, tally=SyncStats()
+        sync = AntiEntropySync(
+            self._store, self._source, self._open_peer(node), scope, rest=self._throttle, tally=SyncStats()
         )
         try:
-            tally = await pull.fetch_items(items)
+            tally = await sync.fetch_items(items)
         except SyncPeerLostError as error:
-            _log.info("damaged versions cannot be had from %s now: %s", holder, error)
-            return pull.stats.entered
+            _log.info("cannot fetch intact copies from %s now: %s", peer_id, error)
+            return sync.stats.entered
         return tally.entered

@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.scrubbing")
 REQUEST_TOPIC: Final = "scrub"
 STATUS_TOPIC: Final = "scrubs"
-_POLL_INTERVAL: Final = 0.5  # seconds between two looks at what is asked and what is damaged
-_SLICE: Final = 1.0  # seconds of scrubbing in between
+_POLL_INTERVAL: Final = 0.5  # seconds between checks for requests and damage
+_SLICE: Final = 1.0  # seconds of scrubbing between such checks
 _PUBLISH_INTERVAL: Final = 1.0
 _COUNT_INTERVAL: Final = 60.0
-_RETRY_INTERVAL: Final = 30.0  # seconds until what could not be mended is tried again
-_IDLE_FACTOR: Final = 20.0  # a look at the whole quarantine takes at most a part of so many of the time
+_RETRY_INTERVAL: Final = 30.0  # seconds until a failed repair is retried
+_IDLE_FACTOR: Final = 20.0  # scanning the whole quarantine takes at most 1/20 of the time
 
 
 class ScrubRequest(msgspec.Struct, frozen=True):
-    """`scrub/NODE`: the number of the last request for a pass; a higher one is a new request."""
+    """`scrub/NODE`: the number of the last request for a pass; a higher number is a new request."""
 
     number: int
 
 
 class ScrubStatus(msgspec.Struct, frozen=True):
-    """`scrubs/NODE`: what the scrubber does. Times in ms since the epoch. `asked`: the last request it
-    heeded; `total`: bytes in use; `compared`: whether the node was compared with the other owners after the
-    pass; `damaged` and `mended`: versions, since it began; `quarantined`: now, of `lacking` bytes, and `eta`:
-    seconds until they are restored, None when nobody knows; `disks`: of this node; `debt`: names of which
-    this node decides and fewer copies are there than asked."""
+    """`scrubs/NODE`: the state of a node's scrub. Times in ms since the epoch. `asked`: the last request
+    served; `total`: bytes in use; `compared`: the node was compared with the other owners after the pass;
+    `damaged` and `mended`: versions since it began; `quarantined`: versions now, of `lacking` bytes, and
+    `eta`: seconds until they are restored, None if unknown; `disks`: the node's disks; `debt`: names that
+    this node is primary of with too few copies."""
 
     running: bool = False
     asked: int = 0
@@ -68,26 +68,26 @@ class ScrubStatus(msgspec.Struct, frozen=True):
 
 
 async def publish_disks(control: ControlStore, node_id: str, disks: tuple[DiskState, ...]) -> None:
-    """What a node that ends says last of its disks; of others stays what it said before. Raises
-    ControlError."""
-    place = f"{STATUS_TOPIC}/{node_id}"
-    entry = await control.get(place)
-    told = ScrubStatus() if entry is None else msgspec.json.decode(entry.value, type=ScrubStatus)
-    known = {disk.path: disk for disk in (*told.disks, *disks)}
-    told = msgspec.structs.replace(told, running=False, disks=tuple(known.values()))
-    await control.put(place, msgspec.json.encode(told))
+    """Publishes the final disk states of a node that is about to stop, next to what it published of its other
+    disks. Raises ControlError."""
+    key = f"{STATUS_TOPIC}/{node_id}"
+    entry = await control.get(key)
+    status = ScrubStatus() if entry is None else msgspec.json.decode(entry.value, type=ScrubStatus)
+    known = {disk.path: disk for disk in (*status.disks, *disks)}
+    status = msgspec.structs.replace(status, running=False, disks=tuple(known.values()))
+    await control.put(key, msgspec.json.encode(status))
 
 
 class RateLimiter:
-    """At most so many bytes a second, over `rest`."""
+    """Limits a byte rate, in addition to `throttle`."""
 
-    def __init__(self, clock: Clock, rest: Callable[[int], Awaitable[None]], rate: float) -> None:
-        self._clock, self._rest, self._rate = clock, rest, rate
+    def __init__(self, clock: Clock, throttle: Callable[[int], Awaitable[None]], rate: float) -> None:
+        self._clock, self._throttle, self._rate = clock, throttle, rate
         self._free = clock.monotonic()
 
     async def throttle(self, size: int) -> None:
-        """Between two pieces of work of `size` bytes."""
-        await self._rest(size)
+        """Accounts for `size` bytes of work and waits as long as the rate requires."""
+        await self._throttle(size)
         now = self._clock.monotonic()
         self._free = max(self._free, now - 1.0) + size / self._rate
         if self._free > now:
@@ -95,7 +95,7 @@ class RateLimiter:
 
 
 class EtaEstimator:
-    """How fast a number of bytes that are still to come falls."""
+    """Estimates the remaining time from how fast a number of remaining bytes falls."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -103,13 +103,13 @@ class EtaEstimator:
         self._began = 0.0
 
     def observe_remaining(self, left: int) -> None:
-        """So many are to come now."""
+        """Records the number of remaining bytes."""
         if left > self._left:
             self._most, self._began = left, self._clock.monotonic()
         self._left = left
 
     def eta_seconds(self) -> int | None:
-        """Seconds until none are, None when nobody knows."""
+        """Returns the seconds until none remain; None if unknown."""
         done = self._most - self._left
         if not self._left:
             return 0
@@ -121,9 +121,9 @@ def _is_over(task: asyncio.Task[Any] | None) -> bool:
 
 
 class ScrubScheduler:
-    """See the module. `mend`: tries to restore what is in quarantine, and calls its argument with how many
-    were restored as it goes; `compare`: has the node compared with the other owners; `every`: seconds from
-    the beginning of one pass to the next."""
+    """Schedules scrubs; see the module. `repair` tries to restore what is in quarantine and calls its
+    argument with the number of restored versions as it goes; `compare` compares the node with the other
+    owners; `every`: seconds between the starts of two passes."""
 
     def __init__(
         self,
@@ -132,34 +132,34 @@ class ScrubScheduler:
         control: ControlStore,
         clock: Clock,
         *,
-        mend: Callable[[Callable[[int], None]], Awaitable[None]],
+        repair: Callable[[Callable[[int], None]], Awaitable[None]],
         compare: Callable[[], Awaitable[object]],
-        rest: Callable[[int], Awaitable[None]],
+        throttle: Callable[[int], Awaitable[None]],
         every: float,
-        debts: Callable[[], Awaitable[int]] | None = None,
+        count_under_replicated: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._node_id, self._store, self._control, self._clock = node_id, store, control, clock
-        self._mend, self._compare, self._rest, self._every = mend, compare, rest, every
+        self._repair, self._compare, self._throttle, self._every = repair, compare, throttle, every
         self._published: ScrubStatus | None = None
-        self._version: int | None = None  # of what was told last, None when it is not known
-        self._told_at = self._mended_at = -_RETRY_INTERVAL
+        self._version: int | None = None  # of the published document, None if unknown
+        self._published_at = self._repaired_at = -_RETRY_INTERVAL
         self._counted, self._counted_at = 0, inf
-        self._mended = 0
-        self._expected = 0  # versions in quarantine that nobody could give when all were asked
+        self._repaired = 0
+        self._expected = 0  # quarantined versions that no node could supply at the last attempt
         self._lacking, self._sweep_at = 0, -_RETRY_INTERVAL
-        self._restoring = EtaEstimator(clock)
-        self._mending: asyncio.Task[None] | None = None
+        self._repair_eta = EtaEstimator(clock)
+        self._repairing: asyncio.Task[None] | None = None
         self._comparing: asyncio.Task[object] | None = None
-        self._restored: asyncio.Task[object] | None = None
+        self._disk_loss_comparison: asyncio.Task[object] | None = None
         self._disks: tuple[DiskState, ...] = ()
-        self._debts, self._debt = debts, 0
+        self._count_under_replicated, self._under_replicated = count_under_replicated, 0
         self._counting: asyncio.Task[int] | None = None
 
     def __repr__(self) -> str:
-        return f"<Scrubber of {self._node_id}: {self._store.scrub!r}>"
+        return f"<ScrubScheduler of {self._node_id}: {self._store.scrub!r}>"
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs forever."""
         said = False
         try:
             while True:
@@ -168,24 +168,26 @@ class ScrubScheduler:
                     said = False
                 except (StoreError, ControlError) as error:
                     level = logging.DEBUG if said else logging.WARNING
-                    _log.log(level, "the scrub has to wait, and goes on by itself", extra={"why": str(error)})
+                    _log.log(
+                        level, "the scrub is blocked and will resume by itself", extra={"why": str(error)}
+                    )
                     said = True
                 await asyncio.sleep(_POLL_INTERVAL)
         finally:
-            for task in (self._comparing, self._restored, self._mending, self._counting):
+            for task in (self._comparing, self._disk_loss_comparison, self._repairing, self._counting):
                 if task is not None:
                     task.cancel()
 
     async def run_once(self) -> None:
-        """Begin what is due, scrub for a moment, mend. Raises StoreError, ControlError."""
+        """Starts a pass if one is due, scrubs for a moment and repairs. Raises StoreError, ControlError."""
         scrub, asked = self._store.scrub, self._requested_pass()
         if asked > scrub.state.asked or self._is_due():
-            self._mended, self._counted_at = 0, inf
+            self._repaired, self._counted_at = 0, inf
             await scrub.start_pass(max(asked, scrub.state.asked))
         if scrub.state.running:
             until = self._clock.monotonic() + _SLICE
             while self._clock.monotonic() < until:
-                if not await scrub.scrub_next_file(self._rest):
+                if not await scrub.scrub_next_file(self._throttle):
                     self._finish_pass()
                     break
         await self._repair_if_due()
@@ -197,7 +199,7 @@ class ScrubScheduler:
         return 0 if entry is None else msgspec.json.decode(entry.value, type=ScrubRequest).number
 
     def _is_due(self) -> bool:
-        """The first pass of a new store comes when there has been time for something to rot."""
+        """Returns True if a pass is due. A new store waits one interval for its first pass."""
         state = self._store.scrub.state
         began = max(state.began, self._store.scrub.born)
         return not state.running and self._clock.now_ms() - began > self._every * 1e3
@@ -207,44 +209,45 @@ class ScrubScheduler:
         _log.info(
             "scrubbed", extra={"bytes": state.bytes, "extents": state.extents, "damaged": state.damaged}
         )
-        self._sweep_at = -_RETRY_INTERVAL  # what is told of a pass that has ended is what is so then
+        self._sweep_at = -_RETRY_INTERVAL  # the report on a finished pass needs current numbers
         if self._comparing is None or self._comparing.done():
-            self._comparing = asyncio.ensure_future(self._compared())
+            self._comparing = asyncio.ensure_future(self._run_comparison())
 
-    async def _compared(self) -> None:
+    async def _run_comparison(self) -> None:
         try:
             await self._compare()
         except Exception:
-            _log.exception("the comparison after a scrub failed; the next one is made in its time")
+            _log.exception("the comparison after a scrub failed; the next pass repeats it")
 
     async def _repair_if_due(self) -> None:
-        """Mend what is new in quarantine at once, and what could not be mended now and then. What was lost
-        with a disk is more than that: the comparison with the other owners brings it."""
+        """Repairs new quarantine entries at once and failed ones at intervals. After a disk loss it compares
+        with the other owners instead, because more than the quarantine is missing."""
         began = self._clock.monotonic()
         if began >= self._sweep_at:
             await self._store.prune_quarantine()
             self._lacking = await self._store.quarantined_bytes()
             now = self._clock.monotonic()
             self._sweep_at = now + _IDLE_FACTOR * (now - began)
-        self._restoring.observe_remaining(self._lacking)
-        if self._store.disk_health.take_data_lost_flag() and _is_over(self._restored):
-            self._restored = asyncio.ensure_future(self._compared())
-        if not _is_over(self._mending) or not _is_over(self._restored):
+        self._repair_eta.observe_remaining(self._lacking)
+        if self._store.disk_health.take_data_lost_flag() and _is_over(self._disk_loss_comparison):
+            self._disk_loss_comparison = asyncio.ensure_future(self._run_comparison())
+        if not _is_over(self._repairing) or not _is_over(self._disk_loss_comparison):
             return
-        ended, self._mending = self._mending, None
+        ended, self._repairing = self._repairing, None
         if ended is not None:
             ended.result()
         left = self._store.quarantined_count()
-        if left and (left > self._expected or began - self._mended_at > _RETRY_INTERVAL):
-            self._mended_at, self._expected = began, left
-            self._mending = asyncio.ensure_future(self._mend(self._count_repaired))
+        if left and (left > self._expected or began - self._repaired_at > _RETRY_INTERVAL):
+            self._repaired_at, self._expected = began, left
+            self._repairing = asyncio.ensure_future(self._repair(self._count_repaired))
 
     def _count_repaired(self, number: int) -> None:
-        """As it happens: a try may have begun before the pass that counts it."""
-        self._mended, self._expected = self._mended + number, self._expected - number
+        """Counts repairs as they happen, because an attempt may have begun before the pass that counts
+        them."""
+        self._repaired, self._expected = self._repaired + number, self._expected - number
 
     async def _total(self) -> int:
-        """Bytes that are compared, of a while ago: every data file is counted for it."""
+        """Returns the bytes in use, refreshed at intervals because counting visits every data file."""
         now = self._clock.monotonic()
         if not self._counted_at <= now < self._counted_at + _COUNT_INTERVAL:
             self._counted = (await asyncio.to_thread(self._store.stats)).live_bytes
@@ -252,19 +255,19 @@ class ScrubScheduler:
         return self._counted
 
     def _refresh_under_replication(self) -> None:
-        if self._debts is None or not _is_over(self._counting):
+        if self._count_under_replicated is None or not _is_over(self._counting):
             return
         if self._counting is not None and self._counting.exception() is None:
-            self._debt = self._counting.result()
-        metrics.cluster_names_short.set(self._debt)
-        self._counting = asyncio.ensure_future(self._debts())
+            self._under_replicated = self._counting.result()
+        metrics.cluster_names_short.set(self._under_replicated)
+        self._counting = asyncio.ensure_future(self._count_under_replicated())
 
     async def _publish(self) -> None:
         state = self._store.scrub.state
         self._disks = tuple(await asyncio.to_thread(self._store.disk_health.disk_states))
         metrics.scrub_ended.set(state.ended / 1e3)
-        busy = not all(map(_is_over, (self._comparing, self._mending, self._restored)))
-        told = ScrubStatus(
+        busy = not all(map(_is_over, (self._comparing, self._repairing, self._disk_loss_comparison)))
+        status = ScrubStatus(
             state.running,
             state.asked,
             state.began,
@@ -272,29 +275,30 @@ class ScrubScheduler:
             state.bytes,
             await self._total(),
             state.damaged,
-            self._mended,
+            self._repaired,
             self._store.quarantined_count(),
             not state.running and not busy,
             self._lacking,
-            self._restoring.eta_seconds(),
+            self._repair_eta.eta_seconds(),
             self._disks,
-            self._debt,
+            self._under_replicated,
         )
         now = self._clock.monotonic()
-        if told == self._published or (state.running and now - self._told_at < _PUBLISH_INTERVAL):
+        if status == self._published or (state.running and now - self._published_at < _PUBLISH_INTERVAL):
             return
-        if await self._put(f"{STATUS_TOPIC}/{self._node_id}", msgspec.json.encode(told)):
-            self._published, self._told_at = told, now
+        if await self._put(f"{STATUS_TOPIC}/{self._node_id}", msgspec.json.encode(status)):
+            self._published, self._published_at = status, now
 
-    async def _put(self, place: str, told: bytes) -> bool:
-        """Not over what was said while this was on its way, the last word of a node that ends: then what is
-        so by then is told at the next turn. Raises ControlError."""
+    async def _put(self, key: str, status: bytes) -> bool:
+        """Writes the report unless another process has written one meanwhile: the final report of a node that
+        is about to stop must not be overwritten; the next turn publishes the current state. Raises
+        ControlError."""
         if self._version is None:
-            entry = await self._control.get(place)
+            entry = await self._control.get(key)
             self._version = 0 if entry is None else entry.version
         expected, self._version = self._version, None
         try:
-            self._version = await self._control.put(place, told, expect=expected)
+            self._version = await self._control.put(key, status, expect=expected)
         except VersionConflictError:
             return False
         return True

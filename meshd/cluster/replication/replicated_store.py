@@ -74,12 +74,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _CONCURRENCY: Final = 64
 _UNSETTLED_NS: Final = int(2e9 * WRITE_TIMEOUT)
-"""Nanoseconds after which a write is acknowledged, or given up."""
-_MAP_WAIT: Final = 2.0  # seconds to wait for a map that another process of this node has already
+"""Nanoseconds after which a write is either acknowledged or given up."""
+_MAP_WAIT: Final = 2.0  # seconds to wait for a map that another process of this node already has
 
 
 class ReplicatedStore:
-    """See ObjectStore. One a process."""
+    """Replicates writes to the other owners; see ObjectStore. One per process."""
 
     def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._store, self._mesh, self._clock = store, mesh, clock
@@ -117,54 +117,60 @@ class ReplicatedStore:
     def __repr__(self) -> str:
         return f"<ReplicatedStore of {self._store!r} in {self._mesh!r}>"
 
-    # deciding ---------------------------------------------------------------------------------------------
+    # acting as primary ------------------------------------------------------------------------------------
 
     def primary_epoch(self, bucket: str, key: str) -> int:
-        """The version of the map by which this node decides about a name. Raises NotDeciderError,
+        """Returns the map version under which this node is the primary of a name. Raises NotPrimaryError,
         NotReplicatedError."""
         version = self._mesh.current_map().version
         if self._mesh.single_node:
-            return version  # whatever the map says of its state
-        decider = self._mesh.route_for(bucket, key).primary
-        if decider is None:
+            return version  # whatever state the map shows for this node
+        primary = self._mesh.route_for(bucket, key).primary
+        if primary is None:
             raise NotReplicatedError(
-                "every node that has this name's data is away: nobody may decide about it until the one that "
-                "went last is back; try again in a moment"
+                "every node with this name's data is away: no node can accept writes of it until the one "
+                "that left last is back; try again shortly"
             )
-        if decider.node_id != self._mesh.node_id:
+        if primary.node_id != self._mesh.node_id:
             raise NotPrimaryError(
-                f"node {decider.node_id} decides about this name now; nothing was changed; try again"
+                f"node {primary.node_id} is the primary of this name now; nothing was changed; try again"
             )
         return version
 
     def require_still_primary(self, bucket: str, key: str) -> int:
-        """As `epoch`, of what was committed here before: another node may have decided since. Raises
-        NotReplicatedError."""
+        """Returns the epoch like `primary_epoch`, for a write that is already committed here: another node
+        may have become primary since. Raises NotReplicatedError."""
         try:
             return self.primary_epoch(bucket, key)
         except NotPrimaryError as error:
             raise NotReplicatedError(
-                "another node decides about this name since; it may or may not have taken place; try again"
+                "another node has become the primary of this name; the write may or may not have taken "
+                "effect; try again"
             ) from error
 
     async def _run_on_primary(
-        self, asked: ForwardedRequest, here: Callable[[], Awaitable[_T]], read: Callable[[WriteResult], _T]
+        self, request: ForwardedRequest, here: Callable[[], Awaitable[_T]], read: Callable[[WriteResult], _T]
     ) -> _T:
-        """What `here` gives, or the node that decides by now."""
+        """Returns the result of `here`, or of the node that is primary now."""
         return await self.run_to_completion(
             self.forwarder.run_on_primary(
-                asked.bucket, asked.key, here, lambda node: self.forwarder.forward_request(node, asked), read
+                request.bucket,
+                request.key,
+                here,
+                lambda node: self.forwarder.forward_request(node, request),
+                read,
             )
         )
 
     async def ensure_lease_valid(self, bucket: str, key: str) -> int:
-        """Returns when this node is sure that it may decide by its map: the stamp up to which it is. What it
-        decided otherwise nobody would take, and it would lie here when the node is back, above what others
-        acknowledged meanwhile. Raises NotReplicatedError: nothing was changed."""
-        now, left = (
-            self._clock.stamp(),
-            self._mesh.lease_remaining,
-        )  # in this order: it may stand still in between
+        """Returns the stamp up to which this node may act as primary, once its map is confirmed.
+
+        A write without this check could commit here alone and, when the node returns, supersede writes that
+        others have acknowledged since. Raises NotReplicatedError; then nothing was changed.
+        """
+        # The time is read first: if the process is suspended in between, the deadline is too early, not late.
+        now = self._clock.stamp()
+        left = self._mesh.lease_remaining
         if left == inf:
             return NO_DEADLINE
         if left <= 0:
@@ -172,19 +178,20 @@ class ReplicatedStore:
         return now + int(left * 1e9)
 
     async def _confirm_with_owners(self, bucket: str, key: str) -> int:
-        """The stamp at which the last of the other owners was asked, of whom none goes by a newer map."""
+        """Returns the stamp at which the last of the other owners was asked; none of them uses a newer
+        map."""
         now = self._clock.stamp()
         why = await self._read_barrier.wait_until_current(bucket, key)
         if why:
             raise NotReplicatedError(
-                f"this node {why}, and may decide about nothing until it is sure of its own; nothing was "
-                "changed; ask another node, or try again"
+                f"this node {why}, so it cannot confirm that it is still the primary; nothing was changed; "
+                "use another node, or try again"
             )
         return now
 
     async def run_as_primary(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
-        """What `act` gives, committed here under a map by which this node decides, of a name that former
-        deciders have handed over. `act` may be called again when nothing happened."""
+        """Runs `act` while this node is primary, after former primaries have handed the name over, and
+        returns its result. `act` may be called again after an attempt that changed nothing."""
         deadline = self._clock.monotonic() + self.replicator.timeout
         while True:
             latest = await self.ensure_lease_valid(bucket, key)
@@ -194,27 +201,27 @@ class ReplicatedStore:
                 await self.run_to_completion(
                     self.handover.wait_until_received(bucket, key, deadline - self._clock.monotonic())
                 )
-                continue  # that may have taken a while
+                continue  # the map may have changed during the handover
             try:
                 with epoch_scope(version, latest):
                     return await act()
             except StaleEpochError as error:
                 if self._clock.monotonic() > deadline:
                     raise NotReplicatedError(
-                        "the cluster map changes too often to decide, or this node stands still; nothing was "
-                        "changed; try again in a moment"
+                        "the cluster map changes too often for this node to act as primary, or the node was "
+                        "suspended; nothing was changed; try again shortly"
                     ) from error
                 await self._mesh.wait_for_newer_map(error.version - 1, _MAP_WAIT)
 
     async def hand_over(self, bucket: str, key: str, version: int, to: Node) -> None:
-        """Node `to` decides about a name by version `version` of the map: from now on no process of this node
-        decides by an earlier one, and `to` gets what is here of the name. Raises StaleMapError when `to` goes
-        by a newer map; NotReplicatedError."""
+        """Hands a name over to node `to`, its primary under map `version`: fences off writes of this node
+        under earlier maps, then sends `to` what this node has of the name. Raises StaleMapError if `to` uses
+        a newer map; NotReplicatedError."""
         await self._store.raise_fence(version)
-        newest, grave = self._store.newest_version(bucket, key), self._store.tombstone_stamp(bucket, key)
+        newest, tombstone = self._store.newest_version(bucket, key), self._store.tombstone_stamp(bucket, key)
         removals = self._unsettled_removals(bucket, key)
-        if grave:
-            removals.append(VersionGone(bucket, key, "", grave))
+        if tombstone:
+            removals.append(VersionGone(bucket, key, "", tombstone))
         try:
             if newest is not None:
                 await self.replicator.send_change(to, self.replicator.confirmation_of(bucket, key, newest))
@@ -223,29 +230,29 @@ class ReplicatedStore:
                 await asyncio.gather(*[self.replicator.send_change(to, gone) for gone in some])
         except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
             raise NotReplicatedError(
-                f"node {to.node_id} does not take what is to be its own: {error}"
+                f"node {to.node_id} does not accept the handover of a name: {error}"
             ) from error
 
-    async def run_to_completion(self, doing: Awaitable[_T]) -> _T:
-        """Waits for what must come to its end though the caller goes away."""
-        task = asyncio.ensure_future(doing)
+    async def run_to_completion(self, awaitable: Awaitable[_T]) -> _T:
+        """Runs something to completion even if the caller is cancelled."""
+        task = asyncio.ensure_future(awaitable)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._forget_task)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Future[Any]) -> None:
+    def _forget_task(self, task: asyncio.Future[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller has it, unless it went away
+            task.exception()  # the caller gets it, unless it is gone
 
     async def replicate_change(self, change: Change, bucket: str, key: str) -> int:
-        """A change of this node goes to the others."""
+        """Replicates a change of this node; returns the newest stamp that the others know of the name."""
         return await self.replicator.replicate(
             bucket, key, lambda node: self.replicator.send_change(node, change)
         )
 
     def other_replicas(self, bucket: str, key: str) -> list[Node]:
-        """The other nodes that must have a name by the present map, where this one decides about it."""
+        """Returns the other nodes that must have a name in the current map, if this node is its primary."""
         route = self._mesh.route_for(bucket, key)
         if route.primary is None or route.primary.node_id != self._mesh.node_id:
             return []
@@ -253,11 +260,11 @@ class ReplicatedStore:
 
     async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         if not self._mesh.single_node:
-            await self.run_to_completion(self._settled(bucket, key, record))
+            await self.run_to_completion(self._wait_replicated(bucket, key, record))
 
-    async def _settled(self, bucket: str, key: str, record: Record | None) -> None:
+    async def _wait_replicated(self, bucket: str, key: str, record: Record | None) -> None:
         await self.ensure_lease_valid(bucket, key)
-        if record is not None and record.version:  # newer versions do not take its place
+        if record is not None and record.version:  # newer versions do not replace it
             await self.replicate_change(self.replicator.confirmation_of(bucket, key, record), bucket, key)
         await self.confirm_newest(bucket, key)
 
@@ -269,7 +276,7 @@ class ReplicatedStore:
             if self._mesh.single_node:
                 raise
             with suppress(NotPrimaryError):  # the primary checks them when it commits
-                await self.run_to_completion(self._checked(bucket, key, act))
+                await self.run_to_completion(self._run_checked(bucket, key, act))
 
     async def _check_now(self, bucket: str, key: str, conditions: Conditions) -> None:
         try:
@@ -280,7 +287,8 @@ class ReplicatedStore:
             raise
 
     async def confirm_newest(self, bucket: str, key: str) -> None:
-        """What a refusal was judged by is true everywhere: nobody may lose it after a client was told."""
+        """Replicates the state by which a request was rejected: it must not be lost after the client was
+        answered."""
         newest = self._store.newest_version(bucket, key)
         if newest is not None:
             await self.replicate_change(self.replicator.confirmation_of(bucket, key, newest), bucket, key)
@@ -292,18 +300,20 @@ class ReplicatedStore:
             await asyncio.gather(*[self.replicate_change(gone, bucket, key) for gone in some])
 
     def _unsettled_removals(self, bucket: str, key: str) -> list[VersionGone]:
-        """Of versions, a moment ago: not everybody may know."""
+        """Returns recent removals of versions, which some nodes may not have yet."""
         after = self._clock.stamp() - _UNSETTLED_NS
         return [VersionGone(bucket, key, *gone) for gone in self._store.removals_since(bucket, key, after)]
 
     async def _replicate_tombstone(self, bucket: str, key: str, version: str) -> None:
-        """A deletion that found nothing may follow one that was not acknowledged."""
-        grave = self._store.tombstone_stamp(bucket, key, version)
-        if grave:
-            await self.replicate_change(VersionGone(bucket, key, version, grave), bucket, key)
+        """Replicates the tombstone of a deletion that found nothing: it may belong to an earlier,
+        unacknowledged deletion."""
+        tombstone = self._store.tombstone_stamp(bucket, key, version)
+        if tombstone:
+            await self.replicate_change(VersionGone(bucket, key, version, tombstone), bucket, key)
 
-    async def _checked(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
-        """As `decide`; a condition that did not hold is confirmed first."""
+    async def _run_checked(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
+        """Runs `act` as primary; if a condition did not hold, replicates what it was checked against
+        first."""
         try:
             return await self.run_as_primary(bucket, key, act)
         except (ConditionFailedError, ConditionMissingError):
@@ -318,17 +328,19 @@ class ReplicatedStore:
     async def replicate_and_restamp(
         self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
     ) -> Record:
-        """A version that was committed here goes to all who have not had it yet; the record in the end."""
+        """Replicates a version committed here to the nodes that lack it; returns the final record, which may
+        have a newer stamp."""
         newest = await self.replicate_version(bucket, key, record, had, newest)
         return await restamp_if_behind(self, bucket, key, record, newest)
 
     async def replicate_version(
         self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
     ) -> int:
-        """A version of this node goes to all who have not had it; the newest stamp they know of the name."""
-        delivery = self.replicator
-        return await delivery.replicate(
-            bucket, key, lambda node: delivery.send_version(node, bucket, key, record), had, newest
+        """Replicates a version of this node to the nodes that lack it; returns the newest stamp that they
+        know of the name."""
+        replicator = self.replicator
+        return await replicator.replicate(
+            bucket, key, lambda node: replicator.send_version(node, bucket, key, record), had, newest
         )
 
     async def delete(
@@ -340,15 +352,15 @@ class ReplicatedStore:
         versioning: Versioning = "",
     ) -> Removed:
         act = partial(self._store.delete, bucket, key, conditions=conditions, versioning=versioning)
-        asked = DeleteRequest(bucket, key, None, conditions, versioning)
+        request = DeleteRequest(bucket, key, None, conditions, versioning)
         return await self._run_on_primary(
-            asked, partial(self._delete, bucket, key, act), WriteResult.as_removed
+            request, partial(self._delete, bucket, key, act), WriteResult.as_removed
         )
 
     async def _delete(
         self, bucket: str, key: str, act: Callable[[], Awaitable[Removed]], version: str = NULL
     ) -> Removed:
-        removed = await self._checked(bucket, key, act)
+        removed = await self._run_checked(bucket, key, act)
         version = "" if version == NULL else version
         if removed.marker is not None:
             newest = await self.replicate_change(
@@ -365,14 +377,15 @@ class ReplicatedStore:
         return removed
 
     async def _confirm_next(self, bucket: str, key: str) -> None:
-        """What is the newest once a version was removed may not be acknowledged yet: nobody gets to know of
-        the removal before that one. Reads there would give what is older than both."""
+        """Replicates the version that became the newest through a removal before the removal itself. It may
+        be unacknowledged, and replicas that knew only the removal would serve an even older version."""
         newest = self._store.newest_version(bucket, key)
         if newest is not None and self._clock.stamp() - newest.stamp < _UNSETTLED_NS:
             await self.replicate_change(self.replicator.confirmation_of(bucket, key, newest), bucket, key)
 
     def knows_stamp(self, bucket: str, key: str, stamp: int) -> bool:
-        """Whether this node has a version or the null version's deletion at or above this stamp."""
+        """Returns True if this node has a version or a deletion of the null version at or above this
+        stamp."""
         newest = self._store.newest_version(bucket, key)
         return (newest is not None and newest.stamp >= stamp) or self._store.tombstone_stamp(
             bucket, key
@@ -392,9 +405,9 @@ class ReplicatedStore:
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
         act = partial(self._store.delete_version, bucket, key, version, conditions=conditions)
-        asked = DeleteRequest(bucket, key, version, conditions)
+        request = DeleteRequest(bucket, key, version, conditions)
         return await self._run_on_primary(
-            asked, partial(self._delete, bucket, key, act, version), WriteResult.as_removed
+            request, partial(self._delete, bucket, key, act, version), WriteResult.as_removed
         )
 
     async def amend(
@@ -407,9 +420,9 @@ class ReplicatedStore:
         acl: Acl | None = None,
     ) -> Record:
         act = partial(self._store.amend, bucket, key, version, tags=tags, acl=acl)
-        asked = AmendRequest(bucket, key, version, tags, acl)
+        request = AmendRequest(bucket, key, version, tags, acl)
         return await self._run_on_primary(
-            asked, partial(self._amend, bucket, key, act), WriteResult.require_record
+            request, partial(self._amend, bucket, key, act), WriteResult.require_record
         )
 
     async def _amend(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
@@ -428,16 +441,18 @@ class ReplicatedStore:
         versioning: Versioning = "",
     ) -> Record:
         act = partial(self._store.link, bucket, key, source, meta, conditions, versioning=versioning)
-        there = partial(self._link_on_primary, (bucket, key), source, WriteSpec(meta, conditions, versioning))
+        forward = partial(
+            self._link_on_primary, (bucket, key), source, WriteSpec(meta, conditions, versioning)
+        )
         here = partial(self._link, bucket, key, act)
         return await self.run_to_completion(
-            self.forwarder.run_on_primary(bucket, key, here, there, WriteResult.require_record)
+            self.forwarder.run_on_primary(bucket, key, here, forward, WriteResult.require_record)
         )
 
     async def _link_on_primary(
         self, name: tuple[str, str], source: Record, written: WriteSpec, node: Node
     ) -> WriteResult | None:
-        """The copy is made of the source's bytes, and is told what parts they were uploaded in."""
+        """Sends a copy as data to the primary, with the parts in which the source was uploaded."""
         meta = msgspec.structs.replace(written.meta, parts=source.parts)
         written = msgspec.structs.replace(written, meta=meta)
         return await self.forwarder.forward_write(
@@ -445,16 +460,16 @@ class ReplicatedStore:
         )
 
     async def _link(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
-        return await self.replicate_and_restamp(bucket, key, await self._checked(bucket, key, act))
+        return await self.replicate_and_restamp(bucket, key, await self._run_checked(bucket, key, act))
 
     # uploads ----------------------------------------------------------------------------------------------
 
     async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
         act = partial(self._store.create_upload, bucket, key, **about)
         said = {name: value for name, value in about.items() if value is not None}
-        asked = CreateUploadRequest(Upload("", bucket, key, **said))
+        request = CreateUploadRequest(Upload("", bucket, key, **said))
         return await self._run_on_primary(
-            asked, partial(self._begin, bucket, key, act), WriteResult.require_upload
+            request, partial(self._begin, bucket, key, act), WriteResult.require_upload
         )
 
     async def _begin(self, bucket: str, key: str, act: Callable[[], Awaitable[Upload]]) -> Upload:
@@ -467,17 +482,18 @@ class ReplicatedStore:
         return ReplicatedWriter(self, own, upload.bucket, upload.key, size, (upload, number))
 
     def committed_part(self, upload: Upload, number: int, record: Record) -> PartOf | None:
-        """The part that a writer has committed; None when it is another's by now, or the upload is over."""
+        """Returns the part that a writer has committed; None if another has replaced it or the upload has
+        ended."""
         part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
         if part is None or (part.number, part.stamp) != (number, record.stamp):
             return None
         return PartOf(upload_without_local_fields(upload), part)
 
     async def replicate_part(self, upload: Upload, number: int, had: Iterable[str] = ()) -> None:
-        """Returns when every node but those in `had` has the present part of this number, or the end of its
-        upload. Raises NotReplicatedError."""
-        delivery, bucket, key = self.replicator, upload.bucket, upload.key
-        await delivery.replicate(bucket, key, lambda node: delivery.send_part(node, upload, number), had)
+        """Replicates the current part of this number, or the end of its upload, to every node except those in
+        `had`. Raises NotReplicatedError."""
+        replicator, bucket, key = self.replicator, upload.bucket, upload.key
+        await replicator.replicate(bucket, key, lambda node: replicator.send_part(node, upload, number), had)
         if self._mesh.single_node or self._store.get_upload(bucket, key, upload.upload_id) is not None:
             return
         if not self._store.tombstone_stamp(bucket, key, upload.upload_id):
@@ -501,7 +517,7 @@ class ReplicatedStore:
         act = partial(
             store.complete_upload, upload, parts, meta, conditions, etags=etags, versioning=versioning
         )
-        asked = CompleteUploadRequest(
+        request = CompleteUploadRequest(
             upload.bucket,
             upload.key,
             upload.upload_id,
@@ -512,7 +528,7 @@ class ReplicatedStore:
             versioning,
         )
         return await self._run_on_primary(
-            asked, partial(self._complete, upload, parts, act), WriteResult.require_record
+            request, partial(self._complete, upload, parts, act), WriteResult.require_record
         )
 
     async def _complete(
@@ -521,7 +537,7 @@ class ReplicatedStore:
         bucket, key = upload.bucket, upload.key
         known = {part.number: part for part in self._all_parts(upload)}
         try:
-            record = await self._checked(bucket, key, act)
+            record = await self._run_checked(bucket, key, act)
         except NoSuchUploadError:
             await self._replicate_upload_end(upload)
             raise
@@ -541,8 +557,8 @@ class ReplicatedStore:
         return found
 
     async def abort_upload(self, upload: Upload) -> int:
-        asked = AbortUploadRequest(upload.bucket, upload.key, upload.upload_id)
-        return await self._run_on_primary(asked, partial(self._abort, upload), WriteResult.end_stamp)
+        request = AbortUploadRequest(upload.bucket, upload.key, upload.upload_id)
+        return await self._run_on_primary(request, partial(self._abort, upload), WriteResult.end_stamp)
 
     async def _abort(self, upload: Upload) -> int:
         bucket, key = upload.bucket, upload.key
@@ -555,23 +571,23 @@ class ReplicatedStore:
         return stamp
 
     async def _replicate_upload_end(self, upload: Upload) -> None:
-        """It ended here, perhaps in a request that was not acknowledged: then not everybody may know. The
-        object that it became goes first: the end takes the parts with it."""
+        """Replicates the end of an upload again, because the request that ended it may not have been
+        acknowledged. The object that it became is sent first: the end drops the parts."""
         bucket, key, upload_id = upload.bucket, upload.key, upload.upload_id
-        grave = self._store.tombstone_stamp(bucket, key, upload_id)
-        if not grave:
+        tombstone = self._store.tombstone_stamp(bucket, key, upload_id)
+        if not tombstone:
             return
-        record, delivery = self._completed(bucket, key, grave), self.replicator
+        record, replicator = self._completed_version(bucket, key, tombstone), self.replicator
         if record is None:
             await self.confirm_newest(bucket, key)
         else:
-            await delivery.replicate(
-                bucket, key, lambda node: delivery.ensure_version(node, bucket, key, record)
+            await replicator.replicate(
+                bucket, key, lambda node: replicator.ensure_version(node, bucket, key, record)
             )
-        await self.replicate_change(UploadEnded(bucket, key, upload_id, grave), bucket, key)
+        await self.replicate_change(UploadEnded(bucket, key, upload_id, tombstone), bucket, key)
 
-    def _completed(self, bucket: str, key: str, stamp: int) -> Record | None:
-        """The version that an upload became when it ended with this stamp, unless it was replaced."""
+    def _completed_version(self, bucket: str, key: str, stamp: int) -> Record | None:
+        """Returns the version that an upload became when it ended with this stamp, unless it was replaced."""
         for version in (version_id_of(stamp), NULL):
             found = self._store.get_version(bucket, key, version)
             if found is not None and found.stamp == stamp:
@@ -580,11 +596,11 @@ class ReplicatedStore:
 
 
 def replicated_store(store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> ObjectStore:
-    """What services write to: the store itself on a node that is alone for ever."""
+    """Returns the store for services to write to: the given store itself on a standalone node."""
     return store if mesh.standalone else ReplicatedStore(store, mesh, peers, clock)
 
 
 if TYPE_CHECKING:
 
     def _is_a_store(replicated: ReplicatedStore) -> ObjectStore:
-        return replicated  # mypy says so when it drifts
+        return replicated  # a type check only

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning
 
-_QUEUE_LENGTH: Final = 4  # pieces under way to a node
-_STALL_TIMEOUT: Final = 5.0  # seconds a node may keep a writer waiting
+_QUEUE_LENGTH: Final = 4  # chunks queued per node
+_STALL_TIMEOUT: Final = 5.0  # seconds that a slow node may delay a writer
 
 
 class ReplicaStream:
-    """Bytes on their way to one node, their facts to follow."""
+    """Streams bytes to one node, followed by their metadata."""
 
-    def __init__(self, delivery: Replicator, node: Node, data: ReplicaData) -> None:
+    def __init__(self, replicator: Replicator, node: Node, data: ReplicaData) -> None:
         self.node = node
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_LENGTH)
         self._facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(delivery.send_stream(node, data, self._body()))
+        self._task = asyncio.create_task(replicator.send_stream(node, data, self._body()))
         self._task.add_done_callback(_retrieve_exception)
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class ReplicaStream:
         yield encode_message(await self._facts)
 
     async def put_chunk(self, piece: bytes | None) -> None:
-        """More bytes; None: that was all."""
+        """Queues more bytes; None ends them."""
         if self._task.done():
             return
         try:
@@ -73,7 +73,7 @@ class ReplicaStream:
             self._task.cancel()
 
     async def send_metadata(self, facts: ReplicaFacts) -> ReplicaAck | None:
-        """What the node says; None when it did not take it."""
+        """Sends the metadata; returns the node's reply, or None if it did not accept the data."""
         if not self._facts.done():
             self._facts.set_result(facts)
         try:
@@ -84,7 +84,7 @@ class ReplicaStream:
             return None
 
     async def abort(self) -> None:
-        """Ends it; the node forgets what it got."""
+        """Cancels the stream; the node discards what it received."""
         self._task.cancel()
         with suppress(asyncio.CancelledError, MeshdError):
             await self._task
@@ -96,18 +96,19 @@ def _retrieve_exception(task: asyncio.Task[ReplicaAck]) -> None:
 
 
 class ReplicatedWriter:
-    """See ObjectWriter. `part`: the upload and number that make it a part's."""
+    """Writes locally and streams to the other owners; see ObjectWriter. `part`: the upload and part number,
+    for a part."""
 
     def __init__(
         self,
         store: ReplicatedStore,
-        own: ObjectWriter,
+        local: ObjectWriter,
         bucket: str,
         key: str,
         size: int | None,
         part: tuple[Upload, int] | None = None,
     ) -> None:
-        self._store, self._own, self._part = store, own, part
+        self._store, self._local, self._part = store, local, part
         self._bucket, self._key = bucket, key
         self._streams: list[ReplicaStream] = []
         self._total = 0
@@ -118,15 +119,15 @@ class ReplicatedWriter:
             ]
 
     def __repr__(self) -> str:
-        return f"<ReplicatedWriter of {self._own!r} to {self._streams}>"
+        return f"<ReplicatedWriter of {self._local!r} to {self._streams}>"
 
     async def write(self, data: Buffer) -> None:
         self._total += len(data)
         if not self._streams:
-            await self._own.write(data)
+            await self._local.write(data)
             return
         piece = data if type(data) is bytes else bytes(data)
-        await self._own.write(piece)
+        await self._local.write(piece)
         for stream in self._streams:
             await stream.put_chunk(piece)
 
@@ -135,7 +136,7 @@ class ReplicatedWriter:
             await self.write(data)
             return
         self._total += len(data)
-        await self._own.write_borrowed(data)
+        await self._local.write_borrowed(data)
 
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
@@ -143,78 +144,81 @@ class ReplicatedWriter:
         return await self._store.run_to_completion(self._commit(meta, conditions, versioning))
 
     def read_back(self) -> AsyncGenerator[bytes, None]:
-        return self._own.read_back()
+        return self._local.read_back()
 
     async def abort(self) -> None:
-        await self._drop()
-        await self._own.abort()
+        await self._abort_streams()
+        await self._local.abort()
 
-    async def _drop(self) -> None:
+    async def _abort_streams(self) -> None:
         streams, self._streams = self._streams, []
         for stream in streams:
             await stream.abort()
 
     async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
-        written = WriteSpec(meta, conditions, versioning)
+        spec = WriteSpec(meta, conditions, versioning)
         try:
             await asyncio.gather(*[stream.put_chunk(None) for stream in self._streams])
             record, epoch = await self._store.forwarder.run_on_primary(
                 self._bucket,
                 self._key,
-                partial(self._commit_locally, written),
-                partial(self._commit_on_primary, written),
+                partial(self._commit_locally, spec),
+                partial(self._commit_on_primary, spec),
                 _forwarded_result,
             )
         except BaseException:
             await self.abort()
             raise
         if not epoch:
-            await self.abort()  # the bytes are where they were decided about
+            await self.abort()  # the primary has the bytes
             return record
         return await self._replicate(record, epoch)
 
-    async def _commit_locally(self, written: WriteSpec) -> tuple[Record, int]:
-        """The record, and the version of the map by which it was committed. Raises StoreError."""
+    async def _commit_locally(self, spec: WriteSpec) -> tuple[Record, int]:
+        """Commits locally; returns the record and the map version. Raises StoreError."""
 
         async def commit() -> tuple[Record, int]:
-            record = await self._own.commit(
-                written.meta, conditions=written.conditions, versioning=written.versioning
+            record = await self._local.commit(
+                spec.meta, conditions=spec.conditions, versioning=spec.versioning
             )
             return record, current_epoch()
 
         try:
             return await self._store.run_as_primary(self._bucket, self._key, commit)
         except (ConditionFailedError, ConditionMissingError):
-            await self._drop()
+            await self._abort_streams()
             await self._store.confirm_newest(self._bucket, self._key)
             raise
 
-    async def _commit_on_primary(self, written: WriteSpec, node: Node) -> WriteResult | None:
-        """What the node made of it that decides by now. Raises StoreError."""
-        await self._drop()
+    async def _commit_on_primary(self, spec: WriteSpec, node: Node) -> WriteResult | None:
+        """Forwards the write to the node that is primary now; returns its result. Raises StoreError."""
+        await self._abort_streams()
         part = None if self._part is None else (self._part[0].upload_id, self._part[1])
         name = (self._bucket, self._key)
         return await self._store.forwarder.forward_write(
-            node, name, self._total, self._own.read_back(), written, part
+            node, name, self._total, self._local.read_back(), spec, part
         )
 
     async def _replicate(self, record: Record, epoch: int) -> Record:
         store, part = self._store, None
         if self._part is not None:
             part = store.committed_part(*self._part, record)
-            if part is None:  # replaced, or its upload over: the other nodes must have that instead
-                await self._drop()
+            if part is None:  # replaced, or the upload has ended: the other nodes must get that instead
+                await self._abort_streams()
                 await store.replicate_part(*self._part)
                 return record
         facts = ReplicaFacts(epoch, without_local_fields(record), part)
         answers = await asyncio.gather(*[stream.send_metadata(facts) for stream in self._streams])
-        took = [
-            (stream.node.node_id, taken)
-            for stream, taken in zip(self._streams, answers, strict=True)
-            if taken is not None and taken.trouble != "lacks"
+        accepted = [
+            (stream.node.node_id, ack)
+            for stream, ack in zip(self._streams, answers, strict=True)
+            if ack is not None and ack.trouble != "lacks"
         ]
         self._streams = []
-        had, newest = [node_id for node_id, _ in took], max([taken.newest for _, taken in took], default=0)
+        had, newest = (
+            [node_id for node_id, _ in accepted],
+            max([ack.newest for _, ack in accepted], default=0),
+        )
         if self._part is not None:
             await store.replicate_part(*self._part, had)
             return record

@@ -120,7 +120,7 @@ def rebalancer(node: NodeContext) -> Rebalancer:
         sources,
         node.clock,
         repair_every=node.settings.cluster.repair_interval,
-        door=node.rebalance_socket,
+        worker_socket=node.rebalance_socket,
     )
 
 
@@ -193,7 +193,7 @@ def open_cluster_view(
     if settings.cluster.control is None:
         lone = single_node_map(settings.node_id, settings.endpoint)
         return ClusterView(
-            settings.node_id, control, buckets.replica_count, lone=lone, writes_of=buckets.origin_write_mode
+            settings.node_id, control, buckets.replica_count, standalone_map=lone, writes_of=buckets.origin_write_mode
         )
     marking = NodeStateWriter(control, ClusterMapStore(control))
     look = SuspectProbe(marking, clock, settings.cluster.lease)
@@ -210,12 +210,12 @@ def open_cluster_view(
         settings.node_id,
         control,
         buckets.replica_count,
-        look=look,
+        probe_suspect=look,
         writes_of=buckets.origin_write_mode,
         homes_of=buckets.origin_home_nodes,
         born_of=buckets.created_at_ms,
-        goes_by=goes_by,
-        held=held,
+        on_map_adopted=goes_by,
+        lease_state=held,
         newest=shared_counters.newest_map_version,
         retry_after=RetryAfter(settings.cluster.lease, clock),
     )
@@ -290,11 +290,11 @@ def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubSchedul
         node.store,
         node.control,
         node.clock,
-        mend=mender.repair_quarantined,
+        repair=mender.repair_quarantined,
         compare=_no_peers if mover is None else mover.wait_until_compared,
-        rest=RateLimiter(node.clock, rest, node.settings.scrub_rate).throttle,
+        throttle=RateLimiter(node.clock, rest, node.settings.scrub_rate).throttle,
         every=node.settings.scrub_interval,
-        debts=UnderReplication(
+        count_under_replicated=UnderReplication(
             node.mesh, sync_source(node), lambda: replica_counts_in_use(node), node.clock
         ).refresh_count,
     )

@@ -62,7 +62,7 @@ def probe_disk(root: Path, disk: int) -> None:
 def _probe(path: str, failpoint: str) -> None:
     try:
         failpoints.hit(failpoint)
-        found = _written_and_read(path)
+        found = _write_and_read_back(path)
     except OSError as error:
         if is_exhausted(error):
             _log.warning(
@@ -78,7 +78,7 @@ def _probe(path: str, failpoint: str) -> None:
         os.unlink(path)
 
 
-def _written_and_read(path: str) -> bytes:
+def _write_and_read_back(path: str) -> bytes:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, _PROBE, 0)
@@ -100,7 +100,7 @@ class DiskState(msgspec.Struct, frozen=True):
     full: int = 0
 
 
-def _room(root: Path) -> tuple[int, int]:
+def _file_system_usage(root: Path) -> tuple[int, int]:
     try:
         found = os.statvfs(root)
     except OSError:
@@ -127,9 +127,9 @@ class DiskHealthMonitor:
         self._failures: dict[int, int] = {}
         self._index_failures = 0
         self.index_failed = ""
-        self._cleared: set[int] = set()
-        self._looking = asyncio.Lock()
-        self._news = False
+        self._quarantined_disks: set[int] = set()
+        self._lock = asyncio.Lock()
+        self._data_lost = False
         disks.set_refresh(self.apply_published_changes)
 
     def __repr__(self) -> str:
@@ -151,30 +151,30 @@ class DiskHealthMonitor:
 
     def take_data_lost_flag(self) -> bool:
         """Returns True if data was lost with a disk since the last call."""
-        news, self._news = self._news, False
-        return news
+        data_lost, self._data_lost = self._data_lost, False
+        return data_lost
 
     def disk_states(self) -> list[DiskState]:
         """Returns the state of every directory that should be a disk, and of the index device if it has
         failed (blocking)."""
         serving = set(self._disks.roots.values())
         found = [
-            DiskState(str(root), True, "", *_room(root))
+            DiskState(str(root), True, "", *_file_system_usage(root))
             if root in serving
-            else DiskState(str(root), False, self._why(root))
+            else DiskState(str(root), False, self._reason(root))
             for root in self._wanted
         ]
         return [*found, self.index_state()] if self.index_failed else found
 
-    def _why(self, root: Path) -> str:
+    def _reason(self, root: Path) -> str:
         try:
-            if root in self._was_mounted() and not is_mounted(root):
+            if root in self._mounted_before() and not is_mounted(root):
                 return "not mounted: mount an empty file system there"
             return "failed: empty it, or put an empty disk in its place" if any(root.iterdir()) else "failing"
         except OSError as error:
             return f"failed ({error.strerror}): put an empty disk in its place"
 
-    def _was_mounted(self) -> set[Path]:
+    def _mounted_before(self) -> set[Path]:
         paths = self._index.get_meta("disks") or {}
         return {Path(paths[disk]) for disk in self._index.get_meta(MOUNTED_DISKS_KEY) or () if disk in paths}
 
@@ -182,7 +182,7 @@ class DiskHealthMonitor:
         """Returns the state of the index directory, whose device has failed."""
         return DiskState(str(self._index.path), False, f"holds the index and has failed: {self.index_failed}")
 
-    async def _look_at_index(self) -> None:
+    async def _probe_index(self) -> None:
         try:
             await self._run(lambda: _probe(f"{self._index.path}/probe.part", "store.probe.index"))
         except OSError as error:
@@ -202,11 +202,11 @@ class DiskHealthMonitor:
 
         Returns True if a disk has failed a probe without being retired: probe again soon. Raises StoreError.
         """
-        async with self._looking:
-            return await self._look()
+        async with self._lock:
+            return await self._probe_all()
 
-    async def _look(self) -> bool:
-        await self._look_at_index()
+    async def _probe_all(self) -> bool:
+        await self._probe_index()
         if self._index_failures:  # disk states live in the index, so nothing can be recorded about disks now
             return not self.index_failed
         self.apply_published_changes()
@@ -223,26 +223,26 @@ class DiskHealthMonitor:
                     await self._retire_disk(disk, root, str(error))
             else:
                 self._failures.pop(disk, None)
-        await self._settle()
+        await self._apply_disk_changes()
         return bool(self._failures)
 
     async def check_missing_disks(self) -> None:
         """Checks for missing disks like `probe_disks`, but without I/O probes, so it can run often."""
-        async with self._looking:
+        async with self._lock:
             roots = dict(self._disks.roots)
             gone = await self._run(lambda: [disk for disk in roots if not self._disks.is_present(disk)])
             for disk in gone:
                 await self._retire_disk(disk, roots[disk], "it was emptied or unmounted")
             if gone or len(roots) < len(self._wanted):
-                await self._settle()
+                await self._apply_disk_changes()
 
-    async def _settle(self) -> None:
-        for disk in sorted(set(self._disks.lost) - self._cleared):
-            await self._clear(disk)
-            self._cleared.add(disk)
+    async def _apply_disk_changes(self) -> None:
+        for disk in sorted(set(self._disks.lost) - self._quarantined_disks):
+            await self._quarantine_disk(disk)
+            self._quarantined_disks.add(disk)
         for root in self._wanted:
             if root not in self._disks.roots.values() and await self._run(
-                lambda root=root: can_replace_disk(root, mounted=root in self._was_mounted())
+                lambda root=root: can_replace_disk(root, mounted=root in self._mounted_before())
             ):
                 await self._add_disk(root)
         serving = set(self._disks.roots.values())
@@ -264,19 +264,19 @@ class DiskHealthMonitor:
         await self._run(lambda: write_lost_disks(self._disks))
         _log.warning("an empty disk has replaced a lost one", extra={"disk": str(root)})
 
-    async def _clear(self, disk: int) -> None:
+    async def _quarantine_disk(self, disk: int) -> None:
         """Quarantines everything stored on a lost disk."""
         with self._index.read_transaction() as txn:
             if is_disk_unused(self._index, txn, disk):
                 return
-        self._news = True
+        self._data_lost = True
         done = 0
         uses = await self._run(lambda: list(extent_uses_on(self._index, {disk})))
         for start in range(0, len(uses), _AT_ONCE):
             some, now = uses[start : start + _AT_ONCE], self._clock.now_ms()
-            intents = [quarantine_mutation_for(use, extent, now) for use, extent in some]
-            for intent in [self._committer.submit(intent) for intent in intents]:
-                done += bool(await intent)
+            mutations = [quarantine_mutation_for(use, extent, now) for use, extent in some]
+            for mutation in [self._committer.submit(mutation) for mutation in mutations]:
+                done += bool(await mutation)
         metrics.quarantined.inc(done)
         if done:
             _log.error("versions lost their bytes with a failed disk", extra={"number": done})

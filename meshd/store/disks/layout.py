@@ -107,9 +107,9 @@ class Disks:
         self.lost: Mapping[int, Path] = dict(lost or {})
         self._readable: Mapping[int, str] = {}
         self._refresh: Callable[[], None] = lambda: None
-        self._serve(dict(sorted(roots.items())))
+        self._set_roots(dict(sorted(roots.items())))
 
-    def _serve(self, roots: Mapping[int, Path]) -> None:
+    def _set_roots(self, roots: Mapping[int, Path]) -> None:
         self.roots: Mapping[int, Path] = roots
         self._bases = {number: str(root / EXTENTS) for number, root in roots.items()}
         lost = {number: str(root / EXTENTS) for number, root in self.lost.items()}
@@ -122,16 +122,16 @@ class Disks:
     def add_readable_disks(self, others: Disks) -> None:
         """Resolves paths on another store's disks, too; nothing is ever placed there."""
         self._readable = others._bases
-        self._serve(self.roots)
+        self._set_roots(self.roots)
 
-    def set_refresh(self, learn: Callable[[], None]) -> None:
+    def set_refresh(self, refresh: Callable[[], None]) -> None:
         """Sets a callback that runs when an unknown disk is requested: another process may have added it."""
-        self._refresh = learn
+        self._refresh = refresh
 
     def add_disk(self, disk: int, root: Path) -> None:
         """Puts a new disk into service. Idempotent."""
         if disk not in self.roots and disk not in self.lost:
-            self._serve({**self.roots, disk: root})
+            self._set_roots({**self.roots, disk: root})
 
     def is_present(self, disk: int) -> bool:
         """Returns True if a disk is in service and was not emptied or unmounted."""
@@ -142,7 +142,7 @@ class Disks:
         """Takes a disk out of service: nothing is placed there any more, and scans skip it. Idempotent."""
         if disk in self.roots:
             self.lost = {**self.lost, disk: self.roots[disk]}
-            self._serve({number: root for number, root in self.roots.items() if number != disk})
+            self._set_roots({number: root for number, root in self.roots.items() if number != disk})
 
     def directory(self, disk: int, file: int) -> str:
         """Returns the directory of a data file."""
@@ -230,15 +230,15 @@ class FreeSpace:
 
     def __init__(self, disks: Disks) -> None:
         self._disks = disks
-        self._spare: dict[int, int] = {}
+        self._free: dict[int, int] = {}
 
     def __repr__(self) -> str:
-        return f"<FreeSpace {self._spare}>"
+        return f"<FreeSpace {self._free}>"
 
     @property
     def largest_free(self) -> int:
         """Returns the free bytes of the emptiest disk (blocking). Raises OSError."""
-        return max(map(self._of, tuple(self._disks.roots)), default=0)
+        return max(map(self._free_on, tuple(self._disks.roots)), default=0)
 
     def choose_disk(self, bucket: str, key: str, size: int) -> int:
         """Chooses the disk for `size` bytes of a name; the emptiest disk if none has enough space (blocking).
@@ -246,16 +246,16 @@ class FreeSpace:
         order = self._disks.placement_order(bucket, key)
         if len(order) == 1:
             return order[0]
-        found = next((disk for disk in order if self._of(disk) > size), None)
-        disk = max(order, key=self._of) if found is None else found
-        self._spare[disk] -= size
+        found = next((disk for disk in order if self._free_on(disk) > size), None)
+        disk = max(order, key=self._free_on) if found is None else found
+        self._free[disk] -= size
         if disk != order[0]:
             metrics.store_displaced.inc()
         return disk
 
-    def _of(self, disk: int) -> int:
-        if disk not in self._spare:
+    def _free_on(self, disk: int) -> int:
+        if disk not in self._free:
             root = self._disks.roots.get(disk)
             # No root: the disk went out of service meanwhile.
-            self._spare[disk] = -1 if root is None else free_above_reserve(str(root))
-        return self._spare[disk]
+            self._free[disk] = -1 if root is None else free_above_reserve(str(root))
+        return self._free[disk]

@@ -48,11 +48,11 @@ class RetireDisk(Mutation):
     def __init__(self, disk: int) -> None:
         self.disk = disk
 
-    def update_index(self, work: WriteBatch, txn: Any) -> bool:
-        known = work.index.get_meta(LOST_DISKS_KEY, txn) or []
+    def update_index(self, batch: WriteBatch, txn: Any) -> bool:
+        known = batch.index.get_meta(LOST_DISKS_KEY, txn) or []
         if self.disk in known:
             return False
-        work.index.put_meta(txn, LOST_DISKS_KEY, [*known, self.disk])
+        batch.index.put_meta(txn, LOST_DISKS_KEY, [*known, self.disk])
         return True
 
 
@@ -64,8 +64,8 @@ class AddDisk(Mutation):
     def __init__(self, root: Path) -> None:
         self.root, self.number = root, 0
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        index = work.index
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        index = batch.index
         known, lost = index.get_meta("disks", txn) or {}, index.get_meta(LOST_DISKS_KEY, txn) or []
         marker = read_marker(self.root)
         if marker is not None:  # a process that is just starting has adopted it
@@ -78,8 +78,8 @@ class AddDisk(Mutation):
         write_marker(self.root, marker)
         (self.root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> int:
-        index = work.index
+    def update_index(self, batch: WriteBatch, txn: Any) -> int:
+        index = batch.index
         index.put_meta(txn, "disks", {**index.get_meta("disks", txn), self.number: str(self.root)})
         if is_mounted(self.root):
             index.put_meta(
@@ -155,14 +155,14 @@ def quarantine_lost_disks(index: Index, disks: Disks) -> int:
         return 0
     done, uses = 0, [found for found in extent_uses_on(index, lost) if not found[0].manifest]
     for start in range(0, len(uses), _AT_ONCE):
-        work = WriteBatch(index, disks, clock, _no_segment, writer="recovery", durable=True)
+        batch = WriteBatch(index, disks, clock, _no_segment, writer="recovery", durable=True)
         with index.write_transaction() as txn:
             done += sum(
-                bool(quarantine_mutation_for(use, extent, clock.now_ms()).update_index(work, txn))
+                bool(quarantine_mutation_for(use, extent, clock.now_ms()).update_index(batch, txn))
                 for use, extent in uses[start : start + _AT_ONCE]
             )
-            work.write_accounts(txn)
-        work.finish_commit()
+            batch.write_accounts(txn)
+        batch.finish_commit()
     return done
 
 

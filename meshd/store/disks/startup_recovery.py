@@ -45,12 +45,12 @@ _PROCESS_ERRNOS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 """Errors of the process or of configuration, not of the disk."""
 
 
-def require_every_disk(path: Path, how: str) -> None:
+def require_every_disk(path: Path, problem: str) -> None:
     """Refuses to start without a disk. Raises FormatError."""
-    raise FormatError(f"disk {path} {how}; mount it, then start again with its --disk")
+    raise FormatError(f"disk {path} {problem}; mount it, then start again with its --disk")
 
 
-class _Failing(dict[Path, str]):
+class _FailingDisks(dict[Path, str]):
     """Disks that cannot be used, with the reason. With `writing`, a read-only disk counts as one."""
 
     def __init__(self, *, writing: bool = False) -> None:
@@ -73,11 +73,11 @@ class _Failing(dict[Path, str]):
             return None
         return marker
 
-    def how(self, root: Path) -> str:
+    def describe(self, root: Path) -> str:
         """Says why a disk is not in service."""
         return f"cannot be read ({self[root]})" if root in self else "is missing"
 
-    def learn(self, error: OSError, roots: Iterable[Path]) -> None:
+    def attribute_error(self, error: OSError, roots: Iterable[Path]) -> None:
         """Attributes an error to one of the disks. Raises the error if it belongs to no disk that was
         considered healthy."""
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
@@ -100,17 +100,19 @@ def _require_writable(root: Path) -> None:
 def open_disks(
     index: Index,
     settings: StoreSettings,
-    spare: MissingDiskPolicy = require_every_disk,
-    failing: _Failing | None = None,
+    missing_policy: MissingDiskPolicy = require_every_disk,
+    failing: _FailingDisks | None = None,
 ) -> Disks:
     """Opens the store's disks; creates and marks new ones. Raises FormatError."""
-    disks = _find(index, settings, spare, _Failing() if failing is None else failing)
+    disks = _open_or_enrol(index, settings, missing_policy, _FailingDisks() if failing is None else failing)
     for root in disks.roots.values():
         (root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
     return disks
 
 
-def _find(index: Index, settings: StoreSettings, spare: MissingDiskPolicy, failing: _Failing) -> Disks:
+def _open_or_enrol(
+    index: Index, settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks
+) -> Disks:
     known, lost = index.get_meta("disks"), index.get_meta(LOST_DISKS_KEY) or []
     if known is not None and not lost:
         disks = _recognise(known, index.get_meta("store"), settings.disks, failing)
@@ -124,14 +126,16 @@ def _find(index: Index, settings: StoreSettings, spare: MissingDiskPolicy, faili
             index.put_meta(txn, "format", FORMAT)
             index.put_meta(txn, "store", store)
             index.put_meta(txn, "next_file", settings.first_file)
-        roots, gone = _enrol(index, txn, settings, store, spare, failing)
+        roots, gone = _enrol(index, txn, settings, store, missing_policy, failing)
         index.put_meta(txn, "disks", {number: str(root) for number, root in (roots | gone).items()})
         if gone:
             index.put_meta(txn, LOST_DISKS_KEY, sorted(gone))
     return Disks(roots, gone)
 
 
-def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...], failing: _Failing) -> Disks | None:
+def _recognise(
+    paths: dict[int, str], store: str, roots: tuple[Path, ...], failing: _FailingDisks
+) -> Disks | None:
     """Returns the disks if nothing changed since the last start; None if `_enrol` has to sort them."""
     known = {number: Path(path) for number, path in paths.items()}
     markers = {root: failing.marker(root) for root in roots}
@@ -142,7 +146,7 @@ def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...], faili
     return Disks(found) if same and found == known else None
 
 
-def _refuse_orphaned(settings: StoreSettings, failing: _Failing) -> None:
+def _refuse_orphaned(settings: StoreSettings, failing: _FailingDisks) -> None:
     for root in settings.disks:
         if (marker := failing.marker(root)) is None:
             continue
@@ -159,7 +163,7 @@ class _Enrolment:
     """The given directories, sorted by comparing their markers with the index."""
 
     def __init__(
-        self, index: Index, txn: Any, settings: StoreSettings, store: str, failing: _Failing
+        self, index: Index, txn: Any, settings: StoreSettings, store: str, failing: _FailingDisks
     ) -> None:
         paths: dict[int, str] = index.get_meta("disks", txn) or {}
         self.known = {number: Path(path) for number, path in paths.items()}
@@ -216,17 +220,24 @@ def _holds_files(root: Path, marker: DiskMarker) -> bool:
 
 
 def _enrol(
-    index: Index, txn: Any, settings: StoreSettings, store: str, spare: MissingDiskPolicy, failing: _Failing
+    index: Index,
+    txn: Any,
+    settings: StoreSettings,
+    store: str,
+    missing_policy: MissingDiskPolicy,
+    failing: _FailingDisks,
 ) -> tuple[dict[int, Path], dict[int, Path]]:
     """Returns the disks in service, with new ones numbered and marked, and the lost disks. Raises
     FormatError."""
     enrolment = _Enrolment(index, txn, settings, store, failing)
     missing = enrolment.missing()
     for path in missing.values():
-        spare(path, failing.how(path))
+        missing_policy(path, failing.describe(path))
     first_free = max(enrolment.known, default=settings.first_disk - 1) + 1
     found = enrolment.found | dict(enumerate(enrolment.fresh, start=first_free))
-    refused = _refused(settings, enrolment.refused, spare, failing, first_free + len(enrolment.fresh))
+    refused = _refused(
+        settings, enrolment.refused, missing_policy, failing, first_free + len(enrolment.fresh)
+    )
     gone = enrolment.gone | missing | refused
     if not found:
         raise FormatError(
@@ -240,17 +251,21 @@ def _enrol(
 
 
 def _refused(
-    settings: StoreSettings, roots: Iterable[Path], spare: MissingDiskPolicy, failing: _Failing, first: int
+    settings: StoreSettings,
+    roots: Iterable[Path],
+    missing_policy: MissingDiskPolicy,
+    failing: _FailingDisks,
+    first: int,
 ) -> dict[int, Path]:
     """Returns unknown disks that cannot be used, as lost ones. Raises FormatError."""
     gone = {}
     for number, root in enumerate(roots, start=first):
         if not settings.evictable:
             raise FormatError(
-                f"disk {root} {failing.how(root)}, and this node has never used it: put a healthy disk in "
-                "its place, or remove it from --disk"
+                f"disk {root} {failing.describe(root)}, and this node has never used it: put a healthy disk "
+                "in its place, or remove it from --disk"
             )
-        spare(root, failing.how(root))
+        missing_policy(root, failing.describe(root))
         gone[number] = root
     return gone
 
@@ -275,26 +290,26 @@ def sweep_drafts(disks: Disks, writer: str | None) -> int:
     return removed
 
 
-def recover(settings: StoreSettings, spare: MissingDiskPolicy = require_every_disk) -> int:
+def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require_every_disk) -> int:
     """Cleans up after a crash. Call it once before the workers start, while no process has the store open.
 
     Cuts the tails of open segments, removes drafts and files unknown to the index, and advances the next file
     number past every existing file. A disk that reports errors meanwhile is treated as missing. Returns the
     number of versions quarantined because their disk is lost. Raises StoreInUseError, FormatError.
     """
-    failing = _Failing(writing=True)
+    failing = _FailingDisks(writing=True)
     with DataDirLock.acquire_exclusive(settings.data_dir):
         while True:
             try:
-                return _recover(settings, spare, failing)
+                return _recover(settings, missing_policy, failing)
             except OSError as error:
-                failing.learn(error, settings.disks)
+                failing.attribute_error(error, settings.disks)
 
 
-def _recover(settings: StoreSettings, spare: MissingDiskPolicy, failing: _Failing) -> int:
+def _recover(settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks) -> int:
     index = Index.open(settings)
     try:
-        disks = open_disks(index, settings, spare, failing)
+        disks = open_disks(index, settings, missing_policy, failing)
         sweep_drafts(disks, None)
         lost = quarantine_lost_disks(index, disks)
         with index.write_transaction() as txn:

@@ -50,9 +50,9 @@ class _Piece:
     old: Extent
     data: bytes
 
-    def append_to(self, work: WriteBatch) -> StagedMember:
+    def append_to(self, batch: WriteBatch) -> StagedMember:
         member = msgspec.structs.replace(self.member, moves=self.member.moves + 1)
-        return work.append_member(member, int(member.stamp), (self.data,), len(self.data))
+        return batch.append_member(member, int(member.stamp), (self.data,), len(self.data))
 
 
 class MoveMember(Mutation):
@@ -63,39 +63,39 @@ class MoveMember(Mutation):
         self.data_bytes = len(piece.data)
         self.staged: StagedMember | None = None
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        self.staged = self.piece.append_to(work)
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        self.staged = self.piece.append_to(batch)
         failpoints.hit("store.compact.placed")
 
-    def update_index(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, batch: WriteBatch, txn: Any) -> None:
         assert self.staged is not None
-        work.keep_unused_file(self.piece.old.file)
-        if not self._turn(work, txn, self.piece.old, self.staged.extent):
-            work.discard_member(self.staged)
+        batch.keep_unused_file(self.piece.old.file)
+        if not self._repoint_user(batch, txn, self.piece.old, self.staged.extent):
+            batch.discard_member(self.staged)
 
-    def _turn(self, work: WriteBatch, txn: Any, old: Extent, new: Extent) -> bool:
-        member, index = self.piece.member, work.index
+    def _repoint_user(self, batch: WriteBatch, txn: Any, old: Extent, new: Extent) -> bool:
+        member, index = self.piece.member, batch.index
         if member.kind in ("object", "marker"):
             record = version_using_extent(index, txn, member, old)
             if record is None or record.manifest is not None:
                 return False
             moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
-            replace_version(work, txn, object_key(member.bucket, member.key), moved, record)
+            replace_version(batch, txn, object_key(member.bucket, member.key), moved, record)
         elif member.kind == "part":
             part = index.get_part(txn, member.upload, member.part)
             if part is None or part.extents != (old,):
                 return False
             moved_part = msgspec.structs.replace(part, extents=(new,), moves=member.moves + 1)
             index.put_part(txn, member.upload, moved_part)
-            work.release_extents((old,))
-            work.retain_extents((new,))
+            batch.release_extents((old,))
+            batch.retain_extents((new,))
         else:
             upload = index.get_upload(txn, member.bucket, member.key, member.upload)
             if member.kind != "upload" or upload is None or upload.place != old:
                 return False
             index.put_upload(txn, msgspec.structs.replace(upload, place=new, moves=member.moves + 1))
-            work.release_extents((old,))
-            work.retain_extents((new,))
+            batch.release_extents((old,))
+            batch.retain_extents((new,))
         return True
 
 
@@ -111,30 +111,30 @@ class MoveManifestedExtent(Mutation):
         self.record: Record | None = None
         self.existing: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        record = version_using_extent(work.index, txn, self.piece.member, self.piece.old)
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        record = version_using_extent(batch.index, txn, self.piece.member, self.piece.old)
         if record is not None and record.manifest is not None:
             self.existing = record
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         existing, piece = self.existing, self.piece
         if existing is None:  # overwritten meanwhile: a removal that this member records must survive
             if cancels_others(piece.member):
-                RewriteTombstoneMember(piece.member).write_data(work, txn)
+                RewriteTombstoneMember(piece.member).write_data(batch, txn)
             return
         extents = existing.extents
         if piece.old != existing.manifest:
-            new = piece.append_to(work).extent
+            new = piece.append_to(batch).extent
             extents = tuple(new if extent == piece.old else extent for extent in extents)
         moved = msgspec.structs.replace(existing, extents=extents, manifest=None, moves=existing.moves + 1)
         upload = piece.member.upload if cancels_others(piece.member) else ""
-        self.record = write_manifest(work, piece.member.bucket, piece.member.key, moved, upload)
+        self.record = write_manifest(batch, piece.member.bucket, piece.member.key, moved, upload)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, batch: WriteBatch, txn: Any) -> None:
         if self.record is not None and self.existing is not None:
-            work.keep_unused_file(self.piece.old.file)
+            batch.keep_unused_file(self.piece.old.file)
             name = object_key(self.piece.member.bucket, self.piece.member.key)
-            replace_version(work, txn, name, self.record, self.existing)
+            replace_version(batch, txn, name, self.record, self.existing)
 
 
 class RewriteTombstoneMember(Mutation):
@@ -144,8 +144,8 @@ class RewriteTombstoneMember(Mutation):
         kind = "aborted" if member.upload else "deleted"
         self.member = msgspec.structs.replace(member, kind=kind, crc32c=0)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        work.append_member(self.member, int(self.member.stamp), (), 0)
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        batch.append_member(self.member, int(self.member.stamp), (), 0)
 
 
 class RetireFile(Mutation):
@@ -156,13 +156,13 @@ class RetireFile(Mutation):
     def __init__(self, file: int) -> None:
         self.file = file
 
-    def update_index(self, work: WriteBatch, txn: Any) -> bool:
-        info = work.index.get_file(txn, self.file)
+    def update_index(self, batch: WriteBatch, txn: Any) -> bool:
+        info = batch.index.get_file(txn, self.file)
         if info is None:
             return True  # its last user was removed meanwhile, and the file with it
         if info.refs or info.state == "open":
             return False
-        work.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
+        batch.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
         failpoints.hit("store.compact.retired")
         return True
 
@@ -175,13 +175,13 @@ class ForgetRetiredFiles(Mutation):
     def __init__(self, files: list[int]) -> None:
         self.files = files
 
-    def update_index(self, work: WriteBatch, txn: Any) -> list[str]:
+    def update_index(self, batch: WriteBatch, txn: Any) -> list[str]:
         paths = []
         for file in self.files:
-            info = work.index.get_file(txn, file)
+            info = batch.index.get_file(txn, file)
             if info is not None and info.state == "retired":
-                work.index.delete_file(txn, file)
-                paths.append(work.disks.path(info.disk, file))
+                batch.index.delete_file(txn, file)
+                paths.append(batch.disks.path(info.disk, file))
         return paths
 
 
@@ -237,7 +237,7 @@ class Compactor:
             )
         for _ in range(_PASSES):
             try:
-                await self._pass(file, info)
+                await self._move_live_members(file, info)
             except FileNotFoundError:
                 pass  # its last user was removed meanwhile
             except OSError as error:
@@ -262,35 +262,35 @@ class Compactor:
             del self._retired[file]
         return len(paths)
 
-    async def _pass(self, file: int, info: DataFile) -> None:
-        with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as survey:
-            members, oldest = survey.members(info.end), self._oldest_buried(file)
-            while group := await self._run(lambda: list(self._gather(survey, members, oldest))):
-                await asyncio.gather(*[self._committer.submit(intent) for intent in group])
+    async def _move_live_members(self, file: int, info: DataFile) -> None:
+        with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as scan:
+            members, oldest = scan.members(info.end), self._oldest_cancelled(file)
+            while group := await self._run(lambda: list(self._gather(scan, members, oldest))):
+                await asyncio.gather(*[self._committer.submit(mutation) for mutation in group])
 
     def _gather(
-        self, survey: DataFileScan, members: Iterator[ScannedMember], oldest: int
+        self, scan: DataFileScan, members: Iterator[ScannedMember], oldest: int
     ) -> Iterator[Mutation]:
         """Yields the next few megabytes of mutations (blocking)."""
         weight = 0
         for found in members:
-            intent = self._intent(survey, found, oldest)
-            if intent is not None:
-                yield intent
-                weight += intent.data_bytes + 1024
+            mutation = self._mutation_for(scan, found, oldest)
+            if mutation is not None:
+                yield mutation
+                weight += mutation.data_bytes + 1024
                 if weight >= _GROUP_BYTES:
                     return
 
-    def _intent(self, survey: DataFileScan, found: ScannedMember, oldest: int) -> Mutation | None:
+    def _mutation_for(self, scan: DataFileScan, found: ScannedMember, oldest: int) -> Mutation | None:
         member, extent = found.member, found.extent
         with self._index.read_transaction() as txn:
             record = version_using_extent(self._index, txn, member, extent)
             if record is not None:
-                piece = _Piece(member, extent, _whole(survey, extent))
+                piece = _Piece(member, extent, _verified_bytes(scan, extent))
                 return MoveMember(piece) if record.manifest is None else MoveManifestedExtent(piece)
             if self._uses(txn, member, extent):
-                return MoveMember(_Piece(member, extent, _whole(survey, extent)))
-            needed = cancels_others(member) and self._still_undoes(txn, member, oldest)
+                return MoveMember(_Piece(member, extent, _verified_bytes(scan, extent)))
+            needed = cancels_others(member) and self._still_cancels(txn, member, oldest)
         return RewriteTombstoneMember(member) if needed else None
 
     def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
@@ -303,7 +303,7 @@ class Compactor:
         )
         return upload is not None and upload.place == extent
 
-    def _still_undoes(self, txn: Any, member: Member, oldest: int) -> bool:
+    def _still_cancels(self, txn: Any, member: Member, oldest: int) -> bool:
         """Returns True if data that this member cancelled could come back without it. A newer null version
         also covers older null versions; nothing else covers a version with an id."""
         stamp = int(member.stamp)
@@ -316,7 +316,7 @@ class Compactor:
         null = self._index.versions.null_version(txn, object_key(member.bucket, member.key))
         return oldest < stamp and (null is None or null.stamp < stamp)
 
-    def _oldest_buried(self, file: int) -> int:
+    def _oldest_cancelled(self, file: int) -> int:
         """Returns the lowest stamp that a member cancelled by one in `file` may have, over all other
         files."""
         with self._index.read_transaction() as txn:
@@ -328,14 +328,14 @@ def _sealed_segment(info: DataFile) -> bool:
     return info.kind == "segment" and info.state == "sealed"
 
 
-def _whole(survey: DataFileScan, extent: Extent) -> bytes:
-    if not survey.is_intact(extent):
+def _verified_bytes(scan: DataFileScan, extent: Extent) -> bytes:
+    if not scan.is_intact(extent):
         metrics.store_corrupt_reads.inc()
         raise CorruptExtentError(
-            f"{extent.length} bytes at {extent.offset} of {survey.path} do not match their checksum; "
+            f"{extent.length} bytes at {extent.offset} of {scan.path} do not match their checksum; "
             "run meshd fsck"
         )
-    return survey.read_extent(extent)
+    return scan.read_extent(extent)
 
 
 def _unlink(paths: list[str]) -> None:

@@ -75,10 +75,10 @@ class DataFileScan:
                 yield from self._run(at, end)
             except tar.TarError as error:
                 self.damage.append(str(error))
-                following = self._resume(error.offset + tar.BLOCK, end)
-                if following is None:
+                next_start = self._resume(error.offset + tar.BLOCK, end)
+                if next_start is None:
                     return
-                at = following
+                at = next_start
             else:
                 self.ended = self._pread(self.end, len(tar.END)) == tar.END
                 return

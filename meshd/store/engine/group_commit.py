@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 _GROUP_BYTES = 32 << 20  # bytes per group: bounds its memory and the latency of its last mutation
-_GROUP_INTENTS = 2048
+_GROUP_MUTATIONS = 2048
 _IDS_LOW, _IDS_BLOCK = 64, 256
 
 
@@ -109,8 +109,8 @@ class Committer:
         self._segments: dict[int, Segment] = {}
         self._closed = False
         self._broken: list[int] = []  # segments whose device failed: never written again
-        self._resume()
-        self._top_up()
+        self._reopen_segments()
+        self._refill_ids()
         self._thread = threading.Thread(target=self._run, name="meshd-commit", daemon=True)
         self._thread.start()
 
@@ -119,19 +119,19 @@ class Committer:
 
     # the event loop's side --------------------------------------------------------------------------------
 
-    def submit(self, intent: Mutation) -> asyncio.Future[Any]:
+    def submit(self, mutation: Mutation) -> asyncio.Future[Any]:
         """Queues a mutation. Its stamp is the time of this call, whenever it is committed.
 
         The future fails with StoreError. Cancelling it does not cancel the mutation.
         """
         if self._closed:
             raise StoreClosedError("the store is closing; send the request to another worker")
-        intent.epoch, intent.submitted_stamp = current_epoch(), self._clock.stamp()
+        mutation.epoch, mutation.submitted_stamp = current_epoch(), self._clock.stamp()
         loop = asyncio.get_running_loop()
-        ticket = _Ticket(intent, loop.create_future(), loop)
+        ticket = _Ticket(mutation, loop.create_future(), loop)
         # Checked here, too: the committer thread must not even stage a write whose lease has run out.
-        if is_past_deadline(intent.submitted_stamp):
-            ticket.error = StaleEpochError(intent.epoch)
+        if is_past_deadline(mutation.submitted_stamp):
+            ticket.error = StaleEpochError(mutation.epoch)
             loop.call_soon(_resolve, [ticket])
         else:
             self._queue.put(ticket)
@@ -160,15 +160,15 @@ class Committer:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            group, more = self._gather(first)
+            group, more = self._collect_group(first)
             self._commit(group)
             if not more:
                 return
 
-    def _gather(self, first: _Ticket) -> tuple[list[_Ticket], bool]:
+    def _collect_group(self, first: _Ticket) -> tuple[list[_Ticket], bool]:
         """Collects pending tickets up to the size limits. The flag is False once the queue was closed."""
         group, weight = [first], first.mutation.data_bytes
-        while weight < _GROUP_BYTES and len(group) < _GROUP_INTENTS:
+        while weight < _GROUP_BYTES and len(group) < _GROUP_MUTATIONS:
             try:
                 ticket = self._queue.get_nowait()
             except queue.Empty:
@@ -180,75 +180,75 @@ class Committer:
         return group, True
 
     def _commit(self, group: list[_Ticket]) -> None:
-        work = WriteBatch(
+        batch = WriteBatch(
             self._index,
             self._disks,
             self._clock,
             self._segment,
             writer=self._writer,
             durable=self._durable,
-            keep_graves=self._keep_tombstones,
+            keep_tombstones=self._keep_tombstones,
         )
         try:
-            self._top_up()
-            self._roll(work)
-            self._refuse_when_full(work, group)
+            self._refill_ids()
+            self._seal_full_segments(batch)
+            self._refuse_when_full(batch, group)
             if any(ticket.mutation.exclusive for ticket in group):
-                self._commit_exclusive(work, group)
+                self._commit_exclusive(batch, group)
             else:
-                self._commit_plain(work, group)
+                self._commit_plain(batch, group)
         except Exception as error:
-            work.roll_back()
-            self._fail(group, error)
+            batch.roll_back()
+            self._fail_group(group, error)
         else:
-            work.finish_commit()
+            batch.finish_commit()
         metrics.store_commits.inc()
         metrics.store_writes.inc(len(group))
-        self._answer(group)
+        self._resolve_futures(group)
 
-    def _commit_plain(self, work: WriteBatch, group: list[_Ticket]) -> None:
+    def _commit_plain(self, batch: WriteBatch, group: list[_Ticket]) -> None:
         with self._index.read_transaction() as txn:
-            work.load_last_stamp(txn)
+            batch.load_last_stamp(txn)
         for ticket in group:
-            work.submitted_stamp = ticket.mutation.submitted_stamp
-            ticket.attempt(partial(ticket.mutation.write_data, work, None))
-        work.flush_segments()
+            batch.submitted_stamp = ticket.mutation.submitted_stamp
+            ticket.attempt(partial(ticket.mutation.write_data, batch, None))
+        batch.flush_segments()
         with self._index.write_transaction() as txn:
             for ticket in group:
-                self._apply(work, txn, ticket)
-            work.write_accounts(txn)
+                self._apply(batch, txn, ticket)
+            batch.write_accounts(txn)
 
-    def _commit_exclusive(self, work: WriteBatch, group: list[_Ticket]) -> None:
+    def _commit_exclusive(self, batch: WriteBatch, group: list[_Ticket]) -> None:
         with self._index.write_transaction() as txn:
-            work.load_last_stamp(txn)
+            batch.load_last_stamp(txn)
             for ticket in group:
-                work.submitted_stamp = ticket.mutation.submitted_stamp
+                batch.submitted_stamp = ticket.mutation.submitted_stamp
                 if ticket.mutation.epoch:
-                    ticket.attempt(partial(work.check_epoch, txn, ticket.mutation.epoch))
-                ticket.attempt(partial(ticket.mutation.check, work, txn))
-                ticket.attempt(partial(ticket.mutation.write_data, work, txn))
-                self._apply(work, txn, ticket)
-            work.flush_segments()
-            work.write_accounts(txn)
+                    ticket.attempt(partial(batch.check_epoch, txn, ticket.mutation.epoch))
+                ticket.attempt(partial(ticket.mutation.check, batch, txn))
+                ticket.attempt(partial(ticket.mutation.write_data, batch, txn))
+                self._apply(batch, txn, ticket)
+            batch.flush_segments()
+            batch.write_accounts(txn)
 
     @staticmethod
-    def _apply(work: WriteBatch, txn: Any, ticket: _Ticket) -> None:
+    def _apply(batch: WriteBatch, txn: Any, ticket: _Ticket) -> None:
         """Updates the index. A StoreError affects this mutation only; any other error fails the group,
         because the index may be half changed."""
         if ticket.error is not None:
             return
         try:
             if ticket.mutation.epoch:
-                work.check_epoch(txn, ticket.mutation.epoch)
-            ticket.result = ticket.mutation.update_index(work, txn)
+                batch.check_epoch(txn, ticket.mutation.epoch)
+            ticket.result = ticket.mutation.update_index(batch, txn)
         except StaleEpochError as error:
             ticket.error = error
             if ticket.mutation.staged is not None:
-                work.withdraw_member(ticket.mutation.staged)
+                batch.withdraw_member(ticket.mutation.staged)
         except StoreError as error:
             ticket.error = error
 
-    def _fail(self, group: list[_Ticket], error: Exception) -> None:
+    def _fail_group(self, group: list[_Ticket], error: Exception) -> None:
         if isinstance(error, OSError):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 self._retire_segments()
@@ -257,7 +257,7 @@ class Committer:
         for ticket in group:
             ticket.error = ticket.error or error
 
-    def _answer(self, group: list[_Ticket]) -> None:
+    def _resolve_futures(self, group: list[_Ticket]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[_Ticket]] = {}
         for ticket in group:
             by_loop.setdefault(ticket.loop, []).append(ticket)
@@ -265,14 +265,14 @@ class Committer:
             with suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(_resolve, tickets)
 
-    def _refuse_when_full(self, work: WriteBatch, group: list[_Ticket]) -> None:
+    def _refuse_when_full(self, batch: WriteBatch, group: list[_Ticket]) -> None:
         """Refuses mutations that need space while enough remains for the tombstones and index pages of
         deletes. A write is accepted if the emptiest disk can take it, whichever disk its name prefers."""
         puts = [ticket for ticket in group if ticket.mutation.needs_free_space]
         if not puts or not self._disks.roots:
             return
         index = index_has_free_space(str(self._index.path))
-        left = work.free_space.largest_free
+        left = batch.free_space.largest_free
         for ticket in puts:
             if not index:
                 ticket.error = DiskFullError(
@@ -285,7 +285,7 @@ class Committer:
 
     # segments and numbers ---------------------------------------------------------------------------------
 
-    def _resume(self) -> None:
+    def _reopen_segments(self) -> None:
         """Reopens the segments that this writer left open, and cuts off what a crash left behind their
         end."""
         with self._index.read_transaction() as txn:
@@ -301,15 +301,15 @@ class Committer:
             segment = self._segments[disk] = Segment(self._disks, disk, self._ids.popleft())
         return segment
 
-    def _roll(self, work: WriteBatch) -> None:
+    def _seal_full_segments(self, batch: WriteBatch) -> None:
         """Seals segments that have reached their size."""
         for disk, segment in list(self._segments.items()):
             if segment.end >= self._segment_bytes:
                 segment.seal(self._durable)
                 del self._segments[disk]
-                work.seal_segment(segment.file)
+                batch.seal_segment(segment.file)
         for file in self._broken:
-            work.seal_segment(file)
+            batch.seal_segment(file)
         self._broken.clear()
 
     def _retire_segments(self) -> None:
@@ -325,7 +325,7 @@ class Committer:
                     os.unlink(segment.path)
         self._segments.clear()
 
-    def _top_up(self) -> None:
+    def _refill_ids(self) -> None:
         if len(self._ids) >= _IDS_LOW:
             return
         with self._index.write_transaction() as txn:

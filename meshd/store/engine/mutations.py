@@ -66,8 +66,8 @@ def version_using_extent(index: Index, txn: Any, member: Member, extent: Extent)
             (record for record in index.versions.all_versions(txn, name) if extent in used_extents(record)),
             None,
         )
-    own = index.versions.version_at(txn, name, int(member.stamp))
-    return own if own is not None and extent in used_extents(own) else None
+    large_file = index.versions.version_at(txn, name, int(member.stamp))
+    return large_file if large_file is not None and extent in used_extents(large_file) else None
 
 
 class Mutation:
@@ -81,39 +81,39 @@ class Mutation:
     submitted_stamp = 0  # the stamp of the time of submission
     staged: StagedMember | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         """Raises StoreError if the mutation must not take place."""
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         """Stages members in the data files. `txn` is the write transaction of an exclusive group, otherwise
         None."""
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Any:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Any:
         """Enters the mutation in the index and returns its result."""
 
 
-def stamp_floor(work: WriteBatch, txn: Any, name: bytes, newest: Record | None, placed: StagedMember) -> int:
+def stamp_floor(batch: WriteBatch, txn: Any, name: bytes, newest: Record | None, staged: StagedMember) -> int:
     """Returns the stamp that a new version must exceed: that of the newest version, and that of a null
     version's deletion made after this member was staged, because a deletion ends all older null versions."""
     if newest is not None and not newest.version and not newest.marker:
         return newest.stamp
-    return max(newest.stamp if newest else 0, work.tombstones(txn).stamp_floor(txn, name, placed.stamp))
+    return max(newest.stamp if newest else 0, batch.tombstones(txn).stamp_floor(txn, name, staged.stamp))
 
 
 def push_version(
-    work: WriteBatch, txn: Any, name: bytes, record: Record, newest: Record | None
+    batch: WriteBatch, txn: Any, name: bytes, record: Record, newest: Record | None
 ) -> Record | None:
     """Puts `record` on top of the versions of a key and updates the accounts; returns the null version it
     replaced."""
-    replaced = work.index.versions.push_version(txn, name, record, newest)
-    work.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
+    replaced = batch.index.versions.push_version(txn, name, record, newest)
+    batch.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
     return replaced
 
 
-def replace_version(work: WriteBatch, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
+def replace_version(batch: WriteBatch, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
     """Replaces `existing` by `record`, which has the same stamp, and updates the accounts of both."""
-    work.replace_extents(used_extents(existing), used_extents(record))
-    work.index.versions.replace_version(txn, name, record)
+    batch.replace_extents(used_extents(existing), used_extents(record))
+    batch.index.versions.replace_version(txn, name, record)
     return record
 
 
@@ -153,12 +153,12 @@ class Payload:
     size: int
     crc: int
     chunks: Sequence[Buffer] = ()
-    own: LargeObjectFile | None = None
+    large_file: LargeObjectFile | None = None
 
-    def stage_member(self, work: WriteBatch, member: Member, stamp: int) -> StagedMember:
-        if self.own is not None:
-            return work.publish_file(self.own, member, stamp)
-        return work.append_member(member, stamp, self.chunks, self.size)
+    def stage_member(self, batch: WriteBatch, member: Member, stamp: int) -> StagedMember:
+        if self.large_file is not None:
+            return batch.publish_file(self.large_file, member, stamp)
+        return batch.append_member(member, stamp, self.chunks, self.size)
 
 
 class PutObject(Mutation):
@@ -178,16 +178,16 @@ class PutObject(Mutation):
         self.bucket, self.key, self.meta, self.payload = bucket, key, meta, payload
         self.conditions, self.versioning = conditions, versioning
         self.exclusive = self.exclusive or conditions is not None
-        self.data_bytes = 0 if payload.own else payload.size
+        self.data_bytes = 0 if payload.large_file else payload.size
         self.staged: StagedMember | None = None
         self.modified = 0
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        check_write_conditions(self.conditions, batch.index.get_in(txn, self.bucket, self.key))
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp, meta = work.next_stamp(), self.meta
-        self.modified = work.clock.now_ms()
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp, meta = batch.next_stamp(), self.meta
+        self.modified = batch.clock.now_ms()
         member = Member(
             stamp_text(stamp),
             "object",
@@ -205,22 +205,22 @@ class PutObject(Mutation):
             tags=meta.tags,
             acl=meta.acl,
         )
-        self.staged = self.payload.stage_member(work, member, stamp)
+        self.staged = self.payload.stage_member(batch, member, stamp)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Record:
-        placed = self.staged
-        assert placed is not None
+    def update_index(self, batch: WriteBatch, txn: Any) -> Record:
+        staged = self.staged
+        assert staged is not None
         name = object_key(self.bucket, self.key)
-        newest = work.index.versions.newest_version(txn, name)
+        newest = batch.index.versions.newest_version(txn, name)
         record = make_record(
             self.meta,
             self.versioning,
             size=self.payload.size,
-            stamp=work.restamp_if_behind(placed, stamp_floor(work, txn, name, newest, placed)),
+            stamp=batch.restamp_if_behind(staged, stamp_floor(batch, txn, name, newest, staged)),
             modified=self.modified,
-            extents=(placed.extent,),
+            extents=(staged.extent,),
         )
-        push_version(work, txn, name, record, newest)
+        push_version(batch, txn, name, record, newest)
         return record
 
 
@@ -230,29 +230,29 @@ class PutWithManifest(PutObject):
     exclusive = True  # an index rebuild would accept a manifest that no record uses
     record: Record | None = None
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.next_stamp()
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp = batch.next_stamp()
         member = Member(stamp_text(stamp), "part", self.bucket, self.key, self.payload.crc)
-        self.staged = self.payload.stage_member(work, member, stamp)
+        self.staged = self.payload.stage_member(batch, member, stamp)
         record = make_record(
             self.meta,
             self.versioning,
             size=self.payload.size,
-            stamp=work.next_stamp(),
-            modified=work.clock.now_ms(),
+            stamp=batch.next_stamp(),
+            modified=batch.clock.now_ms(),
             extents=(self.staged.extent,),
             parts=self.meta.parts,
         )
-        self.record = write_manifest(work, self.bucket, self.key, record)
+        self.record = write_manifest(batch, self.bucket, self.key, record)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Record:
         assert self.record is not None
         name = object_key(self.bucket, self.key)
-        push_version(work, txn, name, self.record, work.index.versions.newest_version(txn, name))
+        push_version(batch, txn, name, self.record, batch.index.versions.newest_version(txn, name))
         return self.record
 
 
-def write_manifest(work: WriteBatch, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
+def write_manifest(batch: WriteBatch, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
     """Writes a manifest of the extents of `record`; returns the record with the manifest's extent."""
     body = msgspec.json.encode(msgspec.structs.replace(record, broken=False) if record.broken else record)
     crc, stamp = checksums.crc32c(body), stamp_text(record.stamp)
@@ -267,8 +267,8 @@ def write_manifest(work: WriteBatch, bucket: str, key: str, record: Record, uplo
         upload=upload_id,
         version=record.version,
     )
-    placed = work.append_member(member, record.stamp, (body,), len(body))
-    return msgspec.structs.replace(record, manifest=placed.extent)
+    staged = batch.append_member(member, record.stamp, (body,), len(body))
+    return msgspec.structs.replace(record, manifest=staged.extent)
 
 
 class LinkObject(Mutation):
@@ -293,43 +293,43 @@ class LinkObject(Mutation):
         self.data_bytes = sum(map(len, copied.values()))
         self.record: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         for extent in self.source.extents:
-            if extent not in self.copied and work.index.get_file(txn, extent.file) is None:
+            if extent not in self.copied and batch.index.get_file(txn, extent.file) is None:
                 raise ExtentGoneError("the source of the copy was removed meanwhile; look it up again")
-        check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+        check_write_conditions(self.conditions, batch.index.get_in(txn, self.bucket, self.key))
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         record = make_record(
             self.meta,
             self.versioning,
             size=self.source.size,
-            stamp=work.next_stamp(),
-            modified=work.clock.now_ms(),
-            extents=tuple(self._extent(work, extent) for extent in self.source.extents),
+            stamp=batch.next_stamp(),
+            modified=batch.clock.now_ms(),
+            extents=tuple(self._extent(batch, extent) for extent in self.source.extents),
             parts=self.source.parts,
         )
-        self.record = write_manifest(work, self.bucket, self.key, record)
+        self.record = write_manifest(batch, self.bucket, self.key, record)
 
-    def _extent(self, work: WriteBatch, extent: Extent) -> Extent:
+    def _extent(self, batch: WriteBatch, extent: Extent) -> Extent:
         data = self.copied.get(extent)
         if data is None:
             return extent
-        stamp = work.next_stamp()
+        stamp = batch.next_stamp()
         member = Member(stamp_text(stamp), "part", self.bucket, self.key, extent.crc32c)
-        return work.append_member(member, stamp, (data,), len(data)).extent
+        return batch.append_member(member, stamp, (data,), len(data)).extent
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Record:
         assert self.record is not None
         name = object_key(self.bucket, self.key)
-        push_version(work, txn, name, self.record, work.index.versions.newest_version(txn, name))
+        push_version(batch, txn, name, self.record, batch.index.versions.newest_version(txn, name))
         return self.record
 
 
 class RefillFileIds(Mutation):
     """Does nothing: every commit refills the free file numbers."""
 
-    def update_index(self, work: WriteBatch, txn: Any) -> None:
+    def update_index(self, batch: WriteBatch, txn: Any) -> None:
         return None
 
 
@@ -344,36 +344,38 @@ class RemoveVersion(Mutation):
         self.exclusive = conditions is not None
         self.staged: StagedMember | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        existing = work.index.versions.find_version(txn, object_key(self.bucket, self.key), self.version)
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        existing = batch.index.versions.find_version(txn, object_key(self.bucket, self.key), self.version)
         check_write_conditions(self.conditions, existing)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp, version = work.next_stamp(), "" if self.version == NULL else self.version
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp, version = batch.next_stamp(), "" if self.version == NULL else self.version
         member = Member(
             stamp_text(stamp),
             "deleted",
             self.bucket,
             self.key,
-            modified=work.clock.now_ms(),
+            modified=batch.clock.now_ms(),
             version=version,
         )
-        self.staged = work.append_member(member, stamp, (), 0)
+        self.staged = batch.append_member(member, stamp, (), 0)
         failpoints.hit("store.delete.placed")
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Removed:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Removed:
         name = object_key(self.bucket, self.key)
-        existing = work.index.versions.find_version(txn, name, self.version)
+        existing = batch.index.versions.find_version(txn, name, self.version)
         assert self.staged is not None
         if existing is None:
             if self.version == NULL:  # the staged member ends older null versions even so
-                work.tombstones(txn).add(txn, name, self.staged.stamp)
+                batch.tombstones(txn).add(txn, name, self.staged.stamp)
             return Removed()
         # A deletion of the null version covers everything older, so its stamp must exceed the version's.
-        stamp = self.staged.stamp if existing.version else work.restamp_if_behind(self.staged, existing.stamp)
-        work.tombstones(txn).add(txn, name, stamp, existing.version)
-        work.release_extents(used_extents(existing))
-        work.index.versions.remove_version(txn, name, existing)
+        stamp = (
+            self.staged.stamp if existing.version else batch.restamp_if_behind(self.staged, existing.stamp)
+        )
+        batch.tombstones(txn).add(txn, name, stamp, existing.version)
+        batch.release_extents(used_extents(existing))
+        batch.index.versions.remove_version(txn, name, existing)
         return Removed(existing, stamp=stamp)
 
 
@@ -387,12 +389,12 @@ class PutDeleteMarker(Mutation):
         self.staged: StagedMember | None = None
         self.modified = 0
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        check_write_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        check_write_conditions(self.conditions, batch.index.get_in(txn, self.bucket, self.key))
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.next_stamp()
-        self.modified = work.clock.now_ms()
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp = batch.next_stamp()
+        self.modified = batch.clock.now_ms()
         member = Member(
             stamp_text(stamp),
             "marker",
@@ -401,18 +403,18 @@ class PutDeleteMarker(Mutation):
             modified=self.modified,
             version=version_id_of(stamp) if self.versioning == "Enabled" else "",
         )
-        self.staged = work.append_member(member, stamp, (), 0)
+        self.staged = batch.append_member(member, stamp, (), 0)
         failpoints.hit("store.marker.placed")
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Removed:
-        placed = self.staged
-        assert placed is not None
+    def update_index(self, batch: WriteBatch, txn: Any) -> Removed:
+        staged = self.staged
+        assert staged is not None
         name = object_key(self.bucket, self.key)
-        newest = work.index.versions.newest_version(txn, name)
-        stamp = work.restamp_if_behind(placed, stamp_floor(work, txn, name, newest, placed))
+        newest = batch.index.versions.newest_version(txn, name)
+        stamp = batch.restamp_if_behind(staged, stamp_floor(batch, txn, name, newest, staged))
         version = version_id_of(stamp) if self.versioning == "Enabled" else ""
-        marker = Record(0, "", stamp, self.modified, (placed.extent,), version=version, marker=True)
-        return Removed(push_version(work, txn, name, marker, newest), marker)
+        marker = Record(0, "", stamp, self.modified, (staged.extent,), version=version, marker=True)
+        return Removed(push_version(batch, txn, name, marker, newest), marker)
 
 
 class UpdateTagsAndAcl(Mutation):
@@ -428,8 +430,8 @@ class UpdateTagsAndAcl(Mutation):
         self.existing: Record | None = None
         self.record: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        name, versions = object_key(self.bucket, self.key), work.index.versions
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        name, versions = object_key(self.bucket, self.key), batch.index.versions
         found = (
             versions.current_version(txn, name)
             if self.version is None
@@ -439,7 +441,7 @@ class UpdateTagsAndAcl(Mutation):
             raise NoSuchVersionError("the object or this version does not exist; list its versions")
         self.existing = found
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         existing = self.existing
         assert existing is not None
         amended = msgspec.structs.replace(
@@ -448,15 +450,15 @@ class UpdateTagsAndAcl(Mutation):
             acl=existing.acl if self.acl is None else self.acl,
             manifest=None,
             moves=existing.moves + 1,
-            amended=work.next_stamp(),
+            amended=batch.next_stamp(),
         )
-        self.record = write_manifest(work, self.bucket, self.key, amended)
+        self.record = write_manifest(batch, self.bucket, self.key, amended)
         failpoints.hit("store.amend.placed")
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Record:
         assert self.existing is not None
         assert self.record is not None
-        return replace_version(work, txn, object_key(self.bucket, self.key), self.record, self.existing)
+        return replace_version(batch, txn, object_key(self.bucket, self.key), self.record, self.existing)
 
 
 class PruneTombstones(Mutation):
@@ -468,5 +470,5 @@ class PruneTombstones(Mutation):
     def __init__(self, before: int, start: bytes) -> None:
         self.before, self.start = before, start
 
-    def update_index(self, work: WriteBatch, txn: Any) -> bytes:
-        return work.tombstones(txn).prune(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)
+    def update_index(self, batch: WriteBatch, txn: Any) -> bytes:
+        return batch.tombstones(txn).prune(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)

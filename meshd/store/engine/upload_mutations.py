@@ -44,24 +44,24 @@ class CreateUpload(Mutation):
         self.upload = upload
         self.staged: StagedMember | None = None
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.next_stamp()
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp = batch.next_stamp()
         upload_id = f"{stamp:016x}{os.urandom(8).hex()}"
         self.upload = msgspec.structs.replace(
-            self.upload, upload_id=upload_id, initiated=work.clock.now_ms(), stamp=stamp
+            self.upload, upload_id=upload_id, initiated=batch.clock.now_ms(), stamp=stamp
         )
         body = msgspec.json.encode(self.upload)
         crc = checksums.crc32c(body)
         member = Member(
             stamp_text(stamp), "upload", self.upload.bucket, self.upload.key, crc, upload=upload_id
         )
-        self.staged = work.append_member(member, stamp, (body,), len(body))
+        self.staged = batch.append_member(member, stamp, (body,), len(body))
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Upload:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Upload:
         assert self.staged is not None
         upload = msgspec.structs.replace(self.upload, place=self.staged.extent)
-        work.retain_extents((self.staged.extent,))
-        work.index.put_upload(txn, upload)
+        batch.retain_extents((self.staged.extent,))
+        batch.index.put_upload(txn, upload)
         return upload
 
 
@@ -72,13 +72,13 @@ class PutPart(Mutation):
 
     def __init__(self, upload: Upload, number: int, meta: Meta, payload: Payload) -> None:
         self.upload, self.number, self.meta, self.payload = upload, number, meta, payload
-        self.data_bytes = 0 if payload.own else payload.size
+        self.data_bytes = 0 if payload.large_file else payload.size
         self.staged: StagedMember | None = None
         self.modified = 0
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = work.next_stamp()
-        self.modified = work.clock.now_ms()
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp = batch.next_stamp()
+        self.modified = batch.clock.now_ms()
         member = Member(
             stamp_text(stamp),
             "part",
@@ -91,29 +91,29 @@ class PutPart(Mutation):
             upload=self.upload.upload_id,
             part=self.number,
         )
-        self.staged = self.payload.stage_member(work, member, stamp)
+        self.staged = self.payload.stage_member(batch, member, stamp)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Record:
-        placed, upload, meta = self.staged, self.upload, self.meta
-        assert placed is not None
-        if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
-            work.discard_member(placed)
+    def update_index(self, batch: WriteBatch, txn: Any) -> Record:
+        staged, upload, meta = self.staged, self.upload, self.meta
+        assert staged is not None
+        if batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
+            batch.discard_member(staged)
             raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        existing = work.index.get_part(txn, upload.upload_id, self.number)
-        stamp = work.restamp_if_behind(placed, existing.stamp if existing else 0)
+        existing = batch.index.get_part(txn, upload.upload_id, self.number)
+        stamp = batch.restamp_if_behind(staged, existing.stamp if existing else 0)
         if existing is not None:
-            work.release_extents(existing.extents)
-        work.retain_extents((placed.extent,))
+            batch.release_extents(existing.extents)
+        batch.retain_extents((staged.extent,))
         size = self.payload.size
         part = UploadedPart(
-            self.number, size, meta.etag, meta.checksums, self.modified, (placed.extent,), stamp
+            self.number, size, meta.etag, meta.checksums, self.modified, (staged.extent,), stamp
         )
-        work.index.put_part(txn, upload.upload_id, part)
-        return Record(size, meta.etag, stamp, self.modified, (placed.extent,), checksums=meta.checksums)
+        batch.index.put_part(txn, upload.upload_id, part)
+        return Record(size, meta.etag, stamp, self.modified, (staged.extent,), checksums=meta.checksums)
 
 
-def _stored(work: WriteBatch, txn: Any, upload: Upload) -> Upload:
-    stored = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+def _stored(batch: WriteBatch, txn: Any, upload: Upload) -> Upload:
+    stored = batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
     if stored is None:
         raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
     return stored
@@ -138,52 +138,54 @@ class CompleteUpload(Mutation):
         self.parts: list[UploadedPart] = []
         self.record: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        upload = self.upload = _stored(work, txn, self.upload)
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        upload = self.upload = _stored(batch, txn, self.upload)
         wanted = self.etags or (None,) * len(self.numbers)
         for number, etag in zip(self.numbers, wanted, strict=True):
-            part = work.index.get_part(txn, upload.upload_id, number)
+            part = batch.index.get_part(txn, upload.upload_id, number)
             if part is None or etag not in (None, part.etag):
                 raise InvalidPartError(number)
             self.parts.append(part)
-        check_write_conditions(self.conditions, work.index.get_in(txn, upload.bucket, upload.key))
+        check_write_conditions(self.conditions, batch.index.get_in(txn, upload.bucket, upload.key))
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         record = make_record(
             self.meta,
             self.versioning,
             size=sum(part.size for part in self.parts),
-            stamp=work.next_stamp(),
-            modified=work.clock.now_ms(),
+            stamp=batch.next_stamp(),
+            modified=batch.clock.now_ms(),
             extents=tuple(extent for part in self.parts for extent in part.extents),
             parts=tuple(Part(part.size, part.etag, part.checksums) for part in self.parts),
         )
-        self.record = write_manifest(work, self.upload.bucket, self.upload.key, record, self.upload.upload_id)
+        self.record = write_manifest(
+            batch, self.upload.bucket, self.upload.key, record, self.upload.upload_id
+        )
         failpoints.hit("store.complete.placed")
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Record:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Record:
         assert self.record is not None
         name = object_key(self.upload.bucket, self.upload.key)
-        push_version(work, txn, name, self.record, work.index.versions.newest_version(txn, name))
-        end_upload(work, txn, self.upload, self.record.stamp)
+        push_version(batch, txn, name, self.record, batch.index.versions.newest_version(txn, name))
+        end_upload(batch, txn, self.upload, self.record.stamp)
         failpoints.hit("store.complete.applied")
         return self.record
 
 
-def end_upload(work: WriteBatch, txn: Any, upload: Upload, stamp: int) -> None:
+def end_upload(batch: WriteBatch, txn: Any, upload: Upload, stamp: int) -> None:
     """Removes an upload and its parts from the index and records that it ended with `stamp`."""
-    work.tombstones(txn).add(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
-    drop_unowned_upload(work, txn, upload)
+    batch.tombstones(txn).add(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
+    drop_unowned_upload(batch, txn, upload)
 
 
-def drop_unowned_upload(work: WriteBatch, txn: Any, upload: Upload) -> None:
+def drop_unowned_upload(batch: WriteBatch, txn: Any, upload: Upload) -> None:
     """Removes an upload and its parts from the index without recording it."""
-    for part in list(work.index.parts_of(txn, upload.upload_id)):
-        work.release_extents(part.extents)
-        work.index.delete_part(txn, upload.upload_id, part.number)
+    for part in list(batch.index.parts_of(txn, upload.upload_id)):
+        batch.release_extents(part.extents)
+        batch.index.delete_part(txn, upload.upload_id, part.number)
     if upload.place is not None:
-        work.release_extents((upload.place,))
-    work.index.delete_upload(txn, upload)
+        batch.release_extents((upload.place,))
+    batch.index.delete_upload(txn, upload)
 
 
 class AbortUpload(Mutation):
@@ -195,16 +197,16 @@ class AbortUpload(Mutation):
         self.upload = upload
         self.stamp = 0
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        self.upload = _stored(work, txn, self.upload)
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        self.upload = _stored(batch, txn, self.upload)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        stamp = self.stamp = work.next_stamp()
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        stamp = self.stamp = batch.next_stamp()
         member = Member(
             stamp_text(stamp), "aborted", self.upload.bucket, self.upload.key, upload=self.upload.upload_id
         )
-        work.append_member(member, stamp, (), 0)
+        batch.append_member(member, stamp, (), 0)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> int:
-        end_upload(work, txn, self.upload, self.stamp)
+    def update_index(self, batch: WriteBatch, txn: Any) -> int:
+        end_upload(batch, txn, self.upload, self.stamp)
         return self.stamp

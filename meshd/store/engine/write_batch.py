@@ -54,7 +54,7 @@ class StagedMember:
     patch: Callable[[Member], None]
     member: Member
     durable: bool  # `patch` syncs the file itself
-    own: LargeObjectFile | None = None
+    large_file: LargeObjectFile | None = None
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class _Change:
     stamps: list[int] = field(default_factory=list)
     made: DataFile | None = None
     sealed: bool = False
-    spared: bool = False
+    kept: bool = False
 
 
-def _reserve(member: Member, size: int, start: int) -> int | None:
+def _aligned_header_size(member: Member, size: int, start: int) -> int | None:
     """Returns the header size that makes the data of a large member at `start` begin at a page boundary; None
     if no padding is needed. sendfile would split unaligned data, on both ends of the connection."""
     if size < ALIGNED:
@@ -83,8 +83,8 @@ def _reserve(member: Member, size: int, start: int) -> int | None:
     return needed + short if short else None
 
 
-def _restamp_own(own: LargeObjectFile, member: Member) -> None:
-    own.patch_header(0, render_member_header(member, own.size, reserve=RESERVE))
+def _restamp_file(large_file: LargeObjectFile, member: Member) -> None:
+    large_file.patch_header(0, render_member_header(member, large_file.size, reserve=RESERVE))
 
 
 class Syncable(Protocol):
@@ -114,16 +114,16 @@ class WriteBatch:
         *,
         writer: str,
         durable: bool,
-        keep_graves: bool = False,
+        keep_tombstones: bool = False,
     ) -> None:
         self.index, self.disks, self.clock, self.writer, self.durable = index, disks, clock, writer, durable
         self.free_space = FreeSpace(disks)
-        self._keep_tombstones = keep_graves
+        self._keep_tombstones = keep_tombstones
         self._segment = segment
         self._segments: dict[int, Segment] = {}
         self._changes: dict[int, _Change] = {}
-        self._owned: list[LargeObjectFile] = []
-        self._doomed: list[str] = []
+        self._published: list[LargeObjectFile] = []
+        self._unused_files: list[str] = []
         self._tombstones: Tombstones | None = None
         self._restamped = False
         self.submitted_stamp = 0
@@ -166,7 +166,7 @@ class WriteBatch:
         segment = self._segment(self.free_space.choose_disk(member.bucket, member.key, size))
         start = segment.tail
         member = msgspec.structs.replace(member, file=segment.file, at=start)
-        reserve = _reserve(member, size, start)
+        reserve = _aligned_header_size(member, size, start)
         data = segment.append(render_member_header(member, size, reserve=reserve), chunks, size)
         self._segments[segment.file] = segment
         change = self._change(segment.file)
@@ -181,17 +181,17 @@ class WriteBatch:
 
         return StagedMember(extent, stamp, patch, member, False)
 
-    def publish_file(self, own: LargeObjectFile, member: Member, stamp: int) -> StagedMember:
+    def publish_file(self, large_file: LargeObjectFile, member: Member, stamp: int) -> StagedMember:
         """Writes the header of a large object file and renames it. Raises OSError."""
-        member = msgspec.structs.replace(member, file=own.file)
-        own.publish(render_member_header(member, own.size, reserve=RESERVE), self.durable)
-        self._owned.append(own)
-        change = self._change(own.file)
-        change.made = DataFile(own.disk, "own", "sealed", self.writer)
-        change.end = RESERVE + own.size
+        member = msgspec.structs.replace(member, file=large_file.file)
+        large_file.publish(render_member_header(member, large_file.size, reserve=RESERVE), self.durable)
+        self._published.append(large_file)
+        change = self._change(large_file.file)
+        change.made = DataFile(large_file.disk, "own", "sealed", self.writer)
+        change.end = RESERVE + large_file.size
         change.stamps.append(stamp)
-        extent = Extent(own.disk, own.file, RESERVE, own.size, own.crc)
-        return StagedMember(extent, stamp, partial(_restamp_own, own), member, True, own)
+        extent = Extent(large_file.disk, large_file.file, RESERVE, large_file.size, large_file.crc)
+        return StagedMember(extent, stamp, partial(_restamp_file, large_file), member, True, large_file)
 
     def flush_segments(self) -> None:
         """Writes and syncs everything staged. Raises OSError."""
@@ -202,17 +202,17 @@ class WriteBatch:
 
     # settling, inside the index transaction ---------------------------------------------------------------
 
-    def restamp_if_behind(self, placed: StagedMember, existing: int) -> int:
+    def restamp_if_behind(self, staged: StagedMember, existing: int) -> int:
         """Returns the stamp to commit with. If it is not above `existing`, because another process committed
         in between, the member gets a new stamp in the data file."""
-        if placed.stamp > existing:
-            return placed.stamp
+        if staged.stamp > existing:
+            return staged.stamp
         self.last_stamp = max(self.last_stamp, existing)
-        placed.stamp = self.next_stamp()
-        version = version_id_of(placed.stamp) if placed.member.version else ""
-        placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp), version=version))
-        self._restamped = self._restamped or not placed.durable
-        return placed.stamp
+        staged.stamp = self.next_stamp()
+        version = version_id_of(staged.stamp) if staged.member.version else ""
+        staged.patch(msgspec.structs.replace(staged.member, stamp=stamp_text(staged.stamp), version=version))
+        self._restamped = self._restamped or not staged.durable
+        return staged.stamp
 
     def tombstones(self, txn: Any) -> Tombstones:
         """Returns the tombstones as this group's transaction sees them."""
@@ -244,28 +244,28 @@ class WriteBatch:
         self.release_extents(old)
         self.retain_extents(new)
 
-    def discard_member(self, placed: StagedMember) -> None:
+    def discard_member(self, staged: StagedMember) -> None:
         """Accounts for a member that was written but will not be used."""
-        change = self._change(placed.extent.file)
-        change.dead += placed.extent.length
+        change = self._change(staged.extent.file)
+        change.dead += staged.extent.length
         change.buried += 1
 
-    def void_member(self, placed: StagedMember) -> None:
+    def void_member(self, staged: StagedMember) -> None:
         """Discards a member and marks it as void in the data file if an index rebuild would otherwise accept
         it."""
-        self.discard_member(placed)
-        if placed.member.kind == "object":
-            placed.patch(msgspec.structs.replace(placed.member, kind="wasted"))
-            self._restamped = self._restamped or not placed.durable
+        self.discard_member(staged)
+        if staged.member.kind == "object":
+            staged.patch(msgspec.structs.replace(staged.member, kind="wasted"))
+            self._restamped = self._restamped or not staged.durable
 
-    def withdraw_member(self, placed: StagedMember) -> None:
+    def withdraw_member(self, staged: StagedMember) -> None:
         """Voids a member that its mutation must not commit. A large object file becomes a draft again,
         because its writer may submit it once more. Raises OSError."""
-        self.void_member(placed)
-        if placed.own is not None:
-            placed.own.unpublish()
-            self._owned.remove(placed.own)
-            del self._changes[placed.extent.file]
+        self.void_member(staged)
+        if staged.large_file is not None:
+            staged.large_file.unpublish()
+            self._published.remove(staged.large_file)
+            del self._changes[staged.extent.file]
 
     def seal_segment(self, file: int) -> None:
         """Marks a segment as sealed: it takes no more members."""
@@ -273,7 +273,7 @@ class WriteBatch:
 
     def keep_unused_file(self, file: int) -> None:
         """Keeps a file although nothing uses it, because compaction will retire it."""
-        self._change(file).spared = True
+        self._change(file).kept = True
 
     def write_accounts(self, txn: Any) -> None:
         """Writes the accounts to the index. The last step before the index commits."""
@@ -283,7 +283,7 @@ class WriteBatch:
             return
         if self._restamped:  # headers changed after the first sync; they must be durable before the index
             self.flush_segments()
-        self._refuse_lost(txn)
+        self._reject_lost_disks(txn)
         committed = self.index.get_meta("last_stamp", txn) or 0
         self.last_stamp = max(self.last_stamp, committed + 1)  # `revision` rises with every change
         for file, change in self._changes.items():
@@ -293,7 +293,7 @@ class WriteBatch:
         self.index.put_meta(txn, "last_stamp", self.last_stamp)
         failpoints.hit("store.index.before_commit")
 
-    def _refuse_lost(self, txn: Any) -> None:
+    def _reject_lost_disks(self, txn: Any) -> None:
         """Refuses data on a disk that was retired meanwhile: it would not be looked for again. Raises
         DiskFailedError."""
         lost = self.index.get_meta(LOST_DISKS_KEY, txn)
@@ -317,9 +317,9 @@ class WriteBatch:
             first_stamp=min(stamps, default=0),
             last_stamp=max(stamps, default=0),
         )
-        if info.refs == 0 and info.state == "sealed" and info.tombs == 0 and not change.spared:
+        if info.refs == 0 and info.state == "sealed" and info.tombs == 0 and not change.kept:
             self.index.delete_file(txn, file)
-            self._doomed.append(self.disks.path(info.disk, file))
+            self._unused_files.append(self.disks.path(info.disk, file))
         else:
             self.index.put_file(txn, file, info)
 
@@ -331,11 +331,11 @@ class WriteBatch:
         written = sum(segment.tail - segment.end for segment in self._segments.values())
         for segment in self._segments.values():
             segment.mark_committed()
-        for own in self._owned:
-            written += own.size
-            own.close()
+        for large_file in self._published:
+            written += large_file.size
+            large_file.close()
         metrics.store_written_bytes.inc(written)
-        for path in self._doomed:
+        for path in self._unused_files:
             with suppress(OSError):  # startup recovery removes what cannot be removed now
                 os.unlink(path)
 
@@ -344,6 +344,6 @@ class WriteBatch:
         for segment in self._segments.values():
             with suppress(OSError):
                 segment.truncate_uncommitted()
-        for own in self._owned:
+        for large_file in self._published:
             with suppress(OSError):
-                own.discard()
+                large_file.discard()

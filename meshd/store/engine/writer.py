@@ -79,11 +79,11 @@ class WriterContext:
         except OSError as error:
             raise store_error_from(error) from error
 
-    def finish_draft(self, own: LargeObjectFile) -> None:
+    def finish_draft(self, large_file: LargeObjectFile) -> None:
         """Completes a draft and makes its data durable (blocking). Raises OSError."""
-        own.write_trailer()
+        large_file.write_trailer()
         if self._durable:
-            timed_sync(own, self._clock)
+            timed_sync(large_file, self._clock)
 
     async def next_file_id(self) -> int:
         while (number := self.committer.next_file_id()) is None:
@@ -105,13 +105,13 @@ class WriterContext:
         raise DiskFullError(f"{size or 'more'} bytes do not fit on a disk; delete objects or add a disk")
 
     def _reserved(self, disk: int, file: int, size: int) -> LargeObjectFile:
-        own = LargeObjectFile(self.disks, disk, file, self.writer)
+        large_file = LargeObjectFile(self.disks, disk, file, self.writer)
         try:
-            own.reserve(size)
+            large_file.reserve(size)
         except OSError:
-            own.discard()
+            large_file.discard()
             raise
-        return own
+        return large_file
 
 
 class DiskObjectWriter:
@@ -119,37 +119,37 @@ class DiskObjectWriter:
 
     def __init__(
         self,
-        shop: WriterContext,
+        context: WriterContext,
         bucket: str,
         key: str,
         size: int | None,
         upload: Upload | None = None,
         number: int = 0,
     ) -> None:
-        self._shop, self._bucket, self._key, self._declared = shop, bucket, key, size
+        self._context, self._bucket, self._key, self._declared = context, bucket, key, size
         self._upload, self._number = upload, number
         self._chunks: list[bytes | memoryview] = []
         self._gathered = self._total = self._crc = 0
-        self._own: LargeObjectFile | None = None
-        self._flight: asyncio.Task[None] | None = None
-        self._whole: Payload | None = None
+        self._large_file: LargeObjectFile | None = None
+        self._pending_write: asyncio.Task[None] | None = None
+        self._payload: Payload | None = None
         self._state = "open"
-        shop.active += 1
+        context.active += 1
 
     def __repr__(self) -> str:
         where = f"{self._bucket}/{self._key}"
-        return f"<DiskObjectWriter {where} {self._state} bytes={self._total} file={self._own}>"
+        return f"<DiskObjectWriter {where} {self._state} bytes={self._total} file={self._large_file}>"
 
     async def write(self, data: Buffer) -> None:
-        self._take(data if type(data) is bytes else bytes(data))
-        if self._large and (self._gathered >= self._shop.chunk_bytes() or len(self._chunks) >= _IOV_MAX):
+        self._append(data if type(data) is bytes else bytes(data))
+        if self._large and (self._gathered >= self._context.chunk_bytes() or len(self._chunks) >= _IOV_MAX):
             await self._flush()
 
     async def write_borrowed(self, data: memoryview) -> None:
-        if max(self._total + len(data), self._declared or 0) <= self._shop.small:
+        if max(self._total + len(data), self._declared or 0) <= self._context.small:
             await self.write(data)
             return
-        self._take(data)
+        self._append(data)
         await self._flush()
 
     async def share_file(self) -> tuple[int, int] | None:
@@ -158,20 +158,20 @@ class DiskObjectWriter:
         as `flushed_bytes` has returned, even if the object is aborted. Raises StoreError."""
         if not self._large:
             return None
-        if self._own is None:
+        if self._large_file is None:
             await self._open_file()
-        assert self._own is not None
-        self._own.eager = False
-        return self._own.duplicate_fd()
+        assert self._large_file is not None
+        self._large_file.eager = False
+        return self._large_file.duplicate_fd()
 
     async def flushed_bytes(self) -> int:
         """Writes pending chunks and returns the number of bytes in the file. Raises StoreError."""
         await self._flush()
-        await self._settle()
-        return 0 if self._own is None else self._own.size
+        await self._wait_pending_write()
+        return 0 if self._large_file is None else self._large_file.size
 
-    def _take(self, chunk: bytes | memoryview) -> None:
-        self._expect_open()
+    def _append(self, chunk: bytes | memoryview) -> None:
+        self._require_open()
         self._total += len(chunk)
         if self._declared is not None and self._total > self._declared:
             raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
@@ -180,54 +180,54 @@ class DiskObjectWriter:
 
     @property
     def _large(self) -> bool:
-        return max(self._total, self._declared or 0) > self._shop.small
+        return max(self._total, self._declared or 0) > self._context.small
 
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
     ) -> Record:
-        self._expect_open()
+        self._require_open()
         if self._declared is not None and self._total != self._declared:
             raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
         try:
-            intent = self._intent(meta, await self._all(), conditions, versioning)
-            future = self._shop.committer.submit(intent)
+            mutation = self._mutation(meta, await self._get_payload(), conditions, versioning)
+            future = self._context.committer.submit(mutation)
         except BaseException:
             await self.abort()
             raise
         self._finish("committing")
-        future.add_done_callback(self._committed)
+        future.add_done_callback(self._on_committed)
         record: Record = await asyncio.shield(future)
         return record
 
-    def _committed(self, future: asyncio.Future[Record]) -> None:
+    def _on_committed(self, future: asyncio.Future[Record]) -> None:
         """Handles the committer's result even if the caller no longer waits: removes the file of a refused
         write. After a StaleEpochError the file is kept, because the write may be repeated under the newer
         map."""
         error = None if future.cancelled() else future.exception()
         if isinstance(error, StaleEpochError):
             self._state = "open"
-            self._shop.active += 1
+            self._context.active += 1
             return
-        self._whole = None
+        self._payload = None
         if not future.cancelled() and error is None:
             self._state = "committed"
             return
         self._state = "failed"
-        if self._own is not None:
-            self._own.discard()
+        if self._large_file is not None:
+            self._large_file.discard()
 
     async def read_back(self) -> AsyncGenerator[bytes, None]:
-        self._expect_open()
-        whole = await self._all()
-        if whole.own is None:
-            for chunk in whole.chunks:
+        self._require_open()
+        payload = await self._get_payload()
+        if payload.large_file is None:
+            for chunk in payload.chunks:
                 yield bytes(chunk)
             return
-        fd, start = whole.own.duplicate_fd()
+        fd, start = payload.large_file.duplicate_fd()
         crc = 0
         try:
-            for at in range(0, whole.size, _PIECE):
-                length = min(_PIECE, whole.size - at)
+            for at in range(0, payload.size, _PIECE):
+                length = min(_PIECE, payload.size - at)
                 data = await asyncio.to_thread(os.pread, fd, length, start + at)
                 crc = checksums.crc32c(data, crc)
                 yield data
@@ -235,42 +235,42 @@ class DiskObjectWriter:
             raise store_error_from(error) from error
         finally:
             os.close(fd)
-        if crc != whole.crc:
+        if crc != payload.crc:
             raise CorruptExtentError("the bytes read back differ from those written; write the object again")
 
     async def abort(self) -> None:
         if self._state != "open":
             return
         self._finish("aborted")
-        self._whole = None
-        flight, self._flight = self._flight, None
+        self._payload = None
+        pending_write, self._pending_write = self._pending_write, None
         try:
-            if flight is not None:
+            if pending_write is not None:
                 with suppress(Exception):
-                    await asyncio.shield(flight)
+                    await asyncio.shield(pending_write)
         except asyncio.CancelledError:  # cancelled again while waiting: clean up in the background
-            _discard_after(flight, self._own)
+            _discard_after(pending_write, self._large_file)
             raise
-        if self._own is not None:
-            await self._shop.run_blocking(self._own.discard)
+        if self._large_file is not None:
+            await self._context.run_blocking(self._large_file.discard)
 
     def __del__(self) -> None:
         if getattr(self, "_state", "") == "open":
             self._finish("dropped")
-            _discard_after(self._flight, self._own)
+            _discard_after(self._pending_write, self._large_file)
 
-    def _expect_open(self) -> None:
+    def _require_open(self) -> None:
         if self._state != "open":
             raise StoreClosedError(
                 f"the writer of {self._bucket}/{self._key} is {self._state}; open a new one"
             )
 
     def _finish(self, state: str) -> None:
-        self._shop.active -= 1
+        self._context.active -= 1
         self._state = state
         self._chunks = []
 
-    def _intent(
+    def _mutation(
         self, meta: Meta, payload: Payload, conditions: Conditions | None, versioning: Versioning
     ) -> PutObject | PutPart:
         if self._upload is not None:
@@ -278,73 +278,75 @@ class DiskObjectWriter:
         kind = PutWithManifest if meta.parts else PutObject
         return kind(self._bucket, self._key, meta, payload, conditions, versioning)
 
-    async def _all(self) -> Payload:
+    async def _get_payload(self) -> Payload:
         """Returns the payload; prepares it once."""
-        if self._whole is None:
-            self._whole = await self._payload()
-        return self._whole
+        if self._payload is None:
+            self._payload = await self._prepare_payload()
+        return self._payload
 
-    async def _payload(self) -> Payload:
+    async def _prepare_payload(self) -> Payload:
         """Returns the bytes ready for the commit: in memory, or complete and durable in their file."""
-        if self._own is None and self._total <= self._shop.small:
+        if self._large_file is None and self._total <= self._context.small:
             crc = 0
             for chunk in self._chunks:
                 crc = checksums.crc32c(chunk, crc)
             return Payload(self._total, crc, self._chunks)
         await self._flush()
-        await self._settle()
-        own, shop = self._own, self._shop
-        assert own is not None
-        await shop.run_blocking(lambda: shop.finish_draft(own))
-        return Payload(own.size, own.crc, own=own)
+        await self._wait_pending_write()
+        large_file, context = self._large_file, self._context
+        assert large_file is not None
+        await context.run_blocking(lambda: context.finish_draft(large_file))
+        return Payload(large_file.size, large_file.crc, large_file=large_file)
 
     async def _flush(self) -> None:
         """Starts writing the collected chunks once the previous write has finished."""
-        await self._settle()
-        if self._own is None:
+        await self._wait_pending_write()
+        if self._large_file is None:
             await self._open_file()
-        own, chunks = self._own, self._chunks
+        large_file, chunks = self._large_file, self._chunks
         self._chunks, self._gathered = [], 0
-        if own is not None and chunks:
-            self._flight = asyncio.create_task(self._shop.run_blocking(lambda: own.append(chunks)))
+        if large_file is not None and chunks:
+            self._pending_write = asyncio.create_task(
+                self._context.run_blocking(lambda: large_file.append(chunks))
+            )
 
-    async def _settle(self) -> None:
-        flight, self._flight = self._flight, None
-        if flight is not None:
+    async def _wait_pending_write(self) -> None:
+        pending_write, self._pending_write = self._pending_write, None
+        if pending_write is not None:
             try:
-                await asyncio.shield(flight)
+                await asyncio.shield(pending_write)
             except asyncio.CancelledError:
-                self._flight = flight
+                self._pending_write = pending_write
                 raise
 
     async def _open_file(self) -> None:
-        shop = self._shop
+        context = self._context
         name = self._key if self._upload is None else f"{self._key}\0{self._number}"
-        order, file = shop.disks.placement_order(self._bucket, name), await shop.next_file_id()
+        order, file = context.disks.placement_order(self._bucket, name), await context.next_file_id()
         made: list[LargeObjectFile] = []
         opening = asyncio.create_task(
-            shop.run_blocking(lambda: made.append(shop.create_draft(order, file, self._declared)))
+            context.run_blocking(lambda: made.append(context.create_draft(order, file, self._declared)))
         )
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            self._flight = opening
+            self._pending_write = opening
             opening.add_done_callback(lambda _: _discard(made))
             raise
-        self._own = made[0]
+        self._large_file = made[0]
 
 
-def _discard_after(flight: asyncio.Task[None] | None, own: LargeObjectFile | None) -> None:
+def _discard_after(pending_write: asyncio.Task[None] | None, large_file: LargeObjectFile | None) -> None:
     """Discards a draft once no thread writes to it: a descriptor closed earlier could already belong to
     another file."""
-    if own is None:
+    if large_file is None:
         return
-    if flight is None or flight.done():
-        own.discard()
+    if pending_write is None or pending_write.done():
+        large_file.discard()
     else:
-        flight.add_done_callback(lambda _: own.discard())
+        pending_write.add_done_callback(lambda _: large_file.discard())
 
 
 def _discard(files: list[LargeObjectFile]) -> None:
-    for own in files:
-        own.discard()
+    for large_file in files:
+        large_file.discard()

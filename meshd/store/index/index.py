@@ -171,10 +171,10 @@ class Index:
         """Returns one page; see ObjectStore.list."""
         base = bucket.encode() + b"\0"
         query = ListingQuery(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
-        with self.read_transaction() as txn, self.objects.open_cursor(txn, query.start()) as walk:
+        with self.read_transaction() as txn, self.objects.open_cursor(txn, query.start()) as cursor:
             if slots is None:
-                return list_page(walk, query, _record)
-            return list_page(SlotCursor(walk, slot_filter(slots), base + query.prefix), query, _record)
+                return list_page(cursor, query, _record)
+            return list_page(SlotCursor(cursor, slot_filter(slots), base + query.prefix), query, _record)
 
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
@@ -282,10 +282,10 @@ class Index:
     def open_files(self, txn: Any, writer: str) -> Iterator[tuple[int, DataFile]]:
         """Yields (file, info) of files that this writer has open. Decodes only candidates, because there may
         be many other files."""
-        told = _encode("open") + _encode(writer)  # adjacent fields
+        encoded = _encode("open") + _encode(writer)  # adjacent fields
         with txn.cursor(self.files) as cursor:
             for name, raw in cursor:
-                if told in bytes(raw) and (info := _file(raw)).writer == writer:
+                if encoded in bytes(raw) and (info := _file(raw)).writer == writer:
                     yield int.from_bytes(name, "big"), info
 
     def files_after(self, txn: Any, file: int) -> Iterator[tuple[int, DataFile]]:
@@ -346,29 +346,29 @@ def list_uploads(
     prefixes: list[str] = []
     last: tuple[str, str] = ("", "")
     start = base + max(want, after)
-    with index.read_transaction() as txn, index.uploads.open_cursor(txn, start) as every:
-        walk: Cursor = every
+    with index.read_transaction() as txn, index.uploads.open_cursor(txn, start) as all_uploads:
+        cursor: Cursor = all_uploads
         if slots is not None:
-            walk = SlotCursor(every, slot_filter(slots), base + want, _TAIL)
-        while walk.key is not None and walk.key.startswith(base + want):
-            name, upload_id = walk.key[len(base) : -_TAIL], walk.key[1 - _TAIL :]
+            cursor = SlotCursor(all_uploads, slot_filter(slots), base + want, _TAIL)
+        while cursor.key is not None and cursor.key.startswith(base + want):
+            name, upload_id = cursor.key[len(base) : -_TAIL], cursor.key[1 - _TAIL :]
             rolled = common_prefix(name, want, delim)
             if rolled is not None and rolled <= after:
-                walk.seek(base + successor(rolled))
+                cursor.seek(base + successor(rolled))
                 continue
             if rolled is None and (name < after or (name == after and _seen(upload_id, id_marker))):
-                walk.next()
+                cursor.next()
                 continue
             if len(uploads) + len(prefixes) >= limit:
                 return UploadPage(tuple(uploads), tuple(prefixes), limit > 0, *last)
             if rolled is None:
-                uploads.append(index.decode_upload(walk.value))
+                uploads.append(index.decode_upload(cursor.value))
                 last = (name.decode(), upload_id.decode())
-                walk.next()
+                cursor.next()
             else:
                 prefixes.append(rolled.decode())
                 last = (rolled.decode(), "")
-                walk.seek(base + successor(rolled))
+                cursor.seek(base + successor(rolled))
     return UploadPage(tuple(uploads), tuple(prefixes))
 
 

@@ -67,40 +67,40 @@ class ListingQuery:
         return self.base + self.after + b"\0" if self.after else self.base
 
 
-def list_page(walk: Cursor, query: ListingQuery, decode: Callable[[Any], Record]) -> Page:
-    """Builds the page. `walk` must be positioned at `query.start()`."""
+def list_page(cursor: Cursor, query: ListingQuery, decode: Callable[[Any], Record]) -> Page:
+    """Builds the page. `cursor` must be positioned at `query.start()`."""
     entries: list[tuple[str, Record]] = []
     prefixes: list[str] = []
     last = b""
     skip = len(query.base)
     whole = query.base + query.prefix
-    room = query.limit
-    while room >= 0 and (key := walk.key) is not None and key.startswith(whole):
+    remaining = query.limit
+    while remaining >= 0 and (key := cursor.key) is not None and key.startswith(whole):
         name = key[skip:]
         rolled = common_prefix(name, query.prefix, query.delimiter)
         if rolled is not None and rolled <= query.after:
-            walk.seek(query.base + successor(rolled))
+            cursor.seek(query.base + successor(rolled))
             continue
-        if room == 0:
+        if remaining == 0:
             return Page(tuple(entries), tuple(prefixes), query.limit > 0, last.decode())
-        room -= 1
+        remaining -= 1
         if rolled is None:
-            entries.append((name.decode(), decode(walk.value)))
+            entries.append((name.decode(), decode(cursor.value)))
             last = name
-            walk.next()
+            cursor.next()
         else:
             prefixes.append(rolled.decode())
             last = rolled
-            walk.seek(query.base + successor(rolled))
+            cursor.seek(query.base + successor(rolled))
     return Page(tuple(entries), tuple(prefixes))
 
 
 @dataclass(slots=True)
-class _Collected:
-    """A page under construction. `room`: how many more entries or prefixes it may take."""
+class _EntryPageBuilder:
+    """A page under construction. `remaining`: how many more entries or prefixes it may take."""
 
     query: ListingQuery
-    room: int
+    remaining: int
     entries: list[ObjectEntry] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
@@ -127,14 +127,14 @@ class _Collected:
         ]
         if pairs:
             self.last = pairs[-1][0][skip:]
-            self.room -= len(pairs)
+            self.remaining -= len(pairs)
 
-    def roll(self, prefix: bytes) -> None:
+    def add_prefix(self, prefix: bytes) -> None:
         self.prefixes.append(prefix.decode())
         self.last = prefix
-        self.room -= 1
+        self.remaining -= 1
 
-    def page(self, *, truncated: bool) -> EntryPage:
+    def build(self, *, truncated: bool) -> EntryPage:
         more = truncated and self.query.limit > 0
         return EntryPage(
             tuple(self.entries),
@@ -145,49 +145,49 @@ class _Collected:
         )
 
 
-def entry_page(runs: BatchReader, query: ListingQuery) -> EntryPage:
-    """Builds the page in the form S3 shows it. `runs` must be positioned at `query.start()`."""
-    made = _Collected(query, query.limit)
+def entry_page(reader: BatchReader, query: ListingQuery) -> EntryPage:
+    """Builds the page in the form S3 shows it. `reader` must be positioned at `query.start()`."""
+    page = _EntryPageBuilder(query, query.limit)
     whole = query.base + query.prefix
     length = _SHORTEST if query.delimiter else _RUN
     while True:
-        wanted = min(length, made.room + 1)
-        run = _inside(runs.next_batch(wanted), whole)
-        at, rolled = _first_rolled(run, query)
-        if at > made.room:
-            made.add(run[: made.room])
-            return made.page(truncated=True)
-        made.add(run[:at])
+        wanted = min(length, page.remaining + 1)
+        batch = _inside(reader.next_batch(wanted), whole)
+        at, rolled = _first_rolled(batch, query)
+        if at > page.remaining:
+            page.add(batch[: page.remaining])
+            return page.build(truncated=True)
+        page.add(batch[:at])
         if rolled is None:
-            if len(run) < wanted:
-                return made.page(truncated=False)
+            if len(batch) < wanted:
+                return page.build(truncated=False)
             length = min(2 * length, _RUN)
             continue
         if rolled > query.after:
-            if made.room == 0:
-                return made.page(truncated=True)
-            made.roll(rolled)
-        runs.seek(query.base + successor(rolled))
+            if page.remaining == 0:
+                return page.build(truncated=True)
+            page.add_prefix(rolled)
+        reader.seek(query.base + successor(rolled))
         length = max(_SHORTEST, min(2 * at, _RUN))
 
 
-def _inside(run: list[tuple[bytes, bytes]], whole: bytes) -> list[tuple[bytes, bytes]]:
+def _inside(batch: list[tuple[bytes, bytes]], whole: bytes) -> list[tuple[bytes, bytes]]:
     """Returns the batch up to where its keys leave the prefix."""
-    if not run or run[-1][0].startswith(whole):
-        return run
-    return list(takewhile(lambda pair: pair[0].startswith(whole), run))
+    if not batch or batch[-1][0].startswith(whole):
+        return batch
+    return list(takewhile(lambda merged: merged[0].startswith(whole), batch))
 
 
-def _first_rolled(run: Sequence[tuple[bytes, bytes]], query: ListingQuery) -> tuple[int, bytes | None]:
+def _first_rolled(batch: Sequence[tuple[bytes, bytes]], query: ListingQuery) -> tuple[int, bytes | None]:
     """Returns (index, common prefix) of the first key that is rolled up; (length of the batch, None) if none
     is."""
     if query.delimiter:
         begin = len(query.base)
-        for at, (key, _) in enumerate(run):
+        for at, (key, _) in enumerate(batch):
             rolled = common_prefix(key[begin:], query.prefix, query.delimiter)
             if rolled is not None:
                 return at, rolled
-    return len(run), None
+    return len(batch), None
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class VersionQuery:
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _VersionPageBuilder:
     """A page under construction, and the position after it."""
 
     entries: list[tuple[str, Record]] = field(default_factory=list)
@@ -216,7 +216,7 @@ class _Gathering:
         self.latest.append(latest)
         self.last = (key, record.version or NULL)
 
-    def roll(self, prefix: str) -> None:
+    def add_prefix(self, prefix: str) -> None:
         self.prefixes.append(prefix)
         self.last = (prefix, "")
 
@@ -227,7 +227,7 @@ class _Gathering:
         )
 
 
-class _Pair:
+class _MergedCursor:
     """Merges the cursors of current and older versions. `name` is the current position, None at the end."""
 
     def __init__(self, objects: Cursor, older: Cursor) -> None:
@@ -248,15 +248,15 @@ class _Pair:
 
     def next_version(self) -> Record:
         """Returns the version at the current position and advances."""
-        walk = self._objects if self.at_current else self._older
-        record: Record = decode(walk.value)
-        walk.next()
+        cursor = self._objects if self.at_current else self._older
+        record: Record = decode(cursor.value)
+        cursor.next()
         self._settle()
         return record
 
 
 def list_versions(
-    versions: Versions, txn: Any, query: VersionQuery, chosen: Callable[[bytes], bool] | None = None
+    versions: Versions, txn: Any, query: VersionQuery, accepts: Callable[[bytes], bool] | None = None
 ) -> VersionPage:
     """Builds the page; see ObjectStore.list_versions."""
     current_from, older_from = _starts(versions, txn, query)
@@ -264,11 +264,11 @@ def list_versions(
         versions.objects.open_cursor(txn, current_from) as objects,
         versions.older.open_cursor(txn, older_from) as older,
     ):
-        if chosen is None:
-            return _gather(_Pair(objects, older), versions, txn, query)
+        if accepts is None:
+            return _build_page(_MergedCursor(objects, older), versions, txn, query)
         within = query.base + query.prefix
-        pair = _Pair(SlotCursor(objects, chosen, within), SlotCursor(older, chosen, within, TAIL))
-        return _gather(pair, versions, txn, query)
+        merged = _MergedCursor(SlotCursor(objects, accepts, within), SlotCursor(older, accepts, within, TAIL))
+        return _build_page(merged, versions, txn, query)
 
 
 def _starts(versions: Versions, txn: Any, query: VersionQuery) -> tuple[bytes, bytes]:
@@ -293,25 +293,25 @@ def _stamp(versions: Versions, txn: Any, name: bytes, version: str) -> int | Non
     return None if null is None else null.stamp
 
 
-def _gather(pair: _Pair, versions: Versions, txn: Any, query: VersionQuery) -> VersionPage:
-    page, room, skip = _Gathering(), query.limit, len(query.base)
+def _build_page(merged: _MergedCursor, versions: Versions, txn: Any, query: VersionQuery) -> VersionPage:
+    page, remaining, skip = _VersionPageBuilder(), query.limit, len(query.base)
     begun = query.base + query.key_marker  # an earlier page may have listed newer versions of this key
     whole, before = query.base + query.prefix, b""
-    while room >= 0 and (name := pair.name) is not None and name.startswith(whole):
+    while remaining >= 0 and (name := merged.name) is not None and name.startswith(whole):
         rolled = common_prefix(name[skip:], query.prefix, query.delimiter)
         if rolled is not None and rolled <= query.key_marker:
-            pair.seek(query.base + successor(rolled))
+            merged.seek(query.base + successor(rolled))
             continue
-        if room == 0:
+        if remaining == 0:
             return page.end(truncated=query.limit > 0)
-        room -= 1
+        remaining -= 1
         if rolled is None:
-            first, record = pair.at_current or name != before, pair.next_version()
+            first, record = merged.at_current or name != before, merged.next_version()
             if name == begun:
                 first = record == versions.newest_version(txn, name)
             page.add_version(name[skip:].decode(), record, latest=first)
             before = name
         else:
-            page.roll(rolled.decode())
-            pair.seek(query.base + successor(rolled))
+            page.add_prefix(rolled.decode())
+            merged.seek(query.base + successor(rolled))
     return page.end(truncated=False)

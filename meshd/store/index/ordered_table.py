@@ -83,10 +83,10 @@ class OrderedTable:
 
     def items(self, txn: Any, start: bytes = b"", prefix: bytes = b"") -> Iterator[tuple[bytes, Any]]:
         """Yields all pairs from max(start, prefix) whose key begins with `prefix`, in order."""
-        with self.open_cursor(txn, max(start, prefix)) as walk:
-            while walk.key is not None and walk.key.startswith(prefix):
-                yield walk.key, walk.value
-                walk.next()
+        with self.open_cursor(txn, max(start, prefix)) as cursor:
+            while cursor.key is not None and cursor.key.startswith(prefix):
+                yield cursor.key, cursor.value
+                cursor.next()
 
     def seek(self, cursor: Any, key: bytes) -> bool:
         """Moves to the first entry ≥ key; returns False at the end."""
@@ -272,63 +272,65 @@ def slot_filter(slots: bytes) -> Callable[[bytes], bool]:
     nonzero if included)? The hash is that of `meshwire.cluster.placement.slot_of`."""
     mask, blake2b = len(slots) - 1, hashlib.blake2b
 
-    def chosen(name: bytes) -> bool:
+    def accepts(name: bytes) -> bool:
         digest = blake2b(name, digest_size=8, person=b"mesh-name").digest()
         return slots[int.from_bytes(digest, "big") & mask] != 0
 
-    return chosen
+    return accepts
 
 
 class SlotCursor:
     """A cursor that stops only at accepted names. `tail`: bytes after the name in the table's keys."""
 
-    def __init__(self, walk: Cursor, chosen: Callable[[bytes], bool], within: bytes, tail: int = 0) -> None:
-        self._walk, self._chosen, self._within, self._tail = walk, chosen, within, tail
+    def __init__(
+        self, cursor: Cursor, accepts: Callable[[bytes], bool], within: bytes, tail: int = 0
+    ) -> None:
+        self._cursor, self._accepts, self._within, self._tail = cursor, accepts, within, tail
         self._settle()
 
     @property
     def key(self) -> bytes | None:
-        return self._walk.key
+        return self._cursor.key
 
     @property
     def value(self) -> Any:
-        return self._walk.value
+        return self._cursor.value
 
     def seek(self, start: bytes) -> None:
         """Moves to the first accepted name ≥ `start`."""
-        self._walk.seek(start)
+        self._cursor.seek(start)
         self._settle()
 
     def next(self) -> None:
         """Moves to the next accepted name."""
-        self._walk.next()
+        self._cursor.next()
         self._settle()
 
     def _settle(self) -> None:
-        walk, tail = self._walk, self._tail
-        while (key := walk.key) is not None and key.startswith(self._within):
-            if self._chosen(key[:-tail] if tail else key):
+        cursor, tail = self._cursor, self._tail
+        while (key := cursor.key) is not None and key.startswith(self._within):
+            if self._accepts(key[:-tail] if tail else key):
                 return
-            walk.next()
+            cursor.next()
 
 
 class SlotBatchReader:
     """A batch reader that returns only accepted names."""
 
-    def __init__(self, runs: BatchCursor, chosen: Callable[[bytes], bool], within: bytes) -> None:
-        self._runs, self._chosen, self._within = runs, chosen, within
+    def __init__(self, reader: BatchCursor, accepts: Callable[[bytes], bool], within: bytes) -> None:
+        self._reader, self._accepts, self._within = reader, accepts, within
 
     def seek(self, start: bytes) -> None:
         """Moves to the first name ≥ `start`."""
-        self._runs.seek(start)
+        self._reader.seek(start)
 
     def next_batch(self, count: int) -> list[tuple[bytes, bytes]]:
         """Returns the next `count` accepted pairs, fewer only at the end."""
         found: list[tuple[bytes, bytes]] = []
         while len(found) < count:
             wanted = count - len(found)
-            run = self._runs.next_batch(wanted)
-            found += [pair for pair in run if self._chosen(pair[0])]
-            if len(run) < wanted or not run[-1][0].startswith(self._within):
+            batch = self._reader.next_batch(wanted)
+            found += [pair for pair in batch if self._accepts(pair[0])]
+            if len(batch) < wanted or not batch[-1][0].startswith(self._within):
                 break
         return found

@@ -41,8 +41,8 @@ class Tombstones:
 
     def __init__(self, index: Index, txn: Any, *, keep: bool = False) -> None:
         self._index, self._keep = index, keep
-        known: list[int] = index.get_meta(_META, txn) or [0, 0]
-        self._last, self.since = known
+        recorded: list[int] = index.get_meta(_META, txn) or [0, 0]
+        self._last, self.since = recorded
         self._changed = False
 
     def add(self, txn: Any, name: bytes, stamp: int, what: str = "") -> None:
@@ -97,8 +97,8 @@ class Tombstones:
 
 def tombstones_complete_since(index: Index, txn: Any) -> int:
     """Returns the stamp above which every removal is recorded."""
-    known: list[int] = index.get_meta(_META, txn) or [0, 0]
-    return known[1]
+    recorded: list[int] = index.get_meta(_META, txn) or [0, 0]
+    return recorded[1]
 
 
 def prunable_before(index: Index, txn: Any, now: int, seconds: float) -> int:

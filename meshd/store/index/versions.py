@@ -80,11 +80,11 @@ class Versions:
     def older_versions(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
         """Yields the versions below stamp `below`, without the current one, newest first."""
         prefix, length = name + b"\0", len(name) + TAIL
-        with self.older.open_cursor(txn, older_version_key(name, below - 1)) as walk:
-            while walk.key is not None and walk.key.startswith(prefix):
-                if len(walk.key) == length:
-                    yield decode(walk.value)
-                walk.next()
+        with self.older.open_cursor(txn, older_version_key(name, below - 1)) as cursor:
+            while cursor.key is not None and cursor.key.startswith(prefix):
+                if len(cursor.key) == length:
+                    yield decode(cursor.value)
+                cursor.next()
 
     def all_versions(self, txn: Any, name: bytes) -> Iterator[Record]:
         """Yields all versions of a name, newest first."""

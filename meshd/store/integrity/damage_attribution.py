@@ -63,15 +63,17 @@ class DamageAttributor:
     async def attribute_damage(self, extents: Iterable[Extent]) -> int:
         """Reads these extents again and quarantines what uses damaged ones; returns how many versions and
         parts."""
-        confined = 0
+        quarantined = 0
         by_file: dict[int, list[Extent]] = defaultdict(list)
         for extent in dict.fromkeys(extents):
             by_file[extent.file].append(extent)
         for file, suspected in by_file.items():
-            why, uses = await self._run(lambda file=file, suspected=suspected: self._judge(file, suspected))
+            why, uses = await self._run(
+                lambda file=file, suspected=suspected: self._damaged_uses(file, suspected)
+            )
             for use, bad in uses.items():
-                confined += await self._quarantine(use, bad, why)
-        return confined
+                quarantined += await self._quarantine(use, bad, why)
+        return quarantined
 
     async def _quarantine(self, use: ExtentUse, bad: Sequence[Extent], why: str) -> bool:
         name = use.name.decode(errors="replace").replace("\0", "/", 1)
@@ -83,8 +85,8 @@ class DamageAttributor:
                 _log.warning("a damaged manifest was rewritten", extra={"object": name})
             return False
         else:
-            intent = QuarantineVersion(use.name, use.stamp, bad, self._clock.now_ms(), why)
-            done = await self._committer.submit(intent)
+            mutation = QuarantineVersion(use.name, use.stamp, bad, self._clock.now_ms(), why)
+            done = await self._committer.submit(mutation)
         if done:
             metrics.quarantined.inc()
             _log.error("damaged bytes quarantined; they are not served", extra={"object": name, "why": why})
@@ -92,16 +94,20 @@ class DamageAttributor:
 
     # blocking ---------------------------------------------------------------------------------------------
 
-    def _judge(self, file: int, suspected: Sequence[Extent]) -> tuple[str, Mapping[ExtentUse, list[Extent]]]:
+    def _damaged_uses(
+        self, file: int, suspected: Sequence[Extent]
+    ) -> tuple[str, Mapping[ExtentUse, list[Extent]]]:
         """Returns what is wrong, and the damaged extents by user."""
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         if info is None:
             return "", {}
-        bad, why = self._bad(info, file, suspected)
-        return (why, self._users(info, file, bad)) if bad else ("", {})
+        bad, why = self._damaged_extents(info, file, suspected)
+        return (why, self._uses_of(info, file, bad)) if bad else ("", {})
 
-    def _bad(self, info: DataFile, file: int, suspected: Sequence[Extent]) -> tuple[list[Extent], str]:
+    def _damaged_extents(
+        self, info: DataFile, file: int, suspected: Sequence[Extent]
+    ) -> tuple[list[Extent], str]:
         bad: list[Extent] = []
         why = "its bytes do not match their checksum"
         try:
@@ -132,7 +138,7 @@ class DamageAttributor:
             return list(suspected), f"the device cannot open its data file ({error.strerror})"
         return bad, why
 
-    def _users(self, info: DataFile, file: int, bad: Sequence[Extent]) -> Mapping[ExtentUse, list[Extent]]:
+    def _uses_of(self, info: DataFile, file: int, bad: Sequence[Extent]) -> Mapping[ExtentUse, list[Extent]]:
         found: dict[ExtentUse, list[Extent]] = defaultdict(list)
         left = set(bad)
         if info.kind != "own" or info.refs <= 1:
@@ -149,8 +155,8 @@ class DamageAttributor:
     def _members(self, info: DataFile, file: int, wanted: set[Extent]) -> Iterator[tuple[Member, Extent]]:
         limit, missing = (info.end if info.kind == "segment" else None), set(wanted)
         try:
-            with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as survey:
-                for found in survey.members(limit):
+            with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as scan:
+                for found in scan.members(limit):
                     extent = found.extent
                     if extent in missing:
                         missing.discard(extent)

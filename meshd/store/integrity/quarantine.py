@@ -84,8 +84,8 @@ class QuarantineVersion(Mutation):
     def __init__(self, name: bytes, stamp: int, extents: Sequence[Extent], found: int, why: str) -> None:
         self.name, self.stamp, self.extents, self.found, self.why = name, stamp, extents, found, why
 
-    def update_index(self, work: WriteBatch, txn: Any) -> bool:
-        index = work.index
+    def update_index(self, batch: WriteBatch, txn: Any) -> bool:
+        index = batch.index
         record = index.versions.version_at(txn, self.name, self.stamp)
         bad = () if record is None else tuple(each for each in record.extents if each in self.extents)
         if record is None or not bad:
@@ -110,12 +110,12 @@ class DropDamagedPart(Mutation):
     def __init__(self, upload_id: str, number: int, extents: Sequence[Extent]) -> None:
         self.upload_id, self.number, self.extents = upload_id, number, extents
 
-    def update_index(self, work: WriteBatch, txn: Any) -> bool:
-        part = work.index.get_part(txn, self.upload_id, self.number)
+    def update_index(self, batch: WriteBatch, txn: Any) -> bool:
+        part = batch.index.get_part(txn, self.upload_id, self.number)
         if part is None or not any(extent in self.extents for extent in part.extents):
             return False
-        work.release_extents(part.extents)
-        work.index.delete_part(txn, self.upload_id, self.number)
+        batch.release_extents(part.extents)
+        batch.index.delete_part(txn, self.upload_id, self.number)
         return True
 
 
@@ -130,23 +130,23 @@ class RestoreManifest(Mutation):
         self.existing: Record | None = None
         self.record: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        record = work.index.versions.version_at(txn, self.name, self.stamp)
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        record = batch.index.versions.version_at(txn, self.name, self.stamp)
         if record is not None and record.manifest == self.extent:
             self.existing = record
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         if self.existing is None:
             return
         bucket, _, key = self.name.decode().partition("\0")
         moved = msgspec.structs.replace(self.existing, manifest=None, moves=self.existing.moves + 1)
-        self.record = write_manifest(work, bucket, key, moved)
+        self.record = write_manifest(batch, bucket, key, moved)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> bool:
+    def update_index(self, batch: WriteBatch, txn: Any) -> bool:
         if self.existing is None or self.record is None:
             return False
-        work.replace_extents(used_extents(self.existing), used_extents(self.record))
-        work.index.versions.replace_version(txn, self.name, self.record)
+        batch.replace_extents(used_extents(self.existing), used_extents(self.record))
+        batch.index.versions.replace_version(txn, self.name, self.record)
         return True
 
 
@@ -155,8 +155,8 @@ class PruneQuarantine(Mutation):
 
     exclusive = True
 
-    def update_index(self, work: WriteBatch, txn: Any) -> int:
-        index = work.index
+    def update_index(self, batch: WriteBatch, txn: Any) -> int:
+        index = batch.index
         over = list(stale_entries(index, txn))
         for name, stamp in over:
             release_from_quarantine(index, txn, name, stamp)

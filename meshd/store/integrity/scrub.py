@@ -61,8 +61,8 @@ class SaveScrubState(Mutation):
     def __init__(self, state: ScrubState) -> None:
         self.state = state
 
-    def update_index(self, work: WriteBatch, txn: Any) -> None:
-        work.index.put_meta(txn, _STATE, msgspec.to_builtins(self.state))
+    def update_index(self, batch: WriteBatch, txn: Any) -> None:
+        batch.index.put_meta(txn, _STATE, msgspec.to_builtins(self.state))
         failpoints.hit("store.scrub.remembered")
 
 
@@ -83,7 +83,7 @@ class Scrub:
         index: Index,
         disks: Disks,
         committer: Committer,
-        convictor: DamageAttributor,
+        damage_attributor: DamageAttributor,
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
     ) -> None:
@@ -91,7 +91,7 @@ class Scrub:
             index,
             disks,
             committer,
-            convictor,
+            damage_attributor,
         )
         self._clock, self._run = clock, run
         self._remembered = clock.monotonic()
@@ -112,58 +112,60 @@ class Scrub:
             ended=old.ended,
             asked=old.asked if asked is None else asked,
         )
-        await self._keep()
+        await self._save_state()
 
-    async def scrub_next_file(self, rest: Callable[[int], Awaitable[None]]) -> bool:
+    async def scrub_next_file(self, throttle: Callable[[int], Awaitable[None]]) -> bool:
         """Scrubs the next data file; returns False if there is none and the pass is complete. Raises
         StoreError."""
-        found = self._next()
+        found = self._next_file()
         if found is None:
             self.state = msgspec.structs.replace(self.state, running=False, ended=self._clock.now_ms())
-            await self._keep()
+            await self._save_state()
             metrics.scrub_passes.inc()
             return False
         file, info = found
         if info.state != "retired" and info.refs and info.disk in self._disks.roots:
-            await self._file(file, info, rest)
+            await self._scrub_file(file, info, throttle)
         self.state = msgspec.structs.replace(self.state, position=file, files=self.state.files + 1)
         if self._clock.monotonic() - self._remembered > _REMEMBER:
-            await self._keep()
+            await self._save_state()
         return True
 
-    async def _keep(self) -> None:
+    async def _save_state(self) -> None:
         await self._committer.submit(SaveScrubState(self.state))
         self._remembered = self._clock.monotonic()
 
-    def _next(self) -> tuple[int, DataFile] | None:
+    def _next_file(self) -> tuple[int, DataFile] | None:
         with self._index.read_transaction() as txn:
             return next(self._index.files_after(txn, self.state.position), None)
 
-    async def _file(self, file: int, info: DataFile, rest: Callable[[int], Awaitable[None]]) -> None:
-        looking = _FilePass()
-        work = self._looks(file, info, looking)
-        while (size := await self._run(partial(next, work, -1))) >= 0:
+    async def _scrub_file(
+        self, file: int, info: DataFile, throttle: Callable[[int], Awaitable[None]]
+    ) -> None:
+        file_pass = _FilePass()
+        steps = self._verify_file(file, info, file_pass)
+        while (size := await self._run(partial(next, steps, -1))) >= 0:
             metrics.scrub_bytes.inc(size)
             self.state = msgspec.structs.replace(self.state, bytes=self.state.bytes + size)
-            await rest(size)
-        self.state = msgspec.structs.replace(self.state, extents=self.state.extents + looking.extents)
-        if looking.bad:
-            confined = await self._damage_attributor.attribute_damage(looking.bad)
-            self.state = msgspec.structs.replace(self.state, damaged=self.state.damaged + confined)
+            await throttle(size)
+        self.state = msgspec.structs.replace(self.state, extents=self.state.extents + file_pass.extents)
+        if file_pass.bad:
+            quarantined = await self._damage_attributor.attribute_damage(file_pass.bad)
+            self.state = msgspec.structs.replace(self.state, damaged=self.state.damaged + quarantined)
 
     # blocking ---------------------------------------------------------------------------------------------
 
-    def _looks(self, file: int, info: DataFile, looking: _FilePass) -> Iterator[int]:
+    def _verify_file(self, file: int, info: DataFile, file_pass: _FilePass) -> Iterator[int]:
         """Verifies the file's extents; yields the bytes read, about every MiB."""
         path = self._disks.path(info.disk, file)
         try:
-            with DataFileScan(info.disk, file, path) as survey, DirectFile(path) as direct:
-                members = self._members(survey, info)
+            with DataFileScan(info.disk, file, path) as scan, DirectFile(path) as direct:
+                members = self._members(scan, info)
                 size = count = 0
                 for extent, live in members:
                     count += 1
                     if live:
-                        for piece in self._compare(direct, extent, looking):
+                        for piece in self._compare(direct, extent, file_pass):
                             size += piece
                             if size >= _TURN_BYTES:
                                 yield size
@@ -172,18 +174,20 @@ class Scrub:
                         yield size
                         size = count = 0
                 yield size
-                if survey.damage or self._missed(file, len(looking.seen)):
-                    yield from self._unlisted(direct, file, looking)
+                if scan.damage or self._has_unseen_uses(file, len(file_pass.seen)):
+                    yield from self._verify_unlisted(direct, file, file_pass)
         except OSError as error:
-            if self._still(file):
+            if self._is_in_use(file):
                 _log.error("cannot read a data file", extra={"path": path, "why": str(error)})
-                looking.bad += [extent for extent in self._claimed(file) if extent.offset not in looking.seen]
+                file_pass.bad += [
+                    extent for extent in self._indexed_extents(file) if extent.offset not in file_pass.seen
+                ]
 
-    def _members(self, survey: DataFileScan, info: DataFile) -> Iterator[tuple[Extent, bool]]:
+    def _members(self, scan: DataFileScan, info: DataFile) -> Iterator[tuple[Extent, bool]]:
         """Yields the extents and whether they are in use. A large object file always counts as used: copies
         may share it, and it does not know their names."""
         own = info.kind == "own"
-        for found in survey.members(None if own else info.end):
+        for found in scan.members(None if own else info.end):
             if own:
                 yield found.extent, True
             elif found.member.kind == "upload":
@@ -200,26 +204,26 @@ class Scrub:
         return upload is not None and upload.place == found.extent
 
     @staticmethod
-    def _compare(direct: DirectFile, extent: Extent, looking: _FilePass) -> Iterator[int]:
-        looking.extents += 1
-        looking.seen.add(extent.offset)
+    def _compare(direct: DirectFile, extent: Extent, file_pass: _FilePass) -> Iterator[int]:
+        file_pass.extents += 1
+        file_pass.seen.add(extent.offset)
         try:
-            yield from direct.compare_extent(extent, looking.bad)
+            yield from direct.compare_extent(extent, file_pass.bad)
         except OSError:
-            looking.bad.append(extent)
+            file_pass.bad.append(extent)
 
-    def _missed(self, file: int, seen: int) -> bool:
+    def _has_unseen_uses(self, file: int, seen: int) -> bool:
         """Returns True if the index knows of more uses than the file's headers showed."""
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         return info is not None and info.kind == "segment" and info.refs > seen
 
-    def _still(self, file: int) -> bool:
+    def _is_in_use(self, file: int) -> bool:
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
         return info is not None and info.state != "retired"
 
-    def _claimed(self, file: int) -> list[Extent]:
+    def _indexed_extents(self, file: int) -> list[Extent]:
         """Returns the extents in a file according to the index. Scans the whole index."""
         claimed: dict[Extent, None] = {}
         with self._index.read_transaction() as txn:
@@ -229,7 +233,7 @@ class Scrub:
                 claimed.update((extent, None) for extent in part.extents if extent.file == file)
         return list(claimed)
 
-    def _unlisted(self, direct: DirectFile, file: int, looking: _FilePass) -> Iterator[int]:
-        for extent in self._claimed(file):
-            if extent.offset not in looking.seen:
-                yield from self._compare(direct, extent, looking)
+    def _verify_unlisted(self, direct: DirectFile, file: int, file_pass: _FilePass) -> Iterator[int]:
+        for extent in self._indexed_extents(file):
+            if extent.offset not in file_pass.seen:
+                yield from self._compare(direct, extent, file_pass)

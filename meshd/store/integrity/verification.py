@@ -122,7 +122,7 @@ class VerifiedExtents:
 
     def __init__(self) -> None:
         self._known: set[Extent] = set()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<VerifiedExtents {len(self._known)}>"
@@ -132,10 +132,10 @@ class VerifiedExtents:
         CorruptExtentError."""
         for span in spans:
             if span.extent is not None and not covers_whole_extent(span) and span.extent not in self._known:
-                async with self._turn:
-                    await self._prove(span, span.extent)
+                async with self._lock:
+                    await self._verify(span, span.extent)
 
-    async def _prove(self, span: Span, extent: Extent) -> None:
+    async def _verify(self, span: Span, extent: Extent) -> None:
         if extent in self._known:
             return
         # The thread gets its own descriptor: a cancelled caller closes the span's.
@@ -151,16 +151,16 @@ class ExpiringVerifiedExtents:
 
     def __init__(self, clock: Clock, seconds: float = 600.0) -> None:
         self._clock, self._seconds = clock, seconds
-        self._proofs, self._since = VerifiedExtents(), clock.monotonic()
+        self._verified, self._since = VerifiedExtents(), clock.monotonic()
 
     def __repr__(self) -> str:
-        return f"<ExpiringVerifiedExtents {self._proofs!r}>"
+        return f"<ExpiringVerifiedExtents {self._verified!r}>"
 
     def current(self) -> VerifiedExtents:
         """Returns the set to use for one job."""
         if self._clock.monotonic() - self._since > self._seconds:
-            self._proofs, self._since = VerifiedExtents(), self._clock.monotonic()
-        return self._proofs
+            self._verified, self._since = VerifiedExtents(), self._clock.monotonic()
+        return self._verified
 
 
 async def verify_extents(spans: Iterable[Span], name: str) -> None:

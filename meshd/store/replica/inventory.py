@@ -66,7 +66,7 @@ class HeldName(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     versions: tuple[HeldVersion, ...] = ()
     uploads: tuple[HeldUpload, ...] = ()
-    graves: tuple[Tombstone, ...] = ()
+    tombstones: tuple[Tombstone, ...] = ()
 
     @property
     def bucket(self) -> str:
@@ -128,21 +128,21 @@ def _second_nul(key: bytes) -> bytes:
 class _Source:
     """A cursor over one table that advances name by name."""
 
-    def __init__(self, walk: TableCursor, name_of: Callable[[bytes], bytes]) -> None:
-        self._walk, self._name_of = walk, name_of
+    def __init__(self, cursor: TableCursor, name_of: Callable[[bytes], bytes]) -> None:
+        self._cursor, self._name_of = cursor, name_of
         self.name = self._named()
 
     def _named(self) -> bytes | None:
-        return None if self._walk.key is None else self._name_of(self._walk.key)
+        return None if self._cursor.key is None else self._name_of(self._cursor.key)
 
     def advance_past(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
         """Advances past `name`, and appends its entries to `found`."""
-        walk = self._walk
+        cursor = self._cursor
         while self.name == name:
             if found is not None:
-                assert walk.key is not None
-                found.append((walk.key, walk.value))
-            walk.next()
+                assert cursor.key is not None
+                found.append((cursor.key, cursor.value))
+            cursor.next()
             self.name = self._named()
 
 
@@ -179,12 +179,12 @@ class _PageBuilder:
 
 
 def read_inventory(
-    index: Index, wants: Callable[[bytes], bool], after: bytes, limit: int, looks: int
+    index: Index, accepts: Callable[[bytes], bool], after: bytes, limit: int, max_visited: int
 ) -> InventoryPage:
-    """Returns the next names after `after` that `wants` accepts: at most `limit` of them, out of at most
-    `looks` names visited.
+    """Returns the next names after `after` that `accepts` accepts: at most `limit` of them, out of at most
+    `max_visited` names visited.
 
-    Takes microseconds per name; on the event loop, `looks` should be a few hundred.
+    Takes microseconds per name; on the event loop, `max_visited` should be a few hundred.
     """
     tables: dict[str, tuple[OrderedTable, Callable[[bytes], bytes]]] = {
         "objects": (index.objects, lambda key: key),
@@ -199,15 +199,15 @@ def read_inventory(
             kind: _Source(stack.enter_context(table.open_cursor(txn, start)), name_of)
             for kind, (table, name_of) in tables.items()
         }
-        taking, name = _PageBuilder(index, txn), after
+        builder, name = _PageBuilder(index, txn), after
         everyone = tuple(sources.values())
-        for _ in range(looks):
+        for _ in range(max_visited):
             names = [source.name for source in everyone if source.name is not None]
             if not names:
                 return InventoryPage(tuple(held))
             name = min(names)
-            if wants(name):
-                held.append(taking.held_name(name, sources))
+            if accepts(name):
+                held.append(builder.held_name(name, sources))
                 if len(held) == limit:
                     break
             else:
@@ -225,23 +225,23 @@ class DropUnowned(Mutation):
     def __init__(self, names: Sequence[HeldName]) -> None:
         self.names = names
 
-    def update_index(self, work: WriteBatch, txn: Any) -> int:
-        return sum(self._drop(work, txn, held) for held in self.names)
+    def update_index(self, batch: WriteBatch, txn: Any) -> int:
+        return sum(self._drop(batch, txn, held) for held in self.names)
 
     @staticmethod
-    def _drop(work: WriteBatch, txn: Any, held: HeldName) -> int:
-        versions, dropped = work.index.versions, 0
-        for told in held.versions:
-            record = versions.version_at(txn, held.name, told.stamp)
-            if record is not None and record.version == told.version:
-                work.release_extents(used_extents(record))
+    def _drop(batch: WriteBatch, txn: Any, held: HeldName) -> int:
+        versions, dropped = batch.index.versions, 0
+        for held_version in held.versions:
+            record = versions.version_at(txn, held.name, held_version.stamp)
+            if record is not None and record.version == held_version.version:
+                batch.release_extents(used_extents(record))
                 versions.remove_version(txn, held.name, record)
-                release_from_quarantine(work.index, txn, held.name, record.stamp)
+                release_from_quarantine(batch.index, txn, held.name, record.stamp)
                 dropped += 1
-        for each in held.uploads:
-            upload = work.index.get_upload(txn, held.bucket, held.key, each.upload_id)
+        for held_upload in held.uploads:
+            upload = batch.index.get_upload(txn, held.bucket, held.key, held_upload.upload_id)
             if upload is not None:
-                drop_unowned_upload(work, txn, upload)
+                drop_unowned_upload(batch, txn, upload)
                 dropped += 1
         return dropped
 
@@ -261,5 +261,5 @@ class RecordSyncedStamp(Mutation):
     def __init__(self, stamp: int) -> None:
         self.stamp = stamp
 
-    def update_index(self, work: WriteBatch, txn: Any) -> None:
-        work.index.put_meta(txn, "standing", self.stamp)
+    def update_index(self, batch: WriteBatch, txn: Any) -> None:
+        batch.index.put_meta(txn, "standing", self.stamp)

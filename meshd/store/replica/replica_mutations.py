@@ -43,21 +43,21 @@ VersionStatus = Literal["new", "known", "stale", "amended", "gone", "overtaken"]
 newer one."""
 
 
-def version_status(work: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
+def version_status(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
     """Returns the VersionStatus of `record`."""
     return version_status_in(
-        work.index, txn, name, record, work.tombstones(txn).stamp_of(txn, name, record.version)
+        batch.index, txn, name, record, batch.tombstones(txn).stamp_of(txn, name, record.version)
     )
 
 
-def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave: int) -> VersionStatus:
-    """Returns the VersionStatus of `record`; `grave` is the stamp of its recorded deletion."""
+def version_status_in(index: Index, txn: Any, name: bytes, record: Record, tombstone: int) -> VersionStatus:
+    """Returns the VersionStatus of `record`; `tombstone` is the stamp of its recorded deletion."""
     existing = index.versions.version_at(txn, name, record.stamp)
     if existing is not None and existing.version == record.version:
         if existing.amended == record.amended:
             return "known"
         return "stale" if existing.amended < record.amended else "amended"
-    if grave and (record.version or grave > record.stamp):
+    if tombstone and (record.version or tombstone > record.stamp):
         return "gone"
     if record.version:
         return "new"
@@ -65,66 +65,66 @@ def version_status_in(index: Index, txn: Any, name: bytes, record: Record, grave
     return "new" if null is None or null.stamp < record.stamp else "overtaken"
 
 
-def newest_stamp_of_name(work: WriteBatch, txn: Any, name: bytes) -> int:
+def newest_stamp_of_name(batch: WriteBatch, txn: Any, name: bytes) -> int:
     """Returns the highest stamp known for a name."""
-    newest = work.index.versions.newest_version(txn, name)
-    return max(newest.stamp if newest else 0, work.tombstones(txn).stamp_of(txn, name))
+    newest = batch.index.versions.newest_version(txn, name)
+    return max(newest.stamp if newest else 0, batch.tombstones(txn).stamp_of(txn, name))
 
 
-def insert_version(work: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
+def insert_version(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
     """Inserts a `new` version where its stamp belongs, and updates the accounts."""
-    replaced = work.index.versions.insert_version(txn, name, record)
-    work.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
+    replaced = batch.index.versions.insert_version(txn, name, record)
+    batch.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
 
 
-def repaired_record(existing: Record, told: Record) -> Record:
+def repaired_record(existing: Record, received: Record) -> Record:
     """Returns the record that replaces a quarantined version, with the newer tags and ACL. One more move
     makes an index rebuild prefer it to the damaged copy."""
-    newer = existing if existing.amended > told.amended else told
+    newer = existing if existing.amended > received.amended else received
     return msgspec.structs.replace(
-        told, tags=newer.tags, acl=newer.acl, amended=newer.amended, moves=existing.moves + 1
+        received, tags=newer.tags, acl=newer.acl, amended=newer.amended, moves=existing.moves + 1
     )
 
 
 class ApplyVersion(Mutation):
-    """Enters a version with its bytes; returns an Applied and the VersionStatus found. With `mend` it may
+    """Enters a version with its bytes; returns an Applied and the VersionStatus found. With `repair` it may
     replace the same version in quarantine."""
 
     needs_free_space = True
 
     def __init__(
-        self, bucket: str, key: str, record: Record, payload: Payload, *, mend: bool = False
+        self, bucket: str, key: str, record: Record, payload: Payload, *, repair: bool = False
     ) -> None:
         self.bucket, self.key, self.record, self.payload = bucket, key, record, payload
-        self.data_bytes = 0 if payload.own else payload.size
+        self.data_bytes = 0 if payload.large_file else payload.size
         # An index rebuild would accept an unused manifest, or the unused bytes of a repaired version.
-        self.exclusive = bool(record.parts) or mend
+        self.exclusive = bool(record.parts) or repair
         self.staged: StagedMember | None = None
         self.entered: Record | None = None
         self.broken: Record | None = None
-        self.wanted, self.mend = True, mend
+        self.wanted, self.repair = True, repair
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         name = object_key(self.bucket, self.key)
-        self.wanted = version_status(work, txn, name, self.record) == "new"
-        existing = work.index.versions.version_at(txn, name, self.record.stamp) if self.mend else None
+        self.wanted = version_status(batch, txn, name, self.record) == "new"
+        existing = batch.index.versions.version_at(txn, name, self.record.stamp) if self.repair else None
         if existing is not None and existing.broken and existing.version == self.record.version:
             self.broken, self.wanted = existing, True
             self.record = repaired_record(existing, self.record)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         record, payload = self.record, self.payload
-        work.observe_stamp(record.stamp)
+        batch.observe_stamp(record.stamp)
         if not self.wanted:
             return
         if record.parts:
-            stamp = work.next_stamp()
+            stamp = batch.next_stamp()
             member = Member(stamp_text(stamp), "part", self.bucket, self.key, payload.crc)
-            self.staged = payload.stage_member(work, member, stamp)
+            self.staged = payload.stage_member(batch, member, stamp)
             entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
-            self.entered = write_manifest(work, self.bucket, self.key, entered)
+            self.entered = write_manifest(batch, self.bucket, self.key, entered)
         else:
-            self.staged = payload.stage_member(work, self._member(), record.stamp)
+            self.staged = payload.stage_member(batch, self._member(), record.stamp)
             self.entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
         failpoints.hit("store.replica.placed")
 
@@ -150,19 +150,19 @@ class ApplyVersion(Mutation):
             moves=record.moves,
         )
 
-    def update_index(self, work: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
+    def update_index(self, batch: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
         name = object_key(self.bucket, self.key)
         if self.broken is not None and self.entered is not None:
-            replace_version(work, txn, name, self.entered, self.broken)
-            release_from_quarantine(work.index, txn, name, self.entered.stamp)
-            return Applied(newest_stamp_of_name(work, txn, name), True), "new"
-        found = version_status(work, txn, name, self.record)
+            replace_version(batch, txn, name, self.entered, self.broken)
+            release_from_quarantine(batch.index, txn, name, self.entered.stamp)
+            return Applied(newest_stamp_of_name(batch, txn, name), True), "new"
+        found = version_status(batch, txn, name, self.record)
         if found == "new" and self.entered is not None:
-            insert_version(work, txn, name, self.entered)
-            return Applied(newest_stamp_of_name(work, txn, name), True), found
+            insert_version(batch, txn, name, self.entered)
+            return Applied(newest_stamp_of_name(batch, txn, name), True), found
         if self.staged is not None:
-            work.void_member(self.staged)
-        return Applied(newest_stamp_of_name(work, txn, name), False), found
+            batch.void_member(self.staged)
+        return Applied(newest_stamp_of_name(batch, txn, name), False), found
 
 
 class ApplyDeleteMarker(Mutation):
@@ -174,12 +174,12 @@ class ApplyDeleteMarker(Mutation):
         self.bucket, self.key, self.record = change.bucket, change.key, change.record
         self.entered: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        if version_status(work, txn, object_key(self.bucket, self.key), self.record) == "new":
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        if version_status(batch, txn, object_key(self.bucket, self.key), self.record) == "new":
             self.entered = self.record
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        work.observe_stamp(self.record.stamp)
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        batch.observe_stamp(self.record.stamp)
         if self.entered is None:
             return
         record = self.record
@@ -191,14 +191,14 @@ class ApplyDeleteMarker(Mutation):
             modified=record.modified,
             version=record.version,
         )
-        placed = work.append_member(member, record.stamp, (), 0)
-        self.entered = msgspec.structs.replace(record, extents=(placed.extent,))
+        staged = batch.append_member(member, record.stamp, (), 0)
+        self.entered = msgspec.structs.replace(record, extents=(staged.extent,))
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         name = object_key(self.bucket, self.key)
         if self.entered is not None:
-            insert_version(work, txn, name, self.entered)
-        return Applied(newest_stamp_of_name(work, txn, name), self.entered is not None)
+            insert_version(batch, txn, name, self.entered)
+        return Applied(newest_stamp_of_name(batch, txn, name), self.entered is not None)
 
 
 class ApplyTagsAndAcl(Mutation):
@@ -208,41 +208,41 @@ class ApplyTagsAndAcl(Mutation):
     needs_free_space = True
 
     def __init__(self, change: Amended) -> None:
-        self.bucket, self.key, self.told = change.bucket, change.key, change.record
+        self.bucket, self.key, self.received = change.bucket, change.key, change.record
         self.existing: Record | None = None
         self.record: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         name = object_key(self.bucket, self.key)
-        found = version_status(work, txn, name, self.told)
+        found = version_status(batch, txn, name, self.received)
         if found == "new":
             raise ReplicaLacksError(
                 "this replica does not have the version whose tags or ACL changed; send the whole version"
             )
         if found == "stale":
-            self.existing = work.index.versions.version_at(txn, name, self.told.stamp)
+            self.existing = batch.index.versions.version_at(txn, name, self.received.stamp)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        existing, told = self.existing, self.told
-        work.observe_stamp(told.amended)
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        existing, received = self.existing, self.received
+        batch.observe_stamp(received.amended)
         if existing is None:
             return
         amended = msgspec.structs.replace(
             existing,
-            tags=told.tags,
-            acl=told.acl,
+            tags=received.tags,
+            acl=received.acl,
             manifest=None,
             moves=existing.moves + 1,
-            amended=told.amended,
+            amended=received.amended,
         )
-        work.next_stamp()  # makes `revision` rise
-        self.record = write_manifest(work, self.bucket, self.key, amended)
+        batch.next_stamp()  # makes `revision` rise
+        self.record = write_manifest(batch, self.bucket, self.key, amended)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         name = object_key(self.bucket, self.key)
         if self.record is not None and self.existing is not None:
-            replace_version(work, txn, name, self.record, self.existing)
-        return Applied(newest_stamp_of_name(work, txn, name), self.record is not None)
+            replace_version(batch, txn, name, self.record, self.existing)
+        return Applied(newest_stamp_of_name(batch, txn, name), self.record is not None)
 
 
 class ApplyRemoval(Mutation):
@@ -259,36 +259,36 @@ class ApplyRemoval(Mutation):
         )
         self.wanted = True
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
-        known = work.tombstones(txn).stamp_of(txn, object_key(self.bucket, self.key), self.version)
+    def check(self, batch: WriteBatch, txn: Any) -> None:
+        known = batch.tombstones(txn).stamp_of(txn, object_key(self.bucket, self.key), self.version)
         self.wanted = known < self.stamp if not self.version else not known
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
-        work.observe_stamp(self.stamp)
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
+        batch.observe_stamp(self.stamp)
         if self.wanted:
             member = Member(
                 stamp_text(self.stamp),
                 "deleted",
                 self.bucket,
                 self.key,
-                modified=work.clock.now_ms(),
+                modified=batch.clock.now_ms(),
                 version=self.version,
             )
-            work.append_member(member, self.stamp, (), 0)
+            batch.append_member(member, self.stamp, (), 0)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         name = object_key(self.bucket, self.key)
         if self.wanted:
-            existing = work.index.versions.find_version(txn, name, self.version or NULL)
+            existing = batch.index.versions.find_version(txn, name, self.version or NULL)
             if existing is not None and (existing.version or existing.stamp < self.stamp):
-                work.release_extents(used_extents(existing))
-                work.index.versions.remove_version(txn, name, existing)
-            work.tombstones(txn).add(txn, name, self.stamp, self.version)
-        return Applied(newest_stamp_of_name(work, txn, name), self.wanted)
+                batch.release_extents(used_extents(existing))
+                batch.index.versions.remove_version(txn, name, existing)
+            batch.tombstones(txn).add(txn, name, self.stamp, self.version)
+        return Applied(newest_stamp_of_name(batch, txn, name), self.wanted)
 
 
-def _upload_tombstone(work: WriteBatch, txn: Any, upload: Upload) -> int:
-    return work.tombstones(txn).stamp_of(txn, object_key(upload.bucket, upload.key), upload.upload_id)
+def _upload_tombstone(batch: WriteBatch, txn: Any, upload: Upload) -> int:
+    return batch.tombstones(txn).stamp_of(txn, object_key(upload.bucket, upload.key), upload.upload_id)
 
 
 class ApplyUpload(Mutation):
@@ -302,14 +302,14 @@ class ApplyUpload(Mutation):
         self.wanted = True
         self.staged: StagedMember | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         upload = self.upload
-        known = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
-        self.wanted = known is None and not _upload_tombstone(work, txn, upload)
+        known = batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+        self.wanted = known is None and not _upload_tombstone(batch, txn, upload)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         upload = self.upload
-        work.observe_stamp(upload.stamp)
+        batch.observe_stamp(upload.stamp)
         if self.wanted:
             body = msgspec.json.encode(upload)
             member = Member(
@@ -320,12 +320,12 @@ class ApplyUpload(Mutation):
                 checksums.crc32c(body),
                 upload=upload.upload_id,
             )
-            self.staged = work.append_member(member, upload.stamp, (body,), len(body))
+            self.staged = batch.append_member(member, upload.stamp, (body,), len(body))
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         if self.staged is not None:
-            work.retain_extents((self.staged.extent,))
-            work.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.staged.extent))
+            batch.retain_extents((self.staged.extent,))
+            batch.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.staged.extent))
         return Applied(0, self.wanted)
 
 
@@ -336,12 +336,12 @@ class ApplyPart(Mutation):
 
     def __init__(self, about: PartOf, payload: Payload) -> None:
         self.upload, self.part, self.payload = about.upload, about.part, payload
-        self.data_bytes = 0 if payload.own else payload.size
+        self.data_bytes = 0 if payload.large_file else payload.size
         self.staged: StagedMember | None = None
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         part, upload = self.part, self.upload
-        work.observe_stamp(part.stamp)
+        batch.observe_stamp(part.stamp)
         member = Member(
             stamp_text(part.stamp),
             "part",
@@ -354,23 +354,23 @@ class ApplyPart(Mutation):
             upload=upload.upload_id,
             part=part.number,
         )
-        self.staged = self.payload.stage_member(work, member, part.stamp)
+        self.staged = self.payload.stage_member(batch, member, part.stamp)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
-        placed, upload, part = self.staged, self.upload, self.part
-        assert placed is not None
-        if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
-            work.discard_member(placed)
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
+        staged, upload, part = self.staged, self.upload, self.part
+        assert staged is not None
+        if batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
+            batch.discard_member(staged)
             raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        existing = work.index.get_part(txn, upload.upload_id, part.number)
+        existing = batch.index.get_part(txn, upload.upload_id, part.number)
         if existing is not None and existing.stamp >= part.stamp:
-            work.discard_member(placed)
+            batch.discard_member(staged)
             return Applied(existing.stamp, False)
         if existing is not None:
-            work.release_extents(existing.extents)
-        work.retain_extents((placed.extent,))
-        work.index.put_part(
-            txn, upload.upload_id, msgspec.structs.replace(part, extents=(placed.extent,), moves=0)
+            batch.release_extents(existing.extents)
+        batch.retain_extents((staged.extent,))
+        batch.index.put_part(
+            txn, upload.upload_id, msgspec.structs.replace(part, extents=(staged.extent,), moves=0)
         )
         return Applied(part.stamp, True)
 
@@ -384,35 +384,35 @@ class ApplyAbort(Mutation):
         self.change = change
         self.wanted = True
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         change = self.change
         name = object_key(change.bucket, change.key)
-        self.wanted = not work.tombstones(txn).stamp_of(txn, name, change.upload_id)
+        self.wanted = not batch.tombstones(txn).stamp_of(txn, name, change.upload_id)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         change = self.change
-        work.observe_stamp(change.stamp)
+        batch.observe_stamp(change.stamp)
         if self.wanted:
-            _end(work, change.bucket, change.key, change.upload_id, change.stamp)
+            _append_abort(batch, change.bucket, change.key, change.upload_id, change.stamp)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         change = self.change
         if self.wanted:
-            _forget(work, txn, change.bucket, change.key, change.upload_id, change.stamp)
+            _record_end(batch, txn, change.bucket, change.key, change.upload_id, change.stamp)
         return Applied(0, self.wanted)
 
 
-def _end(work: WriteBatch, bucket: str, key: str, upload_id: str, stamp: int) -> None:
-    work.append_member(Member(stamp_text(stamp), "aborted", bucket, key, upload=upload_id), stamp, (), 0)
+def _append_abort(batch: WriteBatch, bucket: str, key: str, upload_id: str, stamp: int) -> None:
+    batch.append_member(Member(stamp_text(stamp), "aborted", bucket, key, upload=upload_id), stamp, (), 0)
 
 
-def _forget(work: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, stamp: int) -> None:
+def _record_end(batch: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, stamp: int) -> None:
     """Removes an upload from the index, if it is there, and records that it ended."""
-    upload = work.index.get_upload(txn, bucket, key, upload_id)
+    upload = batch.index.get_upload(txn, bucket, key, upload_id)
     if upload is not None:
-        end_upload(work, txn, upload, stamp)
+        end_upload(batch, txn, upload, stamp)
     else:
-        work.tombstones(txn).add(txn, object_key(bucket, key), stamp, upload_id)
+        batch.tombstones(txn).add(txn, object_key(bucket, key), stamp, upload_id)
 
 
 class ApplyCompletion(Mutation):
@@ -423,41 +423,41 @@ class ApplyCompletion(Mutation):
 
     def __init__(self, change: UploadCompleted) -> None:
         self.change = change
-        self.standing: VersionStatus = "new"
+        self.status: VersionStatus = "new"
         self.ended = False
         self.parts: list[UploadedPart] = []
         self.record: Record | None = None
 
-    def check(self, work: WriteBatch, txn: Any) -> None:
+    def check(self, batch: WriteBatch, txn: Any) -> None:
         change = self.change
         name = object_key(change.bucket, change.key)
-        self.ended = work.tombstones(txn).stamp_of(txn, name, change.upload_id) > 0
-        self.standing = version_status(work, txn, name, change.record)
-        if self.standing != "new":
+        self.ended = batch.tombstones(txn).stamp_of(txn, name, change.upload_id) > 0
+        self.status = version_status(batch, txn, name, change.record)
+        if self.status != "new":
             return
         for chosen in change.parts:
-            part = work.index.get_part(txn, change.upload_id, chosen.number)
+            part = batch.index.get_part(txn, change.upload_id, chosen.number)
             if part is None or (part.stamp, part.etag) != (chosen.stamp, chosen.etag):
                 raise ReplicaLacksError(
                     "this replica lacks parts of the completed upload; send the whole object"
                 )
             self.parts.append(part)
 
-    def write_data(self, work: WriteBatch, txn: Any | None) -> None:
+    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         change = self.change
-        work.observe_stamp(change.record.stamp)
-        if self.standing == "new":
+        batch.observe_stamp(change.record.stamp)
+        if self.status == "new":
             extents = tuple(extent for part in self.parts for extent in part.extents)
             record = msgspec.structs.replace(change.record, extents=extents)
-            self.record = write_manifest(work, change.bucket, change.key, record, change.upload_id)
+            self.record = write_manifest(batch, change.bucket, change.key, record, change.upload_id)
         elif not self.ended:
-            _end(work, change.bucket, change.key, change.upload_id, change.record.stamp)
+            _append_abort(batch, change.bucket, change.key, change.upload_id, change.record.stamp)
 
-    def update_index(self, work: WriteBatch, txn: Any) -> Applied:
+    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         change = self.change
         name = object_key(change.bucket, change.key)
         if self.record is not None:
-            insert_version(work, txn, name, self.record)
+            insert_version(batch, txn, name, self.record)
         if self.record is not None or not self.ended:
-            _forget(work, txn, change.bucket, change.key, change.upload_id, change.record.stamp)
-        return Applied(newest_stamp_of_name(work, txn, name), self.record is not None)
+            _record_end(batch, txn, change.bucket, change.key, change.upload_id, change.record.stamp)
+        return Applied(newest_stamp_of_name(batch, txn, name), self.record is not None)

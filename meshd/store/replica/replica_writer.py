@@ -49,43 +49,43 @@ if TYPE_CHECKING:
 class DiskReplicaWriter(DiskObjectWriter):
     """Writes a version or part at its given stamp. See ReplicaWriter."""
 
-    def __init__(self, shop: WriterContext, index: Index, bucket: str, key: str, size: int | None) -> None:
-        super().__init__(shop, bucket, key, size)
+    def __init__(self, context: WriterContext, index: Index, bucket: str, key: str, size: int | None) -> None:
+        super().__init__(context, bucket, key, size)
         self._index = index
 
     async def make_durable(self) -> None:
-        self._expect_open()
-        await self._all()
+        self._require_open()
+        await self._get_payload()
 
-    async def _all(self) -> Payload:
+    async def _get_payload(self) -> Payload:
         try:
-            return await super()._all()
+            return await super()._get_payload()
         except BaseException:
             await self.abort()
             raise
 
     async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
-        self._expect_open()
+        self._require_open()
         if self._total != record.size or (part is not None and self._total != part.part.size):
             raise SizeMismatchError(f"{self._total} bytes of {record.size} were written")
         if part is not None:
             return await self._commit_part(part)
         record = without_local_fields(record)
-        found, grave, newest, mend = self._look(record)
-        if found not in ("new", "stale") and not mend:
+        found, tombstone, newest, repair = self._local_state(record)
+        if found not in ("new", "stale") and not repair:
             await self.abort()
-            return Applied(max(newest, grave), False)
-        if found == "new" or mend:
+            return Applied(max(newest, tombstone), False)
+        if found == "new" or repair:
             applied: Applied
-            applied, found = await self._enter(
-                ApplyVersion(self._bucket, self._key, record, await self._all(), mend=mend)
+            applied, found = await self._submit(
+                ApplyVersion(self._bucket, self._key, record, await self._get_payload(), repair=repair)
             )
             if found != "stale":
                 return applied
         else:
             await self.abort()
         change = Amended(self._bucket, self._key, record)
-        amended: Applied = await asyncio.shield(self._shop.committer.submit(ApplyTagsAndAcl(change)))
+        amended: Applied = await asyncio.shield(self._context.committer.submit(ApplyTagsAndAcl(change)))
         return amended
 
     async def _commit_part(self, part: PartOf) -> Applied:
@@ -93,43 +93,43 @@ class DiskReplicaWriter(DiskObjectWriter):
         with self._index.read_transaction() as txn:
             known = self._index.get_upload(txn, self._bucket, self._key, part.upload.upload_id)
         if known is None:
-            await asyncio.shield(self._shop.committer.submit(ApplyUpload(begun)))
-        applied: Applied = await self._enter(ApplyPart(part, await self._all()))
+            await asyncio.shield(self._context.committer.submit(ApplyUpload(begun)))
+        applied: Applied = await self._submit(ApplyPart(part, await self._get_payload()))
         return applied
 
-    async def _enter(self, intent: Mutation) -> Any:
+    async def _submit(self, mutation: Mutation) -> Any:
         """Submits a mutation like `DiskObjectWriter.commit`; removes a file that it did not use."""
         try:
-            future = self._shop.committer.submit(intent)
+            future = self._context.committer.submit(mutation)
         except BaseException:
             await self.abort()
             raise
         self._finish("committing")
-        future.add_done_callback(self._taken)
+        future.add_done_callback(self._on_submitted)
         return await asyncio.shield(future)
 
-    def _taken(self, future: asyncio.Future[Any]) -> None:
-        self._committed(future)
-        if self._own is not None:
-            self._own.discard_draft()
+    def _on_submitted(self, future: asyncio.Future[Any]) -> None:
+        self._on_committed(future)
+        if self._large_file is not None:
+            self._large_file.discard_draft()
 
-    def _look(self, record: Record) -> tuple[VersionStatus, int, int, bool]:
+    def _local_state(self, record: Record) -> tuple[VersionStatus, int, int, bool]:
         """Returns the version's status, the stamp of the null version's tombstone, the newest stamp, and
         whether the version is in quarantine here."""
         name = object_key(self._bucket, self._key)
         with self._index.read_transaction() as txn:
-            graves = Tombstones(self._index, txn)
-            grave = graves.stamp_of(txn, name, record.version)
+            tombstones = Tombstones(self._index, txn)
+            tombstone = tombstones.stamp_of(txn, name, record.version)
             newest = self._index.versions.newest_version(txn, name)
-            null_grave = graves.stamp_of(txn, name) if record.version else grave
+            null_tombstone = tombstones.stamp_of(txn, name) if record.version else tombstone
             return (
-                version_status_in(self._index, txn, name, record, grave),
-                null_grave,
+                version_status_in(self._index, txn, name, record, tombstone),
+                null_tombstone,
                 newest.stamp if newest is not None else 0,
-                self._broken(txn, name, record),
+                self._is_quarantined(txn, name, record),
             )
 
-    def _broken(self, txn: Any, name: bytes, record: Record) -> bool:
+    def _is_quarantined(self, txn: Any, name: bytes, record: Record) -> bool:
         existing = self._index.versions.version_at(txn, name, record.stamp)
         return existing is not None and existing.broken and existing.version == record.version
 

@@ -66,7 +66,7 @@ class _Claims:
             (extent.offset, extent.length, extent.crc32c)
         )
 
-    def of(self, disk: int, file: int) -> Iterator[Extent]:
+    def extents_in(self, disk: int, file: int) -> Iterator[Extent]:
         packed = self._by_file.get(file, array("Q"))
         for at in range(0, len(packed), 3):
             yield Extent(disk, file, *packed[at : at + 3])
@@ -93,32 +93,32 @@ class Checker:
             for file, info in known.items():
                 if info.disk in self._disks.lost:
                     continue  # its data are in quarantine
-                self._file(txn, file, info, list(claims.of(info.disk, file)))
+                self._file(txn, file, info, list(claims.extents_in(info.disk, file)))
                 done += info.end
                 self._progress(done, total)
             for file in claims.files() - set(known):
-                self._tell(
+                self._report_problem(
                     "missing", f"file {file:012x}", "", "records use a file that the index does not list"
                 )
         self._leftovers(known)
         return self.report
 
-    def _tell(self, kind: str, path: str, name: str, detail: str) -> None:
+    def _report_problem(self, kind: str, path: str, name: str, detail: str) -> None:
         self.report.problems.append(Problem(kind, path, name, detail))
 
     def _quarantine(self, txn: Any) -> None:
         """Reports known damage, and checks that records and quarantine table agree."""
-        confined = {(name, stamp): about for name, stamp, about in all_quarantined(self._index, txn)}
-        for (name, stamp), about in confined.items():
+        quarantined = {(name, stamp): about for name, stamp, about in all_quarantined(self._index, txn)}
+        for (name, stamp), about in quarantined.items():
             record = self._index.versions.version_at(txn, name, stamp)
             if record is None or not record.broken:
                 continue  # replaced or removed; the next prune forgets it
             self._quarantined.update(about.extents)
             size = sum(extent.length for extent in about.extents)
-            self._tell("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
+            self._report_problem("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
         for name, record in self._index.all_records(txn):
-            if record.broken and (name, record.stamp) not in confined:
-                self._tell(
+            if record.broken and (name, record.stamp) not in quarantined:
+                self._report_problem(
                     "mismatch",
                     "",
                     _named(name),
@@ -129,7 +129,9 @@ class Checker:
         claims = _Claims()
         for name, record in self._index.all_records(txn):
             if sum(extent.length for extent in record.extents) != record.size:
-                self._tell("mismatch", "", _named(name), f"the extents do not add up to {record.size} bytes")
+                self._report_problem(
+                    "mismatch", "", _named(name), f"the extents do not add up to {record.size} bytes"
+                )
             for extent in used_extents(record):
                 claims.add(extent)
         for _, upload in self._index.all_uploads(txn):
@@ -144,42 +146,46 @@ class Checker:
         path = self._disks.path(info.disk, file)
         self.report.files += 1
         try:
-            with DataFileScan(info.disk, file, path) as survey:
-                self._headers(txn, survey, info, claims)
+            with DataFileScan(info.disk, file, path) as scan:
+                self._headers(txn, scan, info, claims)
         except FileNotFoundError:
-            self._tell("missing", path, "", f"the file is missing, with {len(claims)} extents in use")
+            self._report_problem(
+                "missing", path, "", f"the file is missing, with {len(claims)} extents in use"
+            )
         except OSError as error:
-            self._tell("damaged", path, "", f"the device cannot read it: {error.strerror}")
+            self._report_problem("damaged", path, "", f"the device cannot read it: {error.strerror}")
         live = sum(extent.length for extent in claims)
         if (live, len(claims)) != (info.live, info.refs):
             detail = f"accounted {info.live} bytes in {info.refs} uses, found {live} in {len(claims)}"
-            self._tell("account", path, "", detail)
+            self._report_problem("account", path, "", detail)
 
-    def _headers(self, txn: Any, survey: DataFileScan, info: DataFile, claims: list[Extent]) -> None:
+    def _headers(self, txn: Any, scan: DataFileScan, info: DataFile, claims: list[Extent]) -> None:
         """Checks that every claimed extent is a member of the tar with the same checksum, and that its bytes
         match."""
         unseen = {(extent.offset, extent.length, extent.crc32c) for extent in claims}
-        for found in survey.members(info.end if info.kind == "segment" else None):
+        for found in scan.members(info.end if info.kind == "segment" else None):
             place = (found.extent.offset, found.extent.length, found.extent.crc32c)
             if place not in unseen:
                 continue
             unseen.discard(place)
-            self._bytes(survey, found.extent, f"{found.member.bucket}/{found.member.key}")
-        for damage in survey.damage:
-            self._tell("header", survey.path, "", damage)
+            self._bytes(scan, found.extent, f"{found.member.bucket}/{found.member.key}")
+        for damage in scan.damage:
+            self._report_problem("header", scan.path, "", damage)
         for offset, length, crc in unseen:
-            extent = Extent(survey.disk, survey.file, offset, length, crc)
+            extent = Extent(scan.disk, scan.file, offset, length, crc)
             name = self._owner(txn, extent)
-            self._tell("header", survey.path, name, f"no tar member header describes the bytes at {offset}")
-            self._bytes(survey, extent, name)
+            self._report_problem(
+                "header", scan.path, name, f"no tar member header describes the bytes at {offset}"
+            )
+            self._bytes(scan, extent, name)
 
-    def _bytes(self, survey: DataFileScan, extent: Extent, name: str) -> None:
+    def _bytes(self, scan: DataFileScan, extent: Extent, name: str) -> None:
         self.report.bytes += extent.length
         if extent in self._quarantined:
             return  # already reported
-        if not survey.is_intact(extent):
+        if not scan.is_intact(extent):
             detail = f"{extent.length} bytes at {extent.offset} do not match their checksum"
-            self._tell("damaged", survey.path, name, detail)
+            self._report_problem("damaged", scan.path, name, detail)
 
     def _owner(self, txn: Any, extent: Extent) -> str:
         """Returns the name that uses an extent. Scans the index, so it is called for damaged files only."""
@@ -197,16 +203,18 @@ class Checker:
             if not record.version:
                 nulls += 1
                 if versions.null_version(txn, name) != record:
-                    self._tell(
+                    self._report_problem(
                         "mismatch", "", _named(name), "the index does not list its null version correctly"
                     )
             if name == last:
                 continue
             last, current = name, versions.current_version(txn, name)
             if not record.marker if current is None else record.stamp >= current.stamp:
-                self._tell("mismatch", "", _named(name), "its newest version is not its current one")
+                self._report_problem(
+                    "mismatch", "", _named(name), "its newest version is not its current one"
+                )
         if nulls != versions.nulls.count(txn):
-            self._tell("mismatch", "", "", "the index lists null versions that do not exist")
+            self._report_problem("mismatch", "", "", "the index lists null versions that do not exist")
 
     def _leftovers(self, known: dict[int, DataFile]) -> None:
         for disk, file, path in self._disks.files():

@@ -101,9 +101,9 @@ class RebuiltVersions:
                     versions.put_older(txn, name, record)
         for batch in _batches(versions.older, txn):
             for name in dict.fromkeys(key[:-TAIL] for key, _ in batch):
-                self._raise(txn, name)
+                self._promote(txn, name)
 
-    def _raise(self, txn: Any, name: bytes) -> None:
+    def _promote(self, txn: Any, name: bytes) -> None:
         versions = self._versions
         current, older = versions.current_version(txn, name), next(versions.older_versions(txn, name), None)
         if older is None or (current is not None and current.stamp > older.stamp):
@@ -179,36 +179,38 @@ class IndexRebuilder:
     def scan_file(self, disk: int, file: int, path: str) -> None:
         """Enters all members of one data file."""
         account = self._accounts[file] = _Account(disk)
-        with DataFileScan(disk, file, path) as survey, self.index.write_transaction() as txn:
-            first, count, graves = None, 0, Tombstones(self.index, txn, keep=self._tombstone_seconds > 0)
+        with DataFileScan(disk, file, path) as scan, self.index.write_transaction() as txn:
+            first, count, tombstones = None, 0, Tombstones(self.index, txn, keep=self._tombstone_seconds > 0)
             try:
-                for found in self._trusted(survey):
+                for found in self._trusted(scan):
                     first, count = first or found, count + 1
                     self._count(account, found)
-                    self._take(txn, survey, found)
+                    self._enter_member(txn, scan, found)
                     if self._tombstone_seconds and cancels_others(found.member):
-                        self._add_tombstone(txn, graves, found.member)
+                        self._add_tombstone(txn, tombstones, found.member)
             except OSError as error:  # members read before the error count
                 account.state, self._doubtful = "lost", True
-                told = f"{path}: the device cannot read it: {error.strerror}; everything after that is lost"
-                self.report.problems.append(told)
-            graves.save(txn)
-            for damage in survey.damage:
-                self._tell_lost(account, f"{path}: {damage}")
+                problem = (
+                    f"{path}: the device cannot read it: {error.strerror}; everything after that is lost"
+                )
+                self.report.problems.append(problem)
+            tombstones.save(txn)
+            for damage in scan.damage:
+                self._report_lost(account, f"{path}: {damage}")
         if first is not None and is_large_object_file(first, count):
             account.kind, account.end = "own", first.extent.offset + first.extent.length
         self.report.files += 1
 
-    def _tell_lost(self, account: _Account, told: str) -> None:
-        self.report.problems.append(f"{told}; its contents are lost")
+    def _report_lost(self, account: _Account, problem: str) -> None:
+        self.report.problems.append(f"{problem}; its contents are lost")
         account.damaged = self._doubtful = True
 
-    def _damaged(self, survey: DataFileScan, found: ScannedMember, how: str) -> None:
+    def _damaged(self, scan: DataFileScan, found: ScannedMember, how: str) -> None:
         member = found.member
-        told = (
-            f"{survey.path}: the {member.kind} of {member.bucket}/{member.key} at byte {found.extent.offset}"
+        problem = (
+            f"{scan.path}: the {member.kind} of {member.bucket}/{member.key} at byte {found.extent.offset}"
         )
-        self._tell_lost(self._accounts[survey.file], f"{told} {how}")
+        self._report_lost(self._accounts[scan.file], f"{problem} {how}")
 
     @staticmethod
     def _count(account: _Account, found: ScannedMember) -> None:
@@ -218,26 +220,26 @@ class IndexRebuilder:
         account.stamps = _span(account.stamps, int(found.member.stamp))
         account.end = found.next
 
-    def _trusted(self, survey: DataFileScan) -> Iterable[ScannedMember]:
+    def _trusted(self, scan: DataFileScan) -> Iterable[ScannedMember]:
         """Yields the members. A file without an end mark may end in torn members after a crash, so their
         bytes are verified."""
-        for _ in survey.members():
+        for _ in scan.members():
             pass
-        torn = not survey.ended
-        for found in survey.members():
-            if not torn or survey.is_intact(found.extent):
+        torn = not scan.ended
+        for found in scan.members():
+            if not torn or scan.is_intact(found.extent):
                 yield found
             else:
-                self._damaged(survey, found, "was being written when the node stopped, or is damaged")
+                self._damaged(scan, found, "was being written when the node stopped, or is damaged")
 
-    def _take(self, txn: Any, survey: DataFileScan, found: ScannedMember) -> None:
+    def _enter_member(self, txn: Any, scan: DataFileScan, found: ScannedMember) -> None:
         member = found.member
         stamp = int(member.stamp)
         name = object_key(member.bucket, member.key)
         if member.kind in ("object", "marker"):
             self._versions.add_version(txn, name, _record(found))
         elif member.kind == "manifest":
-            record = self._document(survey, found, Record)
+            record = self._document(scan, found, Record)
             if record is not None:
                 record = msgspec.structs.replace(record, stamp=stamp, manifest=found.extent)
                 self._versions.add_version(txn, name, record)
@@ -246,7 +248,7 @@ class IndexRebuilder:
         elif member.kind == "deleted":
             self._versions.add_removal(txn, name, member.version, stamp)
         elif member.kind == "upload":
-            upload = self._document(survey, found, Upload)
+            upload = self._document(scan, found, Upload)
             if upload is not None:
                 self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
         elif member.kind == "aborted":
@@ -254,17 +256,17 @@ class IndexRebuilder:
         elif member.kind == "part" and member.upload:
             self._part(txn, found, stamp)
 
-    def _document(self, survey: DataFileScan, found: ScannedMember, kind: type[_T]) -> _T | None:
+    def _document(self, scan: DataFileScan, found: ScannedMember, kind: type[_T]) -> _T | None:
         """Decodes a member's data; returns None and reports the damage if they are damaged."""
-        if survey.is_intact(found.extent):
-            return msgspec.json.decode(survey.read_extent(found.extent), type=kind)
-        self._damaged(survey, found, "is damaged")
+        if scan.is_intact(found.extent):
+            return msgspec.json.decode(scan.read_extent(found.extent), type=kind)
+        self._damaged(scan, found, "is damaged")
         return None
 
     @staticmethod
-    def _add_tombstone(txn: Any, graves: Tombstones, member: Member) -> None:
+    def _add_tombstone(txn: Any, tombstones: Tombstones, member: Member) -> None:
         name = object_key(member.bucket, member.key)
-        graves.add(txn, name, int(member.stamp), member.upload or member.version)
+        tombstones.add(txn, name, int(member.stamp), member.upload or member.version)
 
     def _upload(self, txn: Any, upload: Upload) -> None:
         existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
@@ -306,10 +308,10 @@ class IndexRebuilder:
             self._versions.drop_scratch(txn)
             txn.drop(self._ended)
             if self._tombstone_seconds:
-                graves = Tombstones(self.index, txn, keep=True)
+                tombstones = Tombstones(self.index, txn, keep=True)
                 newest = self.index.get_meta("last_stamp", txn)
-                graves.mark_incomplete(newest - round(self._tombstone_seconds * 1e9))
-                graves.save(txn)
+                tombstones.mark_incomplete(newest - round(self._tombstone_seconds * 1e9))
+                tombstones.save(txn)
             self.report.objects = self.index.objects.count(txn)
             self.report.versions = self.index.versions.older.count(txn)
             self.report.uploads = self.index.uploads.count(txn)
@@ -346,9 +348,9 @@ class IndexRebuilder:
         self._doubtful = self._doubtful or bool(lost)
         for name, record in lost:
             self._versions.drop_version(txn, name, record)
-            told = f" (version {record.version})" if record.version else ""
+            problem = f" (version {record.version})" if record.version else ""
             self.report.problems.append(
-                f"{name.decode().replace(chr(0), '/', 1)}{told}: some of its bytes are missing; it is lost"
+                f"{name.decode().replace(chr(0), '/', 1)}{problem}: some of its bytes are missing; it is lost"
             )
 
     def _present(self, extent: Extent) -> bool:
@@ -451,9 +453,9 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
         raise FormatError(f"{settings.data_dir} is not a directory; pass the node's --data-dir")
     with DataDirLock.acquire_exclusive(settings.data_dir):
         store, roots = find_disks(settings)
-        beside = settings.index_dir / "rebuild"
-        shutil.rmtree(beside, ignore_errors=True)
-        index = Index(beside, map_bytes=settings.index_map_bytes, sync=False)
+        build_dir = settings.index_dir / "rebuild"
+        shutil.rmtree(build_dir, ignore_errors=True)
+        index = Index(build_dir, map_bytes=settings.index_map_bytes, sync=False)
         try:
             rebuilder = IndexRebuilder(index, settings.tombstone_seconds)
             files = [(*found, os.path.getsize(found[2])) for found in Disks(roots).files()]
@@ -466,15 +468,15 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
             index.env.sync(True)
         finally:
             index.close()
-        _swap(settings.index_dir, beside)
+        _swap(settings.index_dir, build_dir)
         return rebuilder.report
 
 
-def _swap(index_dir: Path, beside: Path) -> None:
+def _swap(index_dir: Path, build_dir: Path) -> None:
     with suppress(FileNotFoundError):
         os.replace(index_dir / "data.mdb", index_dir / "data.mdb.before-rebuild")
     with suppress(FileNotFoundError):
         os.unlink(index_dir / "lock.mdb")
-    os.replace(beside / "data.mdb", index_dir / "data.mdb")
+    os.replace(build_dir / "data.mdb", index_dir / "data.mdb")
     sync_directory(index_dir)
-    shutil.rmtree(beside)
+    shutil.rmtree(build_dir)
