@@ -1,7 +1,7 @@
 """Failure detector: marks silent nodes `away` and gives up lost ones (`down`).
 
 Law: a node changes state only after it was probed directly, and only through the control store; a node
-that cannot reach the control store changes nobody's state. Any node may do it: the holder of one lease
+that cannot reach the control store changes no node's state. Any node may do it: the holder of one lease
 probes all nodes regularly, and a request that waits for a node probes that node at once.
 """
 

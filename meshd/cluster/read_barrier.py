@@ -3,7 +3,7 @@
 Law: while the node holds its lease and has seen the newest map since it acquired it, the map is current;
 no node is removed from the map for silence before its lease runs out. Otherwise the node asks the other
 owners of the name for their map version; without an answer from one of them it accepts no write. The
-only owner that is available by its map asks nobody: a returning owner compares with it first. Invariant:
+only owner that is available by its map asks no other node: a returning owner compares with it first. Invariant:
 an answer counts only for callers that waited before the question was sent.
 """
 

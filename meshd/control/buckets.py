@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
 
 class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One bucket and its configuration. `owner` is a user_id; `created_ms` is since 1970.
+    """A bucket and its configuration. `owner` is a user_id; `created_ms` is since 1970.
 
-    `view` is the canonical document of a view (see `meshwire.views.view_kinds`), empty for a bucket that
-    holds objects.
-    `origin` is where the objects of a bucket that is backed by one are.
-    `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
-    `copies` is how many nodes keep what is in it, 0 for as many as the mesh says; when that is changed, the
-    cluster's map says so (`Count`).
+    `view`: the canonical document of a view (see `meshwire.views.view_kinds`), "" for a bucket of objects.
+    `origin`: where the objects of a backed bucket are. `policy`: the JSON text as it was put, "" if there is
+    none. None stands for a setting that was never made. `copies`: how many nodes keep its objects, 0 for the
+    mesh's default; while it is being changed, the cluster map has the count (`BucketCopies`).
     """
 
     name: str
@@ -56,10 +54,10 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BucketExistsError(ControlError):
-    """The name is taken; `bucket` is the present one when it is still there."""
+    """The name is taken; `bucket` is the existing one if it still exists."""
 
     def __init__(self, name: str, bucket: Bucket | None) -> None:
-        super().__init__(f"the bucket {name} exists already; choose another name")
+        super().__init__(f"the bucket {name} already exists; choose another name")
         self.name, self.bucket = name, bucket
 
 
@@ -72,51 +70,56 @@ class BucketTable:
         self._backed = False
 
     def get(self, name: str) -> Bucket | None:
-        """The bucket, or None. About a microsecond; sees every process's finished writes."""
+        """Returns the bucket, or None. Takes about a microsecond; sees every process's finished writes."""
         return self._documents.current().get(name)
 
     def replica_count(self, name: str) -> int:
-        """How many copies a bucket asks for; 0: as many as the mesh says."""
+        """Returns the replica count of a bucket; 0 for the mesh's default."""
         found = self._documents.current().get(name)
         return 0 if found is None else found.copies
 
     def created_at_ms(self, name: str) -> int:
-        """When a bucket was made, in ms since the epoch; 0: there is none."""
+        """Returns when a bucket was created, in ms since the epoch; 0 if it does not exist."""
         found = self._documents.current().get(name)
         return 0 if found is None else found.created_ms
 
     def origin_write_mode(self, name: str) -> str:
-        """How what is written to a bucket comes to its origin: "through", "back" or "off"; "" without one."""
+        """Returns how writes to a bucket reach its origin: "through", "back" or "off"; "" without an
+        origin."""
         found = self._documents.current().get(name)
         return "" if found is None or found.origin is None else found.origin.write
 
     def origin_home_nodes(self, name: str) -> tuple[str, ...]:
-        """Ids of the nodes that keep what is read of a bucket's origin; (): its names are laid over all."""
+        """Returns the ids of the nodes that cache a bucket's origin; () if its names are distributed over all
+        nodes."""
         found = self._documents.current().get(name)
         return () if found is None or found.origin is None else found.origin.homes
 
     def has_backed_buckets(self) -> bool:
-        """Whether any bucket has an origin. Microseconds."""
-        every = self._documents.current()
-        if every is not self._seen:
-            self._seen = every
-            self._backed = any(bucket.origin is not None for bucket in every.values())
+        """Returns True if any bucket has an origin. Takes microseconds."""
+        buckets = self._documents.current()
+        if buckets is not self._seen:
+            self._seen = buckets
+            self._backed = any(bucket.origin is not None for bucket in buckets.values())
         return self._backed
 
     def min_replica_count(self, default: int, counts: Iterable[BucketCopies] = ()) -> int:
-        """Of all buckets; `default`: what the mesh says; `counts`: what the map says of some."""
-        said = {(count.bucket, count.born): count.relied for count in counts}
-        every = [bucket for bucket in self._documents.current().values() if not bucket.view]
-        found = [said.get((each.name, each.created_ms), each.copies or default) for each in every]
+        """Returns the smallest replica count of all buckets. `default`: the mesh's; `counts`: those in the
+        map, which take precedence."""
+        map_counts = {(count.bucket, count.born): count.relied for count in counts}
+        buckets = [bucket for bucket in self._documents.current().values() if not bucket.view]
+        found = [map_counts.get((each.name, each.created_ms), each.copies or default) for each in buckets]
         return min(found, default=default)
 
     def list_all(self, owner: str | None = None) -> tuple[Bucket, ...]:
-        """All buckets (of one owner) in order of their names."""
-        every = self._documents.current()
-        return tuple(every[name] for name in sorted(every) if owner is None or every[name].owner == owner)
+        """Returns all buckets (of one owner) in order of name."""
+        buckets = self._documents.current()
+        return tuple(
+            buckets[name] for name in sorted(buckets) if owner is None or buckets[name].owner == owner
+        )
 
     async def create(self, bucket: Bucket) -> Bucket:
-        """Create it durably. Raises BucketExistsError."""
+        """Creates a bucket durably. Raises BucketExistsError."""
         try:
             await self._documents.put(bucket.name, bucket, expect=ABSENT)
         except VersionConflictError:
@@ -124,9 +127,11 @@ class BucketTable:
         return bucket
 
     async def update(self, name: str, change: Callable[[Bucket], Bucket]) -> Bucket | None:
-        """Change it durably, atomically against other changes; None if there is no such bucket."""
+        """Changes a bucket durably and atomically; returns None if it does not exist."""
         while True:
-            version = self._documents.version(name)  # read first: an older one only conflicts
+            version = self._documents.version(
+                name
+            )  # read before the value: an outdated version only causes a conflict
             bucket = self.get(name)
             if bucket is None:
                 return None
@@ -138,5 +143,6 @@ class BucketTable:
             return changed
 
     async def delete(self, name: str) -> bool:
-        """Remove it durably; False if it was not there. Whether it is empty is for the caller to know."""
+        """Removes a bucket durably; returns False if it did not exist. The caller ensures that it is
+        empty."""
         return await self._documents.delete(name)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=msgspec.Struct)
 _PATIENCE: Final = 1.0
-"""Seconds that `seek` waits."""
+"""Seconds that `get_fresh` waits."""
 
 
 class CachedTopic(Generic[D]):
-    """The documents under `topic/`, by name, as values of `kind` (stored as JSON)."""
+    """The documents under `topic/` by name, decoded from JSON to values of `kind`."""
 
     def __init__(self, control: ControlStore, topic: str, kind: type[D]) -> None:
         self._control, self._topic = control, topic
@@ -35,10 +35,10 @@ class CachedTopic(Generic[D]):
         self._versions: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Documents {self._topic} of {len(self._values)} at {self._seen}>"
+        return f"<CachedTopic {self._topic} of {len(self._values)} at {self._seen}>"
 
     def current(self) -> Mapping[str, D]:
-        """Every document now, by name."""
+        """Returns every document by name, as of now."""
         seen = self._control.restores, self._control.revision(self._topic)
         if seen != self._seen:
             self._reload({} if seen[0] != self._seen[0] else self._versions)
@@ -46,13 +46,13 @@ class CachedTopic(Generic[D]):
         return self._values
 
     def version(self, name: str) -> int:
-        """The version `current` knows of a document; 0 if there is none."""
+        """Returns the version of a document that `current` shows; 0 if there is none."""
         self.current()
         return self._versions.get(name, 0)
 
     async def get_fresh(self, name: str) -> D | None:
-        """A document that another process may have written just now: the engine is asked about one that is
-        not known here, and waited for, up to a second, until it is."""
+        """Returns a document that another process may have just written. If it is not cached, asks the
+        engine, and waits up to a second until the cache has it."""
         if name not in self.current():
             key = self._key(name)
             if await self._control.get(key) is not None:
@@ -67,11 +67,11 @@ class CachedTopic(Generic[D]):
         return self.current().get(name)
 
     async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
-        """Write a document. Raises VersionConflictError."""
+        """Writes a document. Raises VersionConflictError."""
         return await self._control.put(self._key(name), msgspec.json.encode(document), expect=expect)
 
     async def write_many(self, wanted: Mapping[str, D | None]) -> None:
-        """Write (None: remove) these documents if they are what `current` said last; see
+        """Writes (None: removes) these documents if they are unchanged since `current` was last called; see
         `ControlStore.write_many`. Raises VersionConflictError."""
         writes = [
             Write(
@@ -85,14 +85,14 @@ class CachedTopic(Generic[D]):
             await self._control.write_many(writes)
 
     async def delete(self, name: str, *, expect: int | None = None) -> bool:
-        """Remove a document; False if it was not there."""
+        """Removes a document; returns False if it did not exist."""
         return await self._control.delete(self._key(name), expect=expect)
 
     def _key(self, name: str) -> str:
         return f"{self._topic}/{name}"
 
     def _reload(self, known: Mapping[str, int]) -> None:
-        """`known`: versions whose values are here already."""
+        """Rebuilds the cache. `known`: versions whose values are already decoded."""
         cut = len(self._topic) + 1
         entries = {key[cut:]: entry for key, entry in self._control.cached_entries(self._topic).items()}
         self._values = {

@@ -28,11 +28,11 @@ _KEY = f"{TOPIC}/map"
 
 
 class StoreChangedError(ControlError):
-    """The control store is not this mesh's any more."""
+    """The control store no longer belongs to this mesh."""
 
 
 class ClusterMapStore:
-    """The map as this process knows it, and the one way to change it."""
+    """The map as this process knows it, and the only way to change it."""
 
     def __init__(self, control: ControlStore) -> None:
         self._control = control
@@ -43,43 +43,41 @@ class ClusterMapStore:
         self.current()
 
     def __repr__(self) -> str:
-        return f"<ClusterMaps {self._map}>"
+        return f"<ClusterMapStore {self._map}>"
 
     def current(self) -> ClusterMap | None:
-        """The newest map known here, None before there is one. Never waits."""
+        """Returns the newest known map without waiting; None before there is one."""
         seen = self._control.restores, self._control.revision(TOPIC)
         if seen != self._seen:
             entry = self._control.cached_entries(TOPIC).get(_KEY)
             known = self._version if seen[0] == self._seen[0] else ABSENT
             if entry is not None and entry.version != known:
-                self._learn(parse_map(entry.value))
+                self._adopt(parse_map(entry.value))
                 self._version = entry.version
             self._seen = seen
         return self._map
 
-    def _learn(self, found: ClusterMap) -> None:
+    def _adopt(self, found: ClusterMap) -> None:
         if self._map is None or found.version > self._map.version:
             self._map, self._mesh = found, _value(self._control.cached_entries("mesh").get(MESH_ID))
 
     async def fetch_version(self) -> int:
-        """The version of the map that the control store has, 0 before there is one; a store with an older one
-        than is known here is given that back first. Raises ControlError, StoreChangedError."""
+        """Returns the map version in the control store, 0 if there is none. If the store has an older map
+        than this process, writes the newer one back first. Raises ControlError, StoreChangedError."""
         known = self.current()
         found = _parsed(await self._control.get(_KEY))
         if _is_behind(found, known):
-            found = await self.update_map(_as_it_is)
+            found = await self.update_map(_unchanged)
         return 0 if found is None else found.version
 
     async def update_map(self, change: Callable[[ClusterMap | None], ClusterMap]) -> ClusterMap:
-        """Replaces the map by what `change` makes of it, durably; called again with the newer map when
-        somebody else was quicker. Raises what `change` raises (nothing is written then), ControlError,
-        StoreChangedError.
-        """
+        """Replaces the map by what `change` returns, durably; calls `change` again with the newer map after a
+        conflict. Raises what `change` raises (then nothing is written), ControlError, StoreChangedError."""
         while True:
             known = self.current()
             entry = await self._control.get(_KEY)
             present = _parsed(entry)
-            wanted = change(await self._put_back(known) if _is_behind(present, known) else present)
+            wanted = change(await self._restore_known_map(known) if _is_behind(present, known) else present)
             if wanted == present:
                 return wanted
             try:
@@ -89,16 +87,17 @@ class ClusterMapStore:
                 continue
             return wanted
 
-    async def _put_back(self, known: ClusterMap | None) -> ClusterMap:
-        """The known map as the next version, in a store that has an older one. Raises StoreChangedError."""
+    async def _restore_known_map(self, known: ClusterMap | None) -> ClusterMap:
+        """Returns the known map as the next version, for a store that has an older map. Raises
+        StoreChangedError."""
         assert known is not None
         if _value(await self._control.get(MESH_ID)) != self._mesh:
             raise StoreChangedError(
-                "the control store was emptied, or is another mesh's: nothing is written to it; put this "
-                "mesh's back from its backup"
+                "the control store was emptied or belongs to another mesh: nothing is written to it; restore "
+                "this mesh's control store from its backup"
             )
         _log.warning(
-            "the control store has an older map, from a backup: the newest known is put back",
+            "the control store has an older map, from a backup: writing the newest known map back",
             extra={"map": known.version},
         )
         return replace(known, version=known.version + 1)
@@ -113,12 +112,12 @@ def _value(entry: Versioned | None) -> bytes | None:
 
 
 def _is_behind(found: ClusterMap | None, known: ClusterMap | None) -> bool:
-    """Whether the store, which was asked after `known` was seen, has lost that."""
+    """Returns True if the store, which was asked after `known` was seen, has lost it."""
     if known is None or found is None:
         return known is not None
     return found.version < known.version or (found.version == known.version and found != known)
 
 
-def _as_it_is(present: ClusterMap | None) -> ClusterMap:
+def _unchanged(present: ClusterMap | None) -> ClusterMap:
     assert present is not None
     return present

@@ -20,25 +20,25 @@ _BYTES = 32
 
 
 class ClusterSecret:
-    """Keys derived from the secret, one for each purpose."""
+    """Derives a key for each purpose from the secret."""
 
     def __init__(self, control: ControlStore) -> None:
         self._control = control
         self._value = b""
 
     def __repr__(self) -> str:
-        return "<NodeSecret>"
+        return "<ClusterSecret>"
 
     async def create_if_missing(self) -> None:
-        """Make the secret unless there is one already."""
+        """Creates the secret unless there is one."""
         if _KEY not in self._control.cached_entries(_TOPIC):
             try:
                 await self._control.put(_KEY, secrets.token_bytes(_BYTES), expect=ABSENT)
             except VersionConflictError:
-                return  # another process or node was quicker: its secret counts
+                return  # another process or node has created it first
 
     def derive_key(self, purpose: str) -> bytes:
-        """32 bytes, always the same for a purpose. Raises ControlError before `ensure`."""
+        """Returns 32 bytes, always the same for a purpose. Raises ControlError before `create_if_missing`."""
         if not self._value:
             entry = self._control.cached_entries(_TOPIC).get(_KEY)
             if entry is None:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 ABSENT: Final = 0
-"""As `expect`: the key must not exist. Real versions are above it."""
+"""As `expect`: the key must not exist. Real versions are higher."""
 MAX_KEY_BYTES: Final = 480
 MESH_ID: Final = "mesh/id"
-"""The key that says whose store it is. Written once: where it is another, so is the store."""
+"""The key that identifies the mesh a store belongs to. Written once; another value means another store."""
 
 
 class ControlError(MeshdError):
-    """The control store cannot do what was asked (bad key, full, unreachable)."""
+    """The control store cannot do what was requested (bad key, full, unreachable)."""
 
 
 class VersionConflictError(ControlError):
-    """The key is not at the expected version. Read it again, decide again."""
+    """The key is not at the expected version. Read it again before changing it."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         super().__init__(f"{key} is at version {found}, not {expected}; read it again before changing it")
@@ -37,12 +37,12 @@ class VersionConflictError(ControlError):
 
 
 class LeaseLostError(ControlError):
-    """The lease ran out or was taken; its holder must stop what it did under it."""
+    """The lease expired or was taken over; its holder must stop what it did under it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A value and the version of the write that made it."""
+    """A value and the version of the write that stored it."""
 
     value: bytes
     version: int
@@ -50,7 +50,7 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What is to become of a key: None deletes it. `expect` as in `ControlStore.put`."""
+    """A write of one key; the value None deletes it. `expect` as in `ControlStore.put`."""
 
     key: str
     value: bytes | None
@@ -59,7 +59,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key's new state; `entry` is None when the key was deleted."""
+    """A key's new state; `entry` is None if the key was deleted."""
 
     key: str
     entry: Versioned | None
@@ -67,7 +67,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to act as `name` until `expires_ms` (engine's wall clock), proved by `version`."""
+    """The right to act as `name` until `expires_ms` (the engine's wall clock), proven by `version`."""
 
     name: str
     holder: str
@@ -77,77 +77,78 @@ class Lease:
 
 
 class ControlStore(Protocol):
-    """See the module's docstring. All methods may raise ControlError."""
+    """A versioned key-value store with watches and leases; see the module. All methods may raise
+    ControlError."""
 
     def revision(self, topic: str) -> int:
-        """Version of the newest write under `topic/` known here; 0 if none. A microsecond; never waits. Who
-        remembers what was there by its revision remembers `restores` with it.
-        """
+        """Returns the version of the newest known write under `topic/`; 0 if none. Takes a microsecond; never
+        waits. Whoever caches by revision must also compare `restores`."""
 
     @property
     def restores(self) -> int:
-        """How often this process saw that the store was put back from a backup. A microsecond."""
+        """How often this process saw the store restored from a backup. Takes a microsecond."""
 
     def pin_revisions(self) -> AbstractContextManager[object]:
-        """Within it, in this thread, `revision` looks once a topic and then says the same. Nothing may wait
-        inside: for one request's questions, answered in one go."""
+        """Inside the block, in this thread, `revision` reads each topic once and then repeats the answer. The
+        block must not wait: it is meant for the look-ups of one request."""
 
     def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
-        """Every key under `topic/` as this process knows it; at least as new as `revision` said before."""
+        """Returns every key under `topic/` that this process knows, at least as new as `revision` returned
+        before."""
 
     async def get(self, key: str) -> Versioned | None:
-        """The key's value, or None."""
+        """Returns the key's value, or None."""
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
-        """Write durably; returns the new version.
+        """Writes a value durably; returns the new version.
 
-        `expect`: None writes always, ABSENT creates, a version replaces exactly that one; otherwise
-        VersionConflictError. When this is cancelled the write may or may not have happened.
+        `expect`: None always writes, ABSENT creates, a version replaces exactly that one; otherwise raises
+        VersionConflictError. A cancelled write may or may not have happened.
         """
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
-        """Remove durably; False if it was not there (with `expect`: VersionConflictError)."""
+        """Removes a key durably; returns False if it did not exist (with `expect`: VersionConflictError)."""
 
     async def write_many(self, writes: Sequence[Write]) -> None:
-        """Many keys at the cost of one, durably. When it raises VersionConflictError, some of them may be
-        written; an engine that can writes all or none. Keys written together may have one version.
-        """
+        """Writes many keys for the cost of one, durably. When it raises VersionConflictError, some may be
+        written; engines that can write all or none. Keys written together may have the same version."""
 
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
-        """Every key that starts with `prefix`, in key order."""
+        """Returns every key that starts with `prefix`, in key order."""
 
     def watch(self, topic: str) -> AsyncGenerator[Change, None]:
-        """First every present key, then changes as they happen. States between two looks may be skipped, the
-        last never is. Close it (`aclosing`) when done."""
+        """Yields every existing key first, then changes as they happen. Intermediate states may be skipped,
+        the last one never is. Close it (`aclosing`) when done."""
 
     async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """Take the lease `name` for `ttl` seconds; None while another holder has it. The holder may take its
-        own again, which makes earlier copies of it void."""
+        """Acquires the lease `name` for `ttl` seconds; returns None while another holder has it. A holder may
+        acquire its own lease again, which voids earlier copies of it."""
 
     async def renew_lease(self, lease: Lease) -> Lease:
-        """Another `ttl` seconds from now. Raises LeaseLostError."""
+        """Extends the lease to `ttl` seconds from now. Raises LeaseLostError."""
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give it up early. A lease that is lost already is no error."""
+        """Releases the lease early. Releasing a lost lease is no error."""
 
     async def lease_holders(self, prefix: str) -> Mapping[str, str]:
-        """Who holds the leases whose names start with `prefix`, by name, as the engine has it now."""
+        """Returns the current holders of leases whose names start with `prefix`, by name, according to the
+        engine."""
 
     def close(self) -> None:
-        """Release the engine. Watches end. Idempotent."""
+        """Releases the engine. Watches end. Idempotent."""
 
 
 def check_key(key: str) -> str:
-    """`key` itself if it is `topic/name` and short enough. Raises ControlError."""
+    """Returns `key` if it is `topic/name` and short enough. Raises ControlError."""
     topic, slash, name = key.partition("/")
     if not topic or not slash or not name or "\0" in key or len(key.encode()) > MAX_KEY_BYTES:
         raise ControlError(
-            f"control keys are `topic/name` of at most {MAX_KEY_BYTES} bytes, not {key[:80]!r}"
+            f"control keys have the form `topic/name` with at most {MAX_KEY_BYTES} bytes, not {key[:80]!r}"
         )
     return key
 
 
 def check_version(key: str, expected: int | None, found: int) -> None:
-    """Raise VersionConflictError unless `found` is what was expected."""
+    """Raises VersionConflictError unless `found` is the expected version."""
     if expected is not None and expected != found:
         raise VersionConflictError(key, expected, found)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "removals"
 MAX_NAMES: Final = 2000
-"""Names in one entry: some 150 KB, which every engine takes."""
+"""Names per entry: about 150 KB, which every engine accepts."""
 
 
 class Deletion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Names that went together; `days`: for how long nobody had used them, or `by` whom they were removed."""
+    """Names that were deleted together. `days`: for how long they were unused; `by`: who removed them."""
 
     removed_ms: int
     keys: tuple[str, ...]
@@ -36,46 +36,46 @@ class Deletion(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""
 
     def describe(self) -> str:
-        """What became of them, as the end of a sentence."""
+        """Returns what happened to them, as the end of a sentence."""
         when = datetime.fromtimestamp(self.removed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
         if self.why == "asked":
             return f"was removed by {self.by} on {when}"
-        return f"was removed on {when}: nobody had used it for {self.days} days"
+        return f"was removed on {when} after {self.days} days without use"
 
 
 class DeletedDocumentTable:
-    """One a process."""
+    """The table of deleted documents. One per process."""
 
     def __init__(self, control: ControlStore) -> None:
         self._documents = CachedTopic(control, TOPIC, Deletion)
         self._seen: Mapping[str, Deletion] | None = None
-        self._places: dict[str, str] = {}
+        self._entry_names: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<RemovalTable of {len(self._places)} names>"
+        return f"<DeletedDocumentTable of {len(self._entry_names)} names>"
 
-    def _now(self) -> Mapping[str, Deletion]:
+    def _current_entries(self) -> Mapping[str, Deletion]:
         entries = self._documents.current()
         if entries is not self._seen:
-            self._places = {key: name for name, removal in entries.items() for key in removal.keys}
+            self._entry_names = {key: name for name, removal in entries.items() for key in removal.keys}
             self._seen = entries
         return entries
 
     def find(self, key: str) -> Deletion | None:
-        """How a document went; None when it did not."""
-        entries = self._now()
-        name = self._places.get(key)
+        """Returns the deletion of a document; None if it was not deleted."""
+        entries = self._current_entries()
+        name = self._entry_names.get(key)
         return None if name is None else entries[name]
 
     def deletion_notice(self, key: str) -> str:
-        """What became of a document, in words; "" when it was not removed."""
+        """Returns what happened to a document, in words; "" if it was not deleted."""
         found = self.find(key)
         return "" if found is None else found.describe()
 
     def names(self) -> Sequence[str]:
-        """Every name that stands here."""
-        self._now()
-        return tuple(self._places)
+        """Returns every name in the table."""
+        self._current_entries()
+        return tuple(self._entry_names)
 
     async def add(
         self,
@@ -85,7 +85,7 @@ class DeletedDocumentTable:
         days: int = 0,
         by: str = "",
     ) -> None:
-        """Durably: from now on they are gone everywhere. Raises ControlError."""
+        """Records documents as deleted on every node, durably. Raises ControlError."""
         fresh = [key for key in keys if self.find(key) is None]
         for start in range(0, len(fresh), MAX_NAMES):
             name = f"{removed_ms:015d}-{secrets.token_hex(4)}"
@@ -93,15 +93,18 @@ class DeletedDocumentTable:
             await self._documents.put(name, Deletion(removed_ms, some, why, days, by), expect=ABSENT)
 
     async def restore(self, key: str) -> bool:
-        """A document is being made again; whether it was gone. Raises ControlError."""
-        places = [name for name, removal in self._now().items() if key in removal.keys]
+        """Removes a document from the table because it is being created again; returns True if it was there.
+        Raises ControlError."""
+        places = [name for name, removal in self._current_entries().items() if key in removal.keys]
         for name in places:
-            await self._without(name, key)
+            await self._remove_name(name, key)
         return bool(places)
 
-    async def _without(self, name: str, key: str) -> None:
+    async def _remove_name(self, name: str, key: str) -> None:
         while True:
-            version = self._documents.version(name)  # read first: an older one only conflicts
+            version = self._documents.version(
+                name
+            )  # read before the value: an outdated version only causes a conflict
             removal = self._documents.current().get(name)
             if removal is None or key not in removal.keys:
                 return
@@ -118,8 +121,8 @@ class DeletedDocumentTable:
             return
 
     async def prune(self, before_ms: int) -> int:
-        """Entries made before then are remembered no more; how many names went."""
-        old = {name: entry for name, entry in self._now().items() if entry.removed_ms < before_ms}
+        """Drops entries made before `before_ms`; returns how many names."""
+        old = {name: entry for name, entry in self._current_entries().items() if entry.removed_ms < before_ms}
         for name in old:
             await self._documents.delete(name)
         return sum(len(entry.keys) for entry in old.values())

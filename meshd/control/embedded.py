@@ -1,7 +1,7 @@
 """Embedded control store: one node's control state in LMDB, shared by its processes. The default engine.
 
 Law: a write is on disk when it returns, and its version is the LMDB transaction number. Lookups take no
-lock. Every topic's newest version is stored beside the keys, so a cache notices a change in a
+lock. Every topic's newest version is stored with the keys, so a cache notices a change in a
 microsecond. Leases are documents under `leases/`: a conditional write decides the holder, the machine's
 clock the expiry.
 Invariant: one environment per process, opened after the fork.
@@ -47,13 +47,13 @@ _decode = msgspec.json.Decoder(_Holding).decode
 
 
 class ClockLeases:
-    """The lease half of a ControlStore, made of its other half."""
+    """Leases for a ControlStore, built on its keys and values."""
 
     def __init__(self, store: ControlStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
 
     async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """See ControlStore.acquire."""
+        """See ControlStore.acquire_lease."""
         current = await self._store.get(_key(name))
         if current is not None:
             held = _decode(current.value)
@@ -62,24 +62,25 @@ class ClockLeases:
         try:
             return await self._write(name, holder, ttl, current.version if current else ABSENT)
         except VersionConflictError:
-            return None  # someone else was faster
+            return None  # another process has acquired it
 
     async def renew_lease(self, lease: Lease) -> Lease:
-        """See ControlStore.renew. A lease that ran out but that nobody took is still renewed."""
+        """See ControlStore.renew_lease. An expired lease is still renewed unless another holder has taken
+        it."""
         try:
             return await self._write(lease.name, lease.holder, lease.ttl, lease.version)
         except VersionConflictError:
-            raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s") from None
+            raise LeaseLostError(f"the lease {lease.name} is no longer held by {lease.holder}") from None
 
     async def release_lease(self, lease: Lease) -> None:
-        """See ControlStore.release."""
+        """See ControlStore.release_lease."""
         try:
             await self._store.delete(_key(lease.name), expect=lease.version)
         except VersionConflictError:
             return
 
     async def lease_holders(self, prefix: str) -> dict[str, str]:
-        """See ControlStore.leases."""
+        """See ControlStore.lease_holders."""
         now, cut = self._clock.now_ms(), len(_key(""))
         held = {
             key[cut:]: _decode(entry.value)
@@ -100,11 +101,12 @@ def _key(name: str) -> str:
 
 _MAP_BYTES = 1 << 30  # address space; ten million small documents
 _VERSION = struct.Struct(">Q")
-_POLL = 0.1  # seconds until a watch notices another process's write; the process's own are noticed at once
+_POLL = 0.1  # seconds until a watch sees another process's write; the process's own wake it at once
 
 
 class _PinnedRevisions:
-    """See ControlStore.still; only one thread at a time is inside, others look for themselves."""
+    """See ControlStore.pin_revisions. One thread at a time uses it; other threads read the revisions
+    themselves."""
 
     __slots__ = ("known", "thread")
 
@@ -120,9 +122,9 @@ class _PinnedRevisions:
 
 
 class EmbeddedControl:
-    """A ControlStore in `directory`, which is created if it is missing. Raises ControlError."""
+    """A ControlStore in `directory`, which is created if missing. Raises ControlError."""
 
-    restores = 0  # it is put back while nobody has it open
+    restores = 0  # a backup is restored only while no process has the store open
 
     def __init__(self, directory: Path, clock: Clock, *, poll: float = _POLL) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,7 +132,7 @@ class EmbeddedControl:
             self._env = lmdb.open(
                 str(directory), map_size=_MAP_BYTES, max_dbs=4, max_readers=1024, mode=0o600
             )
-            self._env.reader_check()  # slots of processes that were killed
+            self._env.reader_check()  # frees reader slots of killed processes
             self._entries = self._env.open_db(b"entries")
             self._topics = self._env.open_db(b"topics")
         except lmdb.Error as error:
@@ -150,13 +152,13 @@ class EmbeddedControl:
     def revision(self, topic: str) -> int:
         known = self._pinned.known
         if known is None or self._pinned.thread != threading.get_ident():
-            return self._look(topic)
+            return self._read_revision(topic)
         found = known.get(topic)
         if found is None:
-            found = known[topic] = self._look(topic)
+            found = known[topic] = self._read_revision(topic)
         return found
 
-    def _look(self, topic: str) -> int:
+    def _read_revision(self, topic: str) -> int:
         with self._env.begin(db=self._topics) as txn:
             found = txn.get(topic.encode())
         return 0 if found is None else int(_VERSION.unpack(found)[0])
@@ -200,7 +202,7 @@ class EmbeddedControl:
                 for change in differences(seen, now):
                     yield change
                 seen, at = now, revision
-            await _either(written, self._poll)
+            await _wait_for_write(written, self._poll)
 
     async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         return await self._leases.acquire_lease(name, holder, ttl)
@@ -240,7 +242,7 @@ class EmbeddedControl:
         return found
 
     async def _write(self, change: Callable[[lmdb.Transaction], int]) -> int:
-        """Run one write transaction off the loop: it waits for other processes and for the disk."""
+        """Runs a write transaction in a thread, because it waits for other processes and for the disk."""
         self._check_open()
         return await asyncio.to_thread(self._commit, change)
 
@@ -250,14 +252,14 @@ class EmbeddedControl:
                 return change(txn)
         except lmdb.MapFullError as error:
             raise ControlError(
-                f"the control store {self._directory} is full; delete what is unused"
+                f"the control store {self._directory} is full; delete unused buckets, users or jobs"
             ) from error
         except lmdb.Error as error:
             raise ControlError(f"the control store {self._directory} cannot be written: {error}") from error
 
     def _put(self, txn: lmdb.Transaction, key: str, value: bytes, expect: int | None) -> int:
         check_version(key, expect, _found(txn, key))
-        version = self._touch(txn, key)
+        version = self._bump_version(txn, key)
         txn.put(key.encode(), _VERSION.pack(version) + value)
         return version
 
@@ -267,10 +269,10 @@ class EmbeddedControl:
         if not found:
             return 0
         txn.delete(key.encode())
-        return self._touch(txn, key)
+        return self._bump_version(txn, key)
 
     def _put_many(self, txn: lmdb.Transaction, writes: Sequence[Write]) -> int:
-        """All or none: what raises aborts the transaction."""
+        """Writes all or none: an exception aborts the transaction."""
         for write in writes:
             key = check_key(write.key)
             if write.value is None:
@@ -279,7 +281,7 @@ class EmbeddedControl:
                 self._put(txn, key, bytes(write.value), write.expect)
         return len(writes)
 
-    def _touch(self, txn: lmdb.Transaction, key: str) -> int:
+    def _bump_version(self, txn: lmdb.Transaction, key: str) -> int:
         version = int(txn.id())
         txn.put(key.partition("/")[0].encode(), _VERSION.pack(version), db=self._topics)
         return version
@@ -294,8 +296,8 @@ def _unpack(stored: bytes) -> Versioned:
     return Versioned(bytes(stored[_VERSION.size :]), int(_VERSION.unpack_from(stored)[0]))
 
 
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    # Not wait_for: Python 3.11's loses a cancel that comes together with the event.
+async def _wait_for_write(event: asyncio.Event, seconds: float) -> None:
+    # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the event.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_control(settings: NodeSettings, clock: Clock) -> ControlStore:
-    """One a process, opened after forking. Raises ControlError."""
+    """Opens the control store, once per process and after forking. Raises ControlError."""
     address = settings.cluster.control
     if address is None:
         return EmbeddedControl(settings.control_dir, clock)
@@ -29,7 +29,7 @@ def open_control(settings: NodeSettings, clock: Clock) -> ControlStore:
 
 
 def open_gateway(address: ControlAddress, clock: Clock) -> Gateway:
-    """Calls to the etcd of an address. Raises ControlError."""
+    """Opens a gateway to the etcd cluster of an address. Raises ControlError."""
     members = tuple(EtcdMember(host, port) for host, port in address.members)
     return Gateway(members, clock, tls=_tls(address), login=address.login)
 

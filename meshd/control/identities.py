@@ -1,14 +1,19 @@
-"""Identity tables: users, access keys and named policies; one lookup per request.
+"""Identity tables: users, access keys and named policies; generation and last use of keys.
 
 Law: secrets never appear in a `repr`, a log or an error. `origin` names the source of a user or key:
 entries of `root` and `file` are replaced at every start and reload, entries of `admin` by the admin API
 alone.
-Invariant: a key signs while it is enabled and its user exists; every process sees a change at once.
+Invariant: a key signs while it is enabled and its user exists; every process sees a change at once. A
+lookup costs about a microsecond. A generated secret begins with `mss-`, so that logs can mask it. Recording
+a use adds to a set in memory; the control store is written at most once per key and hour.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import secrets
+import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
@@ -20,7 +25,7 @@ from meshd.telemetry import logs
 from meshwire.iam import Policy, PolicyError, parse_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from meshd.control.control_api import ControlStore
 
@@ -30,14 +35,14 @@ Origin = Literal["root", "file", "admin"]
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the topic holds: users, keys and policies, told apart by `type`; `created_ms` since 1970."""
+    """An entry of the topic: a user, key or policy, distinguished by `type`; `created_ms` since 1970."""
 
     created_ms: int = 0
 
 
 class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which temporary credentials are no more: those of an earlier `round`, and those issued `before` (in
-    seconds since 1970). `at_ms`: when that was said last."""
+    """Which temporary credentials are revoked: those of an earlier `round`, and those issued `before`
+    (seconds since 1970). `at_ms`: when this was last changed."""
 
     round: int = 0
     before: int = 0
@@ -45,8 +50,8 @@ class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class User(Entry, frozen=True, tag="user"):
-    """Somebody who may own buckets. `root` may do everything; `policies` are names, and add rights. `ended`:
-    of temporary credentials made with any key of theirs."""
+    """A user, who may own buckets. `root` may do everything; `policies` are names and grant rights. `ended`:
+    revocation of temporary credentials made with any of the user's keys."""
 
     user_id: str
     display_name: str
@@ -58,8 +63,8 @@ class User(Entry, frozen=True, tag="user"):
 
 
 class Key(Entry, frozen=True, tag="key"):
-    """A key pair of a user. `policies` are names; with any, the key may do what one of them allows. `ended`:
-    of temporary credentials made with it."""
+    """A key pair of a user. `policies` are names; if there are any, the key may do only what one of them
+    allows. `ended`: revocation of temporary credentials made with the key."""
 
     access_key: str
     user_id: str
@@ -75,14 +80,14 @@ class Key(Entry, frozen=True, tag="key"):
 
 
 class NamedPolicy(Entry, frozen=True, tag="policy"):
-    """A policy document under a name; `text` is the JSON as it was put."""
+    """A named policy document; `text` is the JSON as it was put."""
 
     name: str
     text: str
 
 
 class Account(NamedTuple):
-    """A user and one key of theirs: what the root credentials and a line of the users file say."""
+    """A user and one of their keys, as given by the root credentials or a line of the users file."""
 
     user: User
     key: Key
@@ -90,8 +95,8 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Who signs with a key that may sign. `policies` are the user's; `bounds` is empty or what the key's
-    policies, taken together, make of one."""
+    """The identity behind a key that may sign. `policies` are the user's; `bounds` is empty, or the key's
+    policies merged into one."""
 
     user: User
     key: Key
@@ -100,12 +105,13 @@ class Signer:
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """Of temporary credentials of the user and of the key: only those of the present ones are good."""
+        """The current rounds of the user's and the key's temporary credentials; only credentials of these
+        rounds are valid."""
         return self.user.ended.round, self.key.ended.round
 
     @property
     def sessions_from(self) -> int:
-        """Since when, in seconds since 1970, they must have been issued."""
+        """The time, in seconds since 1970, from which on temporary credentials must have been issued."""
         return max(self.user.ended.before, self.key.ended.before)
 
 
@@ -125,41 +131,43 @@ class IdentityTable:
 
     @property
     def state_token(self) -> object:
-        """Of all entries: another object after each change."""
-        return self._now()
+        """An object that changes with every change of an entry."""
+        return self._current_view()
 
     def find_signer(self, access_key: str) -> Signer | None:
-        """Who signs with a key; None when it is unknown or disabled or its user gone. About a microsecond."""
-        return self._now().signer(access_key)
+        """Returns who signs with a key; None if it is unknown or disabled, or its user does not exist. Takes
+        about a microsecond."""
+        return self._current_view().signer(access_key)
 
     def find_user(self, user_id: str) -> User | None:
-        """The user of an id (an owner of a bucket, say), or None."""
-        return self._now().users.get(user_id)
+        """Returns the user with this id (such as the owner of a bucket), or None."""
+        return self._current_view().users.get(user_id)
 
     def list_all(self) -> tuple[User, ...]:
-        """Every user, in order of their ids."""
+        """Returns every user in order of id."""
         return tuple(self.users().values())
 
     def users(self) -> Mapping[str, User]:
-        """Users by id, in order."""
-        return self._now().users
+        """Returns users by id, in order."""
+        return self._current_view().users
 
     def keys(self) -> Mapping[str, Key]:
-        """Keys by access key, in order, those that may not sign too."""
-        return self._now().keys
+        """Returns keys by access key, in order, including those that may not sign."""
+        return self._current_view().keys
 
     def policies(self) -> Mapping[str, NamedPolicy]:
-        """Policies by name, in order."""
-        return self._now().policies
+        """Returns policies by name, in order."""
+        return self._current_view().policies
 
     async def update_entry(self, kind: type[E], name: str, decide: Callable[[E | None], E | None]) -> bool:
-        """Replace an entry by what `decide` makes of the present one (None: there is none, or remove it),
-        durably and atomically against other changes. Whether anything changed. What `decide` raises goes on
-        to the caller; it may be called again when another process was quicker.
-        """
-        place = _place(kind, name)
+        """Replaces an entry by what `decide` returns for the current one (None: there is none; or remove it),
+        durably and atomically; returns True if anything changed. Raises what `decide` raises; `decide` may be
+        called again after a conflict."""
+        place = _entry_name(kind, name)
         while True:
-            version = self._documents.version(place)  # read first: an older one only conflicts
+            version = self._documents.version(
+                place
+            )  # read before the value: an outdated version only causes a conflict
             present = cast("E | None", self._documents.current().get(place))
             wanted = decide(present)
             if wanted == present:
@@ -175,15 +183,15 @@ class IdentityTable:
     async def replace_accounts(
         self, origins: frozenset[Origin], accounts: Iterable[Account], now_ms: int
     ) -> int:
-        """Make `accounts` the users and keys of these origins: add, change, remove. Returns how many changed.
+        """Makes `accounts` the users and keys of these origins: adds, changes and removes entries. Returns
+        how many changed.
 
-        What an administrator set on one that stays is kept: disabled keys stay disabled, policies attached,
-        sessions ended.
-        A user of another origin stays theirs and only gets the keys.
+        Settings of an administrator on an entry that stays are kept: disabled keys stay disabled, policies
+        attached, sessions revoked. A user of another origin keeps it and only receives the keys.
         """
         accounts = tuple(accounts)
         while True:
-            entries = self._now().entries
+            entries = self._current_view().entries
             wanted = _replacement(entries, origins, accounts, now_ms)
             changes = {place: new for place, new in wanted.items() if entries.get(place) != new}
             try:
@@ -192,18 +200,18 @@ class IdentityTable:
                 continue
             return len(changes)
 
-    def _now(self) -> _View:
+    def _current_view(self) -> _View:
         entries = self._documents.current()
         if entries is not self._view.entries:
             self._view = _View(entries, self._view)
-            logs.secret_masker.add_secrets(self._view.news)
+            logs.secret_masker.add_secrets(self._view.new_secrets)
         return self._view
 
 
 class _View:
-    """The entries of one moment, by kind. `news`: secrets that the view before did not have."""
+    """The entries at one time, by kind. `new_secrets`: secrets that the previous view did not have."""
 
-    __slots__ = ("_signers", "entries", "keys", "news", "parsed", "policies", "users")
+    __slots__ = ("_signers", "entries", "keys", "new_secrets", "parsed", "policies", "users")
 
     def __init__(self, entries: Mapping[str, Entry], before: _View | None) -> None:
         self.entries = entries
@@ -218,10 +226,10 @@ class _View:
             for name, policy in self.policies.items()
         }
         old = before.keys if before else {}
-        self.news = [key.secret_key for name, key in self.keys.items() if old.get(name) is not key]
+        self.new_secrets = [key.secret_key for name, key in self.keys.items() if old.get(name) is not key]
 
     def signer(self, access_key: str) -> Signer | None:
-        """Who signs with a key; made when it is first asked for."""
+        """Returns who signs with a key; computed at the first request."""
         found = self._signers.get(access_key)
         if found is None:
             key = self.keys.get(access_key)
@@ -229,7 +237,7 @@ class _View:
             if key is None or user is None:
                 return None
             policies = tuple(self._policy(name) for name in user.policies)
-            bounds = (_joined([self._policy(name) for name in key.policies]),) if key.policies else ()
+            bounds = (_merge_policies([self._policy(name) for name in key.policies]),) if key.policies else ()
             found = self._signers[access_key] = Signer(user, key, policies, bounds)
         return found
 
@@ -237,7 +245,7 @@ class _View:
         return self.parsed.get(name, _NOTHING)
 
 
-# In the place of a policy that is missing or cannot be read: whatever it said, nothing more is allowed.
+# Stands for a policy that is missing or cannot be parsed: it denies everything, so no rights are gained.
 _NOTHING = parse_policy(
     '{"Version": "2012-10-17", "Statement": {"Effect": "Deny", "Action": "*", "Resource": "*"}}',
     kind="identity",
@@ -248,21 +256,19 @@ def _parse(policy: NamedPolicy) -> Policy:
     try:
         return parse_policy(policy.text, kind="identity")
     except PolicyError as error:
-        _log.error(
-            "a policy cannot be read and refuses everything", extra={"policy": policy.name, "why": error}
-        )
+        _log.error("cannot parse a policy: it denies everything", extra={"policy": policy.name, "why": error})
         return _NOTHING
 
 
-def _joined(policies: list[Policy]) -> Policy:
-    """One policy that says what these say together."""
+def _merge_policies(policies: list[Policy]) -> Policy:
+    """Merges policies into one that grants and denies what they do together."""
     if len(policies) == 1:
         return policies[0]
     statements = tuple(statement for policy in policies for statement in policy.statements)
     return Policy(statements, frozenset().union(*(policy.keys for policy in policies)))
 
 
-def _place(kind: type[Entry], name: str) -> str:
+def _entry_name(kind: type[Entry], name: str) -> str:
     return f"{kind.__struct_config__.tag}/{name}"
 
 
@@ -292,11 +298,11 @@ def _key(old: Key | None, new: Key, now_ms: int) -> Key:
 def _replacement(
     entries: Mapping[str, Entry], origins: frozenset[Origin], accounts: tuple[Account, ...], now_ms: int
 ) -> dict[str, Entry | None]:
-    """What is to become of entries when `accounts` are the ones of `origins`. Users who go come before their
-    keys: from then on none of these signs."""
+    """Returns the new entries when `accounts` are those of `origins`. Removed users come before their keys,
+    so that none of these signs from then on."""
     wanted: dict[str, Entry | None] = {}
     for user, key in accounts:
-        user_place, key_place = _place(User, user.user_id), _place(Key, key.access_key)
+        user_place, key_place = _entry_name(User, user.user_id), _entry_name(Key, key.access_key)
         if user_place not in wanted:  # the first mention counts
             wanted[user_place] = _user(cast("User | None", entries.get(user_place)), user, now_ms)
         wanted[key_place] = _key(cast("Key | None", entries.get(key_place)), key, now_ms)
@@ -305,3 +311,68 @@ def _replacement(
             if isinstance(entry, kind) and entry.origin in origins and place not in wanted:
                 wanted[place] = None
     return wanted
+
+
+_LETTERS = string.ascii_uppercase + string.digits
+_ACCESS = re.compile(r"[\w.@=+-]{3,128}", re.ASCII)
+_SECRET = re.compile(r"[\x21-\x7e]{8,128}")
+
+
+def check_keys(access_key: str, secret_key: str) -> None:
+    """Raises ValueError, without showing the secret, unless the pair can sign requests."""
+    if not _ACCESS.fullmatch(access_key):
+        raise ValueError("an access key has 3 to 128 letters, digits or _.@=+-")
+    if not _SECRET.fullmatch(secret_key):
+        raise ValueError("a secret key has 8 to 128 printable characters without spaces")
+
+
+def new_access_key(prefix: str = "MESH") -> str:
+    """Returns a new key: `prefix` and 16 random letters and digits."""
+    return prefix + "".join(secrets.choice(_LETTERS) for _ in range(16))
+
+
+def new_secret_key() -> str:
+    """Returns a new secret of 44 characters with 240 random bits."""
+    return "mss-" + secrets.token_urlsafe(30)
+
+
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
+
+
+class _Use(msgspec.Struct, frozen=True):
+    used_ms: int
+
+
+class KeyLastUsed:
+    """Records uses in this process, and knows those that any process has saved."""
+
+    def __init__(self, control: ControlStore) -> None:
+        self._documents = CachedTopic(control, "keyuse", _Use)
+        self._noted: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<KeyLastUsed, {len(self._noted)} to save>"
+
+    def record_use(self, access_key: str) -> None:
+        """Records that a request was signed with this key."""
+        self._noted.add(access_key)
+
+    def last_used_ms(self, access_key: str) -> int:
+        """Returns milliseconds since 1970; 0 if no use was saved."""
+        found = self._documents.current().get(access_key)
+        return 0 if found is None else found.used_ms
+
+    async def save(self, now_ms: int, known: Container[str]) -> None:
+        """Saves the uses recorded since the last call, at most one per key and hour. Removes entries of keys
+        that are not `known` and were not used for a day."""
+        noted, self._noted = self._noted, set()
+        for access_key in noted:
+            if now_ms - self.last_used_ms(access_key) >= _HOUR_MS:
+                await self._documents.put(access_key, _Use(now_ms))
+        for access_key, use in list(self._documents.current().items()):
+            if access_key not in known and now_ms - use.used_ms > _DAY_MS:
+                await self._documents.delete(access_key)
+
+    async def forget(self, access_key: str) -> None:
+        """Removes what is recorded of a deleted key."""
+        await self._documents.delete(access_key)

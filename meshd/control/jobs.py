@@ -24,9 +24,9 @@ ENDED: Final = frozenset({"done", "failed", "cancelled", "paused"})
 
 
 class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whose rights a job has: those of the key it was started with, within a temporary credential's policies
-    (`parent` is then the key behind it, `issued` and `rounds` say whether it was revoked since), from where
-    it was started."""
+    """Whose rights a job has: those of the key that started it, within the policies of a temporary credential
+    (`parent` is then the key behind it; `issued` and `rounds` show whether it was revoked since), and the
+    client that started it."""
 
     user_id: str
     access_key: str
@@ -41,8 +41,8 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a run has come; totals are 0 until its plan is made. `there`: outputs of the same content that
-    an earlier run left; `removed`: outputs of earlier runs that are none any more."""
+    """Progress of a run; totals are 0 until it is planned. `there`: outputs of the same content left by an
+    earlier run; `removed`: outputs of earlier runs that are obsolete."""
 
     phase: str = ""
     outputs: int = 0
@@ -55,9 +55,9 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     there: int = 0
     removed: int = 0
     rate: float = 0.0
-    """Bytes a second, lately."""
+    """Bytes per second, recently."""
     copies: int = 1
-    """So many of each output: the counts are of all of them."""
+    """The number of copies of each output; the counts include all of them."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -68,8 +68,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One job; times in ms since 1970. `run` counts how often it was started; `cancel`: its end was asked
-    for, with `pause` to be started again; `error`: why it failed; `node`: who runs it."""
+    """A job; times in ms since 1970. `run`: how often it was started; `cancel`: its end was requested, with
+    `pause` in order to start it again; `error`: why it failed; `node`: the node that runs it."""
 
     job_id: str
     kind: str
@@ -106,19 +106,21 @@ class JobTable:
         return self._documents.current().get(job_id)
 
     async def get_fresh(self, job_id: str) -> Job | None:
-        """A job that another worker or node may have started just now. Asks the engine about one that is not
-        known here."""
+        """Returns a job that another worker or node may have just started: asks the engine if the job is not
+        cached."""
         return await self._documents.get_fresh(job_id)
 
     def list_all(self) -> Mapping[str, Job]:
-        """Every job by id."""
+        """Returns every job by id."""
         return self._documents.current()
 
     async def update_job(self, job_id: str, decide: Callable[[Job | None], Job | None]) -> Job | None:
-        """Replace a job by what `decide` makes of the present one (None: there is none, or leave it so),
-        durably and atomically; what is there then. `decide` may be called again, and may raise."""
+        """Replaces a job by what `decide` returns for the current one (None: there is none; or keep it),
+        durably and atomically; returns the result. `decide` may be called repeatedly, and may raise."""
         while True:
-            version = self._documents.version(job_id)  # read first: an older one only conflicts
+            version = self._documents.version(
+                job_id
+            )  # read before the value: an outdated version only causes a conflict
             present = self.get(job_id)
             wanted = decide(present)
             if wanted is None or wanted == present:
@@ -130,5 +132,5 @@ class JobTable:
             return wanted
 
     async def delete_job(self, job_id: str) -> None:
-        """Remove a job's record."""
+        """Removes a job's record."""
         await self._documents.delete(job_id)

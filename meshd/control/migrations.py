@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Identity(msgspec.Struct, frozen=True):
-    """Version 0.1: one document a key, with its user in it, under `identities/ACCESS_KEY`."""
+    """Format of version 0.1: one document per key, containing its user, under `identities/ACCESS_KEY`."""
 
     user_id: str
     display_name: str
@@ -34,7 +34,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 async def migrate_control_state(control: ControlStore, now_ms: int) -> int:
-    """Rewrite what has an old form; how many documents that were."""
+    """Rewrites documents of an old format; returns how many."""
     old, present = CachedTopic(control, "identities", _Identity), control.cached_entries(TOPIC)
     found = dict(old.current())
     new: dict[str, Entry] = {}
@@ -44,7 +44,7 @@ async def migrate_control_state(control: ControlStore, now_ms: int) -> int:
     writes = [
         Write(key, msgspec.json.encode(entry), ABSENT) for key, entry in new.items() if key not in present
     ]
-    if found:  # nothing else runs at this time; if something did, the start fails and is repeated
+    if found:  # no other writer runs now; a conflict would fail the start, which is then repeated
         await control.write_many(writes)
         await old.write_many(dict.fromkeys(found))
     return len(found)

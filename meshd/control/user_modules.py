@@ -22,8 +22,8 @@ TOPIC: Final = "modules"
 
 
 class Build(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One content of a module: `version` is `sha256:HEX`, `source` the hash of the file alone. A `draft` is
-    never taken by name, only by its version."""
+    """One pushed content of a module. `version` is `sha256:HEX`, `source` the hash of the file alone. A
+    `draft` is used only by version, never by name."""
 
     version: str
     source: str
@@ -34,14 +34,14 @@ class Build(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PushedModule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`builds`: the latest last."""
+    """A module and its builds, latest last."""
 
     name: str
     builds: tuple[Build, ...] = ()
 
     @property
     def latest(self) -> Build | None:
-        """What a plan takes that names no version."""
+        """The build for a plan that names no version."""
         return next((build for build in reversed(self.builds) if not build.draft), None)
 
 
@@ -58,14 +58,16 @@ class ModuleTable:
         return self._documents.current().get(name)
 
     def list_all(self) -> Mapping[str, PushedModule]:
-        """Every module by name."""
+        """Returns every module by name."""
         return self._documents.current()
 
     async def update_module(self, name: str, decide: Callable[[PushedModule], PushedModule]) -> PushedModule:
-        """Make of a module (an empty one if there is none) what `decide` says, durably and atomically;
-        without builds it is gone. `decide` may be called again, and may raise."""
+        """Replaces a module (an empty one if there is none) by what `decide` returns, durably and atomically;
+        a module without builds is removed. `decide` may be called repeatedly, and may raise."""
         while True:
-            version = self._documents.version(name)  # read first: an older one only conflicts
+            version = self._documents.version(
+                name
+            )  # read before the value: an outdated version only causes a conflict
             present = self.get(name) or PushedModule(name)
             wanted = decide(present)
             if wanted == present:

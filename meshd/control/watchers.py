@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Watchers:
-    """Tasks of any loop that wait for news. `wake` and `close` may be called from any thread."""
+    """Waiting tasks of any event loop. `wake` and `close` may be called from any thread."""
 
     def __init__(self) -> None:
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
@@ -27,15 +27,17 @@ class Watchers:
     def __repr__(self) -> str:
         return f"<Watchers, {len(self._waiting)} waiting>"
 
-    async def changes(self, look: Callable[[], Mapping[str, Versioned]]) -> AsyncGenerator[Change, None]:
-        """What is new at each look, until `close`."""
+    async def changes(
+        self, read_state: Callable[[], Mapping[str, Versioned]]
+    ) -> AsyncGenerator[Change, None]:
+        """Yields the changes between successive states of `read_state`, until `close`."""
         seen: Mapping[str, Versioned] = {}
         waiter = (asyncio.get_running_loop(), asyncio.Event())
         self._waiting.add(waiter)
         try:
             while not self._closed:
                 waiter[1].clear()
-                now = look()
+                now = read_state()
                 for change in differences(seen, now):
                     yield change
                 seen = now
@@ -44,18 +46,18 @@ class Watchers:
             self._waiting.discard(waiter)
 
     def wake(self) -> None:
-        """The copy has changed."""
+        """Signals that the copy has changed."""
         for loop, event in list(self._waiting):
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no task waits any more
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Ends all change streams."""
         self._closed = True
         self.wake()
 
 
 def differences(before: Mapping[str, Versioned], after: Mapping[str, Versioned]) -> list[Change]:
-    """The changes that lead from one state of a topic to another."""
+    """Returns the changes that lead from one state of a topic to another."""
     changed = [Change(key, entry) for key, entry in after.items() if before.get(key) != entry]
     return changed + [Change(key, None) for key in before if key not in after]

@@ -39,7 +39,8 @@ Code = Literal[
 
 
 class BatchError(Exception):
-    """`detail`: plain JSON values for programs. `retry_after`: seconds, when asking again is the cure."""
+    """An error of the native API. `detail`: plain JSON values for programs. `retry_after`: seconds, if
+    retrying may succeed."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class BatchError(Exception):
         return f"BatchError({self.code}: {self.message})"
 
     def to_document(self) -> dict[str, Any]:
-        """Plain JSON values; `from_document` gives the error back."""
+        """Returns plain JSON values that `from_document` turns back into the error."""
         return {
             "code": self.code,
             "message": self.message,
@@ -81,27 +82,28 @@ class BatchError(Exception):
 
 
 def damaged(name: str, message: str, detail: dict[str, Any]) -> BatchError:
-    """Stored bytes that are not those that were written: nothing may stand in for them."""
+    """Returns the error for stored bytes that differ from those written; no other bytes may replace them."""
     return BatchError(
         "CorruptData",
-        f"{name} is damaged on the disk: {message}",
-        help="put the same bytes again under this key (plans go on: the ETag stays), or remove it and make a "
-        "new snapshot; meshd fsck lists what else is damaged",
+        f"{name} is damaged on disk: {message}",
+        help="put the same bytes again under this key (existing plans keep working, because the ETag stays), "
+        "or remove it and create a new snapshot; meshd fsck lists other damage",
         detail=detail,
     )
 
 
 def busy(message: str) -> BatchError:
-    """Ask again in a second."""
-    return BatchError("Busy", message, help="ask again after the time in Retry-After", retry_after=1)
+    """Returns an error that asks the client to retry in a second."""
+    return BatchError("Busy", message, help="retry after the time in Retry-After", retry_after=1)
 
 
 def in_progress(message: str, progress: float) -> BatchError:
-    """Not done yet, and under way: `progress` is of 0…1. Whoever asks again finds it further."""
+    """Returns the error for work in progress; `progress` is between 0 and 1. A later retry finds it further
+    along."""
     return BatchError(
         "Busy",
         message,
-        help="ask again: the work goes on",
+        help="retry: the work continues",
         detail={"progress": round(progress, 4)},
         retry_after=1,
     )

@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
 RESERVED_BUCKET = "-mesh-"
 INCARNATIONS_PREFIX: Final = "births/"
-"""Buckets with which a snapshot was registered: see `meshd.datasets.bucket_incarnations`."""
+"""Prefix of records of the buckets with which a snapshot was registered; see
+`meshd.datasets.bucket_incarnations`."""
 SHARED_PREFIXES: Final = ("snapshots/", "plans/", "assets/", "packs/", INCARNATIONS_PREFIX)
-"""What begins like this is named by its content, and means the same on every node."""
+"""Prefixes of documents that are named by their content, so a name means the same on every node."""
 INDEX_PREFIXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/")
-"""Where the samples of files lie: this node's own, made again when they are asked for."""
+"""Prefixes of sample indexes of files: local to the node and rebuilt on demand."""
 T = TypeVar("T")
 
 
-class _Kept(Generic[T]):
-    """The last `limit` values by name, each loaded once at a time."""
+class _LoadingCache(Generic[T]):
+    """The last `limit` values by name; concurrent loads of one name are shared."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -64,26 +65,28 @@ class _Kept(Generic[T]):
 
 
 class LastUsedRecorder(Protocol):
-    """Who remembers when a document was used last."""
+    """Records when a document was last used."""
 
     def note(self, key: str) -> None:
-        """It is used now. Microseconds."""
+        """Records a use now. Takes microseconds."""
         ...
 
 
 class DeletedDocuments(Protocol):
-    """Who knows which documents are no more, on any node."""
+    """Knows which documents were deleted, on any node."""
 
     def deletion_notice(self, key: str) -> str:
-        """What became of it, as the end of a sentence; "" when it was not removed. A microsecond."""
+        """Returns what happened to a document, as the end of a sentence; "" if it was not deleted. Takes a
+        microsecond."""
         ...
 
     async def restore(self, key: str) -> bool:
-        """It is being made again; whether it was gone. Raises ControlError."""
+        """Removes a document from the deleted ones because it is being created again; returns True if it was
+        deleted. Raises ControlError."""
         ...
 
 
-class _None:
+class _NothingDeleted:
     def deletion_notice(self, key: str) -> str:
         return ""
 
@@ -91,36 +94,36 @@ class _None:
         return False
 
 
-_NO_REMOVALS: Final[DeletedDocuments] = _None()
+_NO_REMOVALS: Final[DeletedDocuments] = _NothingDeleted()
 _AGAIN: Final = {
-    "snapshots": "make it again: the same objects and fields give the same snapshot (POST /-/snapshots, or "
+    "snapshots": "create it again: the same objects and fields give the same snapshot (POST /-/snapshots, or "
     "mesh.open as before)",
-    "plans": "make it again: the same snapshot and spec give the same plan, and its addresses are good again "
-    "(POST /-/plans, or a Loader as before)",
+    "plans": "create it again: the same snapshot and spec give the same plan, and its addresses are valid "
+    "again (POST /-/plans, or a Loader as before)",
 }
 
 
 class DocumentStore:
-    """The node's documents. One a process. What is used is told to `uses`, so that it is not collected; what
-    `removals` names is nowhere, until it is made again."""
+    """The node's documents. One per process. `uses` records every use, so that used documents are not
+    collected; documents in `removals` do not exist until they are created again."""
 
     def __init__(
         self,
         store: ObjectStore,
-        elsewhere: RemoteSource = SINGLE_NODE,
+        remote: RemoteSource = SINGLE_NODE,
         uses: LastUsedRecorder | None = None,
         removals: DeletedDocuments = _NO_REMOVALS,
     ) -> None:
-        self._store, self._remote, self._uses = store, elsewhere, uses
+        self._store, self._remote, self._uses = store, remote, uses
         self._removals = removals
-        self._snapshots: _Kept[Snapshot] = _Kept(8)
-        self._plans: _Kept[Plan] = _Kept(256)
+        self._snapshots: _LoadingCache[Snapshot] = _LoadingCache(8)
+        self._plans: _LoadingCache[Plan] = _LoadingCache(256)
 
     def __repr__(self) -> str:
-        return f"<Catalog over {self._store!r}>"
+        return f"<DocumentStore over {self._store!r}>"
 
     async def snapshot(self, digest: str) -> Snapshot:
-        """Raises BatchError NoSuchSnapshot, Gone."""
+        """Returns a snapshot. Raises BatchError NoSuchSnapshot, Gone."""
         self._require(f"snapshots/{digest}")
         self._note(f"snapshots/{digest}")
         return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
@@ -129,7 +132,7 @@ class DocumentStore:
         return await asyncio.to_thread(Snapshot.from_bytes, await self.snapshot_bytes(digest))
 
     async def snapshot_bytes(self, digest: str) -> bytes:
-        """The document. Raises BatchError NoSuchSnapshot, Gone."""
+        """Returns a snapshot's document. Raises BatchError NoSuchSnapshot, Gone."""
         self._require(f"snapshots/{digest}")
         document = await self.find_shared(f"snapshots/{digest}")
         if document is None:
@@ -137,7 +140,7 @@ class DocumentStore:
         return document
 
     async def plan(self, digest: str) -> Plan:
-        """Raises BatchError NoSuchPlan, Gone."""
+        """Returns a plan. Raises BatchError NoSuchPlan, Gone."""
         self._require(f"plans/{digest}")
         self._note(f"plans/{digest}")
         return await self._plans.get(digest, lambda: self._load_plan(digest))
@@ -149,42 +152,42 @@ class DocumentStore:
         return Plan.from_bytes(digest, document)
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep it durably. Idempotent."""
+        """Stores a snapshot durably. Idempotent."""
         document = await asyncio.to_thread(snapshot.to_bytes)
         await self.put_shared(f"snapshots/{snapshot.hash}", document)
         self._snapshots.put(snapshot.hash, snapshot)
 
     async def add_plan(self, plan: Plan) -> None:
-        """Keep it durably. Idempotent."""
+        """Stores a plan durably. Idempotent."""
         await self.put_shared(f"plans/{plan.hash}", plan.to_bytes())
         self._plans.put(plan.hash, plan)
 
     def _require(self, key: str) -> None:
-        """Raises BatchError Gone."""
-        became = self._removals.deletion_notice(key)
-        if became:
+        """Raises BatchError Gone if the document was deleted."""
+        notice = self._removals.deletion_notice(key)
+        if notice:
             kind, _, digest = key.partition("/")
             raise BatchError(
                 "Gone",
-                f"the {kind.removesuffix('s')} {digest} {became}",
+                f"the {kind.removesuffix('s')} {digest} {notice}",
                 help=_AGAIN[kind],
                 detail={kind.removesuffix("s"): digest},
             )
 
     async def ensure_local(self, key: str) -> None:
-        """Have a plan or snapshot here, without using it. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone,
-        Busy."""
+        """Fetches a plan or snapshot to this node without recording a use. Raises BatchError NoSuchPlan,
+        NoSuchSnapshot, Gone, Busy."""
         self._require(key)
         await self.ensure_local_copies([key])
         if self._store.get(RESERVED_BUCKET, key) is None:
             raise unknown_document(key)
 
     def is_gone(self, key: str) -> bool:
-        """Whether a document was removed everywhere, and not made again."""
+        """Returns True if a shared document was deleted and not created again."""
         return key.startswith(SHARED_PREFIXES) and bool(self._removals.deletion_notice(key))
 
     def has_document(self, key: str) -> bool:
-        """Whether a document is here; to ask is to use it."""
+        """Returns True if a document is on this node; counts as a use."""
         self._note(key)
         return not self.is_gone(key) and self._store.get(RESERVED_BUCKET, key) is not None
 
@@ -193,7 +196,7 @@ class DocumentStore:
             self._uses.note(key)
 
     def read_document(self, key: str) -> bytes | None:
-        """A document of the reserved bucket, or None. Reading an index is using it."""
+        """Reads a document of the reserved bucket, or None. Reading an index counts as a use."""
         if key.startswith(INDEX_PREFIXES):
             self._note(key)
         if self.is_gone(key):
@@ -202,7 +205,7 @@ class DocumentStore:
         return None if record is None else self._store.read_range(record, 0, record.size)
 
     async def find_shared(self, key: str) -> bytes | None:
-        """A document that nodes share, from another node where this one lacks it, and kept here then."""
+        """Reads a shared document; fetches and stores it if this node lacks it."""
         document = self.read_document(key)
         if document is None and not self._remote.single_node and not self.is_gone(key):
             document = await self._remote.fetch_document(key)
@@ -211,27 +214,28 @@ class DocumentStore:
         return document
 
     async def put_shared(self, key: str, document: bytes) -> None:
-        """Write a document that nodes share, durably, here and on the other storing nodes. Idempotent; what
-        was removed is there again. Raises BatchError Busy."""
-        again = self.is_gone(key) and await self._restored(key)
+        """Writes a shared document durably, here and on the other storing nodes. Idempotent; a deleted
+        document exists again afterwards. Raises BatchError Busy."""
+        again = self.is_gone(key) and await self._restore(key)
         if not self._remote.single_node:
             await self._remote.replicate_document(key, document, again=again)
         await self.write_document(key, document, once=not again)
 
-    async def _restored(self, key: str) -> bool:
+    async def _restore(self, key: str) -> bool:
         try:
             return await self._removals.restore(key)
         except ControlError as error:
-            raise busy(f"{key} was removed, and that cannot be taken back now: {error}") from error
+            raise busy(f"{key} was deleted and cannot be restored now: {error}") from error
 
     async def ensure_local_copies(self, keys: Iterable[str]) -> None:
-        """Have those of these documents here that any node has."""
+        """Fetches to this node those of these documents that any node has."""
         for key in keys:
             if not self._remote.single_node and self._store.get(RESERVED_BUCKET, key) is None:
-                await self.find_shared(key)  # nothing, if it was removed
+                await self.find_shared(key)  # does nothing if it was deleted
 
     async def write_document(self, key: str, document: bytes, *, once: bool = False) -> None:
-        """Write a document durably; `once`: only if there is none (its name says what is in it)."""
+        """Writes a document durably. `once`: only if there is none, because its name determines its
+        content."""
         self._note(key)
         if once and self._store.get(RESERVED_BUCKET, key) is not None:
             return
@@ -245,13 +249,14 @@ class DocumentStore:
 
 
 def unknown_document(key: str) -> BatchError:
-    """Of a plan or snapshot that is not here, or not of the buckets that have their names now."""
+    """Returns the error for a plan or snapshot that is unknown, or that was made from former buckets of the
+    same names."""
     kind, _, digest = key.partition("/")
     return BatchError(
         "NoSuchPlan" if kind == "plans" else "NoSuchSnapshot",
         f"this node has no {kind.removesuffix('s')} {digest[:64]}",
-        help="it was never made here, or that it was removed is forgotten, or its bucket was deleted and the "
-        f"one that has the name now has other objects; {_AGAIN[kind]}",
+        help="it was never created here, or its deletion is no longer recorded, or its bucket was deleted "
+        f"and the bucket that now has the name holds other objects; {_AGAIN[kind]}",
     )
 
 
@@ -259,22 +264,22 @@ ASSETS_PREFIX = "assets/"
 
 
 def asset_key(digest: str) -> str:
-    """Where the reserved bucket keeps it."""
+    """Returns the key of an asset in the reserved bucket."""
     return f"{ASSETS_PREFIX}{digest}"
 
 
 def no_such_asset(digest: str) -> BatchError:
-    """What is answered when a plan or view names it."""
+    """Returns the error for a plan or view that names a missing asset."""
     return BatchError(
         "NoSuchAsset",
         missing_asset_message(digest),
-        help="make the plan or view anew with the object's address (s3://BUCKET/KEY) in its place",
+        help="create the plan or view again with the object's address (s3://BUCKET/KEY) in place of the hash",
         detail={"asset": f"sha256:{digest}"},
     )
 
 
 def asset_places(store: ObjectStore, digests: Sequence[str]) -> tuple[AssetPlace, ...]:
-    """The files that hold each asset now. Raises BatchError NoSuchAsset."""
+    """Returns the files that now hold each asset. Raises BatchError NoSuchAsset."""
     return tuple(_place(store, digest) for digest in digests)
 
 

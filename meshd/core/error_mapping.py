@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _TRIES: Final = 5
 _NOT_CACHED: Final = (
-    "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
-    "`mesh prefetch` them."
+    "The bucket has an origin, and the request needs objects that are not in the cache: read the objects "
+    "once, or `mesh prefetch` them."
 )
 
 
 class NotCachedHereError(S3Error):
-    """The store was asked for what lies at an origin."""
+    """The request needs objects that are at an origin, not in the store."""
 
     def __init__(self) -> None:
         super().__init__("ServiceUnavailable", _NOT_CACHED)
 
 
 async def retry_if_written_back(attempt: Callable[[], Awaitable[_T]]) -> _T:
-    """What `attempt` gives, which looks for an object and reads it; made again when that was brought to its
-    origin in between, as often as writers may have that happen. Raises what `attempt` raises."""
+    """Returns the result of `attempt`, which looks up an object and reads it; repeats it a few times if the
+    object was written back to its origin in between. Raises what `attempt` raises."""
     for _ in range(_TRIES - 1):
         with suppress(NotCachedHereError):
             return await attempt()
@@ -64,38 +64,39 @@ _CODES: dict[type[errors.StoreError], str] = {
 }
 
 _NOT_REPLICATED = (
-    "Not every node that must have this write could take it, or another one decides about its name now. "
-    "It may or may not have taken place: try again."
+    "Not every node that must hold this write could store it, or another node is now the primary of its "
+    "name. The write may or may not have taken effect: try again."
 )
 _NO_CONTROL = (
-    "Buckets, settings, users, keys and jobs cannot be changed now: the control store cannot be reached, "
-    "or takes no changes. It may or may not have taken place: try again."
+    "Buckets, settings, users, keys and jobs cannot be changed now: the control store is unreachable or "
+    "read-only. The change may or may not have taken effect: try again."
 )
 
 
 def to_s3_error(error: errors.StoreError) -> S3Error:
-    """S3's word for an error of the store; what an operator must look at is logged under its own line."""
+    """Translates a store error into an S3 error; logs what an operator must look at under its own line."""
     if isinstance(error, errors.CorruptExtentError):
         log.error("corrupt extent, not served: %s %s", error.name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
-        log.error("disk trouble: %s", error)
+        log.error("disk error: %s", error)
     elif isinstance(error, errors.ExhaustedError):
-        log.error("not done for want of descriptors or memory: %s", error)
+        log.error("request failed: out of file descriptors or memory: %s", error)
     if isinstance(error, errors.ConditionFailedError):
         return precondition_failed(error.condition)
     if isinstance(error, errors.NotCachedError):
         return NotCachedHereError()
     if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
-        log.warning("not acknowledged: %s", error)
+        log.warning("write not acknowledged: %s", error)
         return S3Error("SlowDown", _NOT_REPLICATED)
     if isinstance(error, errors.CorruptExtentError) and error.name:
-        return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
+        return S3Error("InternalError", f"{error.name} is damaged on disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))
 
 
 def control_error_to_s3(error: ControlError) -> S3Error:
-    """S3's word for a change that the control store did not take, or not in time; why is logged."""
-    log.warning("the control store did not do what was asked: %s", error)
+    """Translates a change that the control store rejected or did not confirm in time into an S3 error; logs
+    the reason."""
+    log.warning("the control store did not confirm a change: %s", error)
     return S3Error("ServiceUnavailable", _NO_CONTROL)
 
 
@@ -114,5 +115,5 @@ _store_errors = _StoreErrors()
 
 
 def store_errors() -> _StoreErrors:
-    """Within it, an error of the store leaves as an `S3Error`."""
+    """Translates store errors raised inside the block into `S3Error`."""
     return _store_errors

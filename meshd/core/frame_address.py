@@ -21,7 +21,7 @@ READY = FrameTiming()
 
 
 class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
-    """The rows of `rank` of `world` in step `step` of `batch` rows, counted from position `origin`."""
+    """The rows of `rank` out of `world` in step `step` of `batch` rows, counted from position `origin`."""
 
     plan: str
     epoch: int
@@ -33,22 +33,21 @@ class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
 
 
 class PartAddress(msgspec.Struct, frozen=True, tag="part"):
-    """The rows of a frame whose bytes the node that is asked holds, by this `version` of the map; those of
-    all nodes are the frame. Equal addresses name equal bytes on one node."""
+    """The rows of a frame whose bytes the receiving node holds under map `version`; the parts of all nodes
+    make up the frame. Equal addresses name equal bytes on one node."""
 
     whole: FrameAddress
     version: int
 
     @property
     def plan(self) -> str:
-        """What the frame is of."""
+        """The plan of the frame."""
         return self.whole.plan
 
 
 class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
-    """These samples (stored order), in this order; randomness is keyed by the sample as if it were a
-    position.
-    """
+    """These samples (numbers in stored order), in this order; each sample's number is its position for random
+    ops."""
 
     plan: str
     epoch: int
@@ -56,10 +55,9 @@ class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
 
 
 class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
-    """What a program makes of one object, which must still have this ETag. `program` is the text a transform
-    process compiles, `digest` names it; `position` keys its randomness; `assets` are what its ops are built
-    with.
-    """
+    """The result of a program on one object, which must still have this ETag. `program` is the text that a
+    transform process compiles, `digest` its name; `position` keys its randomness; `assets` are those its ops
+    are built with."""
 
     digest: str
     program: str
@@ -71,10 +69,9 @@ class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
 
 
 class BlockAddress(msgspec.Struct, frozen=True, tag="block"):
-    """All samples of a snapshot in stored order, by a plan that nobody registered: both come along, as the
-    documents a node writes. `digest` names what is done, `block` what is made of it; `first` is the position
-    of the first sample.
-    """
+    """All samples of a snapshot in stored order, under an unregistered plan: plan and snapshot are included
+    as documents. `digest` names the operation, `block` its input; `first` is the position of the first
+    sample."""
 
     digest: str
     block: str
@@ -89,10 +86,10 @@ AnyFrameAddress = Address | PartAddress | DerivedAddress | BlockAddress
 
 @dataclass(slots=True)
 class Frame:
-    """A finished frame: `size` bytes in the memfd `fd`, the receiver's to close. Never written again.
+    """A finished frame: `size` bytes in the memfd `fd`, which the receiver closes. Never written again.
 
-    `owner` counts the memory as long as it lives; `done` is called once, when the receiver is through with
-    it. `took`: how long it was made, if that is why it was waited for.
+    `owner` keeps the memory accounted for while it lives; `done` is called once when the receiver has
+    finished with it. `took`: how long it took to make, if the receiver waited for that.
     """
 
     fd: int
@@ -104,7 +101,7 @@ class Frame:
     took: FrameTiming = READY
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
+        """Closes the descriptor. Idempotent."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -114,9 +111,9 @@ class Frame:
 
 
 class FrameSource(Protocol):
-    """Who can be asked for frames: the assembler itself, or its stand-in in another process."""
+    """Returns frames: the assembler itself, or its client in another process."""
 
     async def get_frame(self, address: AnyFrameAddress) -> Frame:
-        """The frame, or the bytes of a derived object. Raises BatchError. Cancelling stops the work if nobody
-        else waits for it."""
+        """Returns a frame, or the bytes of a derived object. Raises BatchError. A cancelled call stops the
+        work unless another caller waits for it."""
         ...

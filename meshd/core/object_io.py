@@ -28,30 +28,31 @@ if TYPE_CHECKING:
 
 
 MAX_PUT_BYTES: Final = 5 << 30
-"""Of a single PUT or part, and of the source of a copy."""
+"""Largest size of a single PUT or part, and of the source of a copy."""
 
 
 class Body(Protocol):
-    """The bytes a client sends, without their transfer coding."""
+    """The bytes that a client sends, without their transfer coding."""
 
     @property
     def size(self) -> int | None:
-        """Length in bytes as declared, None when the client did not say."""
+        """The declared length in bytes; None if the client did not declare one."""
 
     def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        """The body in pieces of bounded size, checked against `digests` on the way; `also` names checksums to
-        compute besides. A piece is valid until the next is asked for."""
+        """Yields the body in pieces of bounded size, checked against `digests` on the way; `also` names
+        additional checksums to compute. A piece is valid until the next one is requested."""
 
     def digest(self) -> BodyDigest:
-        """The digests of the whole, once `pieces` is exhausted. Raises S3Error when anything did not
-        match."""
+        """Returns the digests of the whole body once `pieces` is exhausted. Raises S3Error if anything did
+        not match."""
 
     async def whole(self, digests: BodyDigests, limit: int) -> bytes:
-        """All of a small body, checked. Raises S3Error MaxMessageLengthExceeded above `limit` bytes."""
+        """Returns all of a small body, checked. Raises S3Error MaxMessageLengthExceeded above `limit`
+        bytes."""
 
 
 def check_put_size(size: int | None) -> None:
-    """Raise S3Error EntityTooLarge above what S3 takes in one request."""
+    """Raises S3Error EntityTooLarge above the size that S3 accepts in one request."""
     if size is not None and size > MAX_PUT_BYTES:
         raise S3Error(
             "EntityTooLarge", extra={"ProposedSize": str(size), "MaxSizeAllowed": str(MAX_PUT_BYTES)}
@@ -60,13 +61,13 @@ def check_put_size(size: int | None) -> None:
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 StoredCallback = Callable[[str, str, "Record"], Awaitable[None]]
-"""Told of every object that was stored: bucket, key and record."""
+"""Called with bucket, key and record of every object that was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """An object to be answered: `length` bytes from `offset`; `partial` when a range or a part was asked
-    for. It begins at byte `base` of the record: that of an archive, where it is a member of one."""
+    """What to send of an object: `length` bytes from `offset`; `partial` if a range or part was requested.
+    `base`: where the object begins in the record, if it is a member of an archive."""
 
     record: Record
     head: ObjectHead
@@ -79,8 +80,8 @@ class LookupResult:
 def lookup_result(
     operation: GetObject, record: Record, version: str = "", extra: Mapping[str, str] = NOTHING
 ) -> LookupResult:
-    """What of a record GET or HEAD answers. Raises S3Error NotModified, PreconditionFailed, InvalidRange,
-    InvalidPartNumber."""
+    """Returns what a GET or HEAD request gets of a record. Raises S3Error NotModified, PreconditionFailed,
+    InvalidRange, InvalidPartNumber."""
     if operation.conditions is not None:
         _check_conditions(operation.conditions, record, version)
     if operation.part_number is not None:
@@ -93,7 +94,7 @@ def lookup_result(
 
 
 def _range_applies(operation: GetObject, record: Record) -> bool:
-    """Whether the range is one of this content."""
+    """Returns True if If-Range, when given, matches this content."""
     return operation.if_range in (None, record.etag, record.modified // 1000)
 
 
@@ -129,8 +130,8 @@ def _object_head(
 
 
 def _find_part(record: Record, version: str, operation: GetObject, extra: Mapping[str, str]) -> LookupResult:
-    """Part `partNumber` of a multipart object; an object put at once has exactly part 1. S3 tells a part's
-    checksum only where the whole's is one of its parts' (COMPOSITE)."""
+    """Returns part `partNumber` of a multipart object; an object put at once has exactly part 1. Like S3, it
+    shows a part's checksum only if the object's is composed of its parts' (COMPOSITE)."""
     number = operation.part_number or 0
     if not record.parts and number == 1:
         head = _object_head(record, version, extra, record.checksums, record.checksum_type)
@@ -145,19 +146,19 @@ def _find_part(record: Record, version: str, operation: GetObject, extra: Mappin
 
 
 class TruncationReport:
-    """One an answer."""
+    """Records a truncated read within one response."""
 
     def __init__(self) -> None:
         self._sent: int | None = None
 
     def __repr__(self) -> str:
-        return "<Tear>" if self._sent is None else f"<Tear behind {self._sent} bytes>"
+        return "<TruncationReport>" if self._sent is None else f"<TruncationReport after {self._sent} bytes>"
 
     def record_truncation(self, sent: int) -> None:
-        """Of the last spans only the first `sent` bytes could be read."""
+        """Records that only the first `sent` bytes of the last spans could be read."""
         self._sent = sent
 
     def take_truncation(self) -> int | None:
-        """How many that were, once; None where all could be read."""
+        """Returns and clears the number of bytes that could be read; None if all could."""
         sent, self._sent = self._sent, None
         return sent

@@ -27,19 +27,19 @@ Name = tuple[_Text, _Text]
 
 
 class RemoteRecord(Record, frozen=True, array_like=True):
-    """The record of an object whose bytes other nodes hold: it has no extents, and no store reads it."""
+    """The record of an object whose bytes other nodes hold. It has no extents, and no store reads it."""
 
 
 class ReadRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bytes of these parts, as a frame of samples; what cannot be given is in its metadata, `errors`:
-    {number: [code, message]}. `proven`: extents of which a part is wanted are compared as a whole before."""
+    """Requests the bytes of these parts, as a frame of samples. Its metadata lists failed parts in `errors`:
+    {number: [code, message]}. `proven`: verify whole extents before sending a part of one."""
 
     parts: Annotated[list[PartTuple], Meta(max_length=MAX_PARTS)]
     proven: bool = False
 
 
 class ResumeRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`length` bytes from `offset` on of exactly this version, as they are."""
+    """Requests `length` raw bytes from `offset` of exactly this version."""
 
     bucket: _Text
     key: _Text
@@ -51,20 +51,21 @@ class ResumeRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FindRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The current objects of these names."""
+    """Requests the current objects of these names."""
 
     names: Annotated[list[Name], Meta(max_length=MAX_PARTS)]
 
 
 class FindResponse(Struct, frozen=True):
-    """One a name, None where there is no object; `unknown`: numbers of names this node cannot speak for."""
+    """One record per name, None where there is no object; `unknown`: numbers of names that this node cannot
+    answer for."""
 
     records: list[RemoteRecord | None]
     unknown: list[int] = []
 
 
 class ListRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A page of the objects under a prefix that this node decides under the map of `version`."""
+    """Requests a page of the objects under a prefix that this node is primary of under map `version`."""
 
     bucket: _Text
     prefix: _Text
@@ -74,15 +75,15 @@ class ListRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ListResponse(Struct, frozen=True):
-    """`entries` in order of UTF-8 bytes; `after`: of the next page, "" at the end."""
+    """`entries` in UTF-8 byte order; `after` of the next page, "" at the end."""
 
     entries: list[tuple[str, RemoteRecord]]
     after: str = ""
 
 
 class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The index of an archive, or (`lines`) of a file of lines, or (`features`) of a file of TFRecords, or
-    (`rows`) the lengths of the rows of one of Parquet."""
+    """Requests the index of an archive, of a line file (`lines`) or of a TFRecord file (`features`), or the
+    row lengths of a Parquet file (`rows`)."""
 
     bucket: _Text
     key: _Text
@@ -93,7 +94,7 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class InventoryRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A page of the documents under a prefix that this node has."""
+    """Requests a page of this node's documents under a prefix."""
 
     prefix: _Text
     after: _Text = ""
@@ -101,15 +102,15 @@ class InventoryRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InventoryResponse(Struct, frozen=True):
-    """`rows`: name, bytes, the minutes since 1970 in which it came and was used last; `after`: of the next
-    page, "" at the end."""
+    """`rows`: name, bytes, and the minutes since 1970 in which it arrived and was last used; `after` of the
+    next page, "" at the end."""
 
     rows: list[tuple[str, int, int, int]]
     after: str = ""
 
 
 class ViewResultRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of a view (its document) for a source object of this content, as bytes."""
+    """Requests the result of a view (its document) for a source object of this content, as bytes."""
 
     view: Annotated[str, Meta(max_length=1 << 20)]
     bucket: _Text
@@ -119,7 +120,7 @@ class ViewResultRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def to_remote_record(record: Record | None) -> RemoteRecord | None:
-    """The record as other nodes may see it."""
+    """Returns the record in the form that other nodes may see."""
     if record is None:
         return None
     values = {name: getattr(record, name) for name in record.__struct_fields__}

@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FieldOutput:
-    """What a field is delivered as. `shape`: of one row; None for a ragged field, `ndim` its dimensions
-    then.
-    """
+    """The form in which a field is delivered. `shape`: of one row; None for a ragged field, which has `ndim`
+    dimensions."""
 
     dtype: str
     shape: tuple[int, ...] | None
     ndim: int = 1
 
     def describe(self) -> dict[str, Any]:
-        """As the protocol says it: {"dtype", "shape"} or {"dtype", "ragged": true}."""
+        """Returns the form that the protocol uses: {"dtype", "shape"} or {"dtype", "ragged": true}."""
         if self.shape is None:
             return {"dtype": self.dtype, "ragged": True}
         return {"dtype": self.dtype, "shape": list(self.shape)}
@@ -39,10 +38,9 @@ class FieldOutput:
 
 @dataclass(frozen=True, slots=True)
 class MixColumns:
-    """What mixing adds to a frame: `outputs`, columns that transform processes write after the fields;
-    `weight`, the one of them that says how much of a row is its own; `class_labels`, of which the neighbour's
-    value is delivered too.
-    """
+    """The columns that mixing adds to a frame. `outputs`: columns that transform processes write after the
+    fields; `weight`: the one with the share of a row's own sample; `class_labels`: labels that are also
+    delivered for the partner row."""
 
     weight: str
     outputs: Mapping[str, FieldOutput]
@@ -50,18 +48,17 @@ class MixColumns:
 
     @property
     def others(self) -> dict[str, str]:
-        """Column of the neighbour's value → class label."""
+        """Maps the column of the partner's value to its class label."""
         return {f"{label}.other": label for label in self.class_labels}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`outputs`: of the bytes fields, by name in order. Label fields are int64 scalars and need no op.
-    `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it. `assets`: sha256
-    of what the ops are built with. `pairs`: when rows are mixed. `others`: further buckets of a joined
-    snapshot. `within`: of a packed plan, the one that renders its samples; `samples` counts its rows.
-    `positions`: of an epoch, as many unless a mix says otherwise.
-    """
+    """A registered plan. `outputs`: the bytes fields in order of name; label fields are int64 scalars and
+    need no op. `bucket`, `samples`: those of the snapshot, so that requests can be admitted without loading
+    it. `assets`: the sha256 of what the ops are built with. `pairs`: set if rows are mixed. `others`: further
+    buckets of a joined snapshot. `within`: for a packed plan, the plan that renders its samples; `samples`
+    then counts its rows. `positions`: those of an epoch, equal to `samples` unless a mix sets them."""
 
     hash: str
     snapshot: str
@@ -76,7 +73,7 @@ class Plan:
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """Every bucket that samples lie in."""
+        """Every bucket that holds samples."""
         return (self.bucket, *self.others)
 
     @property
@@ -85,7 +82,7 @@ class Plan:
 
     @cached_property
     def program_text(self) -> str:
-        """What a transform process compiles."""
+        """The text that a transform process compiles."""
         document = {"spec": spec_document(self.spec), "fields": sorted(self.outputs)}
         if self.pairs is not None:
             document["labels"] = list(self.pairs.class_labels)
@@ -93,11 +90,11 @@ class Plan:
 
     @property
     def columns(self) -> dict[str, FieldOutput]:
-        """All that transform processes write, in order: the fields, then what mixing adds."""
+        """All columns that transform processes write, in order: the fields, then those that mixing adds."""
         return dict(self.outputs) | dict(self.pairs.outputs if self.pairs is not None else {})
 
     def describe(self) -> dict[str, Any]:
-        """What `GET /-/plans/{hash}` answers."""
+        """Returns the reply to `GET /-/plans/{hash}`."""
         return {"plan": self.hash, "snapshot": self.snapshot, "spec": spec_document(self.spec)}
 
     def to_bytes(self) -> bytes:
@@ -122,7 +119,7 @@ class Plan:
 
     @classmethod
     def from_bytes(cls, digest: str, document: bytes) -> Plan:
-        """The plan of a document this node wrote."""
+        """Decodes a plan document that a node wrote."""
         value = json.loads(document)
         outputs, spec = _outputs(value["outputs"]), parse_spec(value["spec"])
         assets, mixed = tuple(value.get("assets", ())), value.get("pairs")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class ObjectRange(NamedTuple):
-    """`length` bytes at `offset` of the object that has this ETag. `size`: of the object whose bytes are
-    meant; where the object itself has another, its inflated copy is (`PlainArchives`); -1: the object's own,
-    and with `length` -1 all of it."""
+    """`length` bytes at `offset` of the object with this ETag. `size`: the size of the object that holds the
+    bytes; if it differs from the object's own, its decompressed copy is meant (`PlainArchives`); -1: the
+    object's own size, and `length` -1 then means all of it."""
 
     bucket: str
     key: str
@@ -32,8 +32,9 @@ class ObjectRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadFailure:
-    """Bytes nobody could give. `code`: NoSuchKey, SnapshotChanged (another ETag), Unreadable (damaged, or
-    gone while being read), Busy (whoever has them does not answer), or that of a BatchError."""
+    """Bytes that no node could supply. `code`: NoSuchKey, SnapshotChanged (another ETag), Unreadable
+    (damaged, or removed while being read), Busy (the nodes that have them do not answer), or the code of a
+    BatchError."""
 
     code: str
     message: str = ""
@@ -44,51 +45,52 @@ class FetchedRanges(Protocol):
 
     @property
     def places(self) -> Sequence[Location | ReadFailure]:
-        """One a part, in their order."""
+        """One location or failure per part, in order."""
         ...
 
     def close(self) -> None:
-        """Gives the memory back. Idempotent."""
+        """Releases the memory. Idempotent."""
         ...
 
 
 class RemoteSource(Protocol):
-    """The other nodes."""
+    """Reads from the other nodes."""
 
     @property
     def single_node(self) -> bool:
-        """Whether there are none: nothing below is called then. As quick as a look at a dictionary."""
+        """True if there are no other nodes; then nothing else is called. As cheap as a dictionary look-up."""
         ...
 
     def record_use(self, bucket: str, key: str) -> None:
-        """This node's own copy of an object is about to be read."""
+        """Records that this node's own copy of an object is about to be read."""
         ...
 
     def has_peer_copies(self, bucket: str, key: str) -> bool:
-        """Whether other nodes have copies of an object of their own."""
+        """Returns True if other nodes have copies of an object."""
         ...
 
     async def reaches_map_version(self, version: int) -> bool:
-        """Whether this node goes by this version of the map; a newer one is waited for, a moment."""
+        """Returns True if this node uses map `version`; waits briefly for a newer map."""
         ...
 
     def is_first_replica(self, bucket: str, key: str) -> bool:
-        """Whether this node is the one that is asked first for an object, by its present map: of all nodes
-        that go by it, one is."""
+        """Returns True if this node is the first to be asked for an object under its map. Exactly one node
+        is, of those that use the same map."""
         ...
 
     async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
-        """These bytes, by one call a node; another holder is asked where one cannot give them."""
+        """Fetches these bytes with one call per node; falls back to another replica for bytes that a node
+        cannot supply."""
         ...
 
     async def fetch_document(self, key: str) -> bytes | None:
-        """A document of the reserved bucket, from whichever node has it. Raises BatchError Busy when none
-        that answers has it, and some do not answer."""
+        """Fetches a document of the reserved bucket from any node. Raises BatchError Busy if no answering
+        node has it and some do not answer."""
         ...
 
     async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
-        """Has the storing nodes keep a document; `again`: written anew also where it is, for it was removed
-        and may be about to go. Raises BatchError Busy when too few did."""
+        """Stores a document on the storing nodes; `again`: also where a copy exists, because it was deleted
+        and that copy may be about to go. Raises BatchError Busy if too few nodes stored it."""
         ...
 
 

@@ -12,21 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Pieces = tuple[tuple[str, int, int] | tuple[str, int, int, int], ...]
-"""(path, offset, length), in bytes: where the bytes of one field lie; a fourth number is their crc32c."""
+"""(path, offset, length) in bytes for each piece of a field; a fourth number is its crc32c."""
 
 
 AssetPlace = tuple[str, Pieces]
-"""(sha256 in hex, where the bytes lie)."""
+"""(sha256 in hex, the pieces that hold the bytes)."""
 
 UNREADABLE_KINDS: Final = frozenset({"read", "damaged"})
-"""Kinds of failure after which the index is asked once more where the bytes lie."""
+"""Kinds of failure after which the location of the bytes is looked up once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
     """One row to render: its number in the frame, its epoch position, and the pieces of each bytes field;
-    `partner`: those of the row at position ^ 1, when the plan mixes the two and there is one.
-    """
+    `partner`: those of the row at position ^ 1, if the plan mixes them and it exists."""
 
     row: int
     position: int
@@ -35,9 +34,9 @@ class RowWork:
 
 
 class RowFailure(Protocol):
-    """`kind`: "bad" (the data), "op" (a defect of the op), "read" (the bytes were not there) or "damaged"
-    (they are not those that were stored). `partner`: for what the row's partner is.
-    """
+    """A row that could not be rendered. `kind`: "bad" (the data), "op" (a defect of the op), "read" (the
+    bytes were missing) or "damaged" (they differ from those stored). `partner`: the fault is in the partner
+    row."""
 
     @property
     def row(self) -> int: ...
@@ -54,9 +53,7 @@ class RowFailure(Protocol):
 
 
 class RaggedColumn(Protocol):
-    """Of one ragged field (its number): bytes and shape of each row, one after the other in a scratch
-    file.
-    """
+    """Bytes and shape of each row of one ragged field (by number), consecutive in a scratch file."""
 
     @property
     def field(self) -> int: ...
@@ -78,9 +75,8 @@ class RaggedPart(Protocol):
 
 
 class RowChecksums(Protocol):
-    """crc32c of rows that are in the frame: `columns`, one a fixed field in order of name, one value a
-    row.
-    """
+    """crc32c of rows that are in the frame. `columns`: one per fixed field in order of name, with one value
+    per row."""
 
     @property
     def rows(self) -> tuple[int, ...]: ...
@@ -89,8 +85,8 @@ class RowChecksums(Protocol):
 
 
 class Rendered(Protocol):
-    """The outcome of all rows asked for; `close` releases the scratch files. `seconds` of the processes, of
-    these `reading` source bytes."""
+    """The result for all requested rows; `close` releases the scratch files. `seconds`: process time in all;
+    `reading`: the part of it spent reading source bytes."""
 
     @property
     def failures(self) -> Sequence[RowFailure]: ...
@@ -121,8 +117,8 @@ class Renderer(Protocol):
         assets: Sequence[AssetPlace] = (),
         account: str = "",
     ) -> Rendered:
-        """`rows` are RowWork, `assets` what the program's ops are built with. `targets`: for each field in
-        order of name, then each column that mixing adds, (offset of its tensor, number of rows in it), or
-        None for a ragged one. `account`: with whose share of the processes.
+        """Renders rows. `rows` are RowWork, `assets` those that the program's ops are built with. `targets`:
+        for each field in order of name, then for each column that mixing adds, (offset of its tensor, number
+        of its rows), or None for a ragged field. `account`: the tenant whose share of the processes is used.
         """
         ...

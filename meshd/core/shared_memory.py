@@ -24,7 +24,7 @@ K = TypeVar("K")
 
 
 class MemoryAccount:
-    """Counts the bytes of frames that are being made, kept, or in a receiver's hands, and whose they are."""
+    """Counts the bytes of frames that are being made, cached, or held by a receiver, in all and by tenant."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -34,7 +34,7 @@ class MemoryAccount:
         return f"<Memory of {self.bytes} bytes>"
 
     def add_bytes(self, owner: str, size: int) -> None:
-        """Count so many bytes more, or less."""
+        """Adds `size` bytes, which may be negative."""
         self.bytes += size
         self.by_account[owner] += size
         if not self.by_account[owner]:
@@ -43,7 +43,7 @@ class MemoryAccount:
 
 @dataclass(slots=True)
 class _Block:
-    """What is given back with a frame."""
+    """The memory that is released with a frame."""
 
     fd: int
     size: int
@@ -56,11 +56,12 @@ class _Block:
 
 
 class MemoryFrame:
-    """`size` bytes of shared memory, written with pwrite: filling mapped pages costs a fault each.
+    """`size` bytes of shared memory, written with pwrite, because filling mapped pages would cost a fault
+    each.
 
-    Counted in `memory` until nothing refers to it: not its maker, nor the cache, nor a handle not yet closed.
-    `bad`: rows whose own sample is bad, pads left out; `complaint`: what is said if they are too many;
-    `took`: how long it was made.
+    They count in `memory` as long as anything refers to them: the maker, the cache, or a handle that is not
+    closed. `bad`: rows whose own sample is bad, without padding; `complaint`: the error to raise if they are
+    too many; `took`: how long the frame took to make.
     """
 
     def __init__(self, size: int, memory: MemoryAccount) -> None:
@@ -75,33 +76,33 @@ class MemoryFrame:
 
     @property
     def owner(self) -> str:
-        """The account it was made for."""
+        """The tenant for which the frame was made."""
         return self._block.owner
 
     def __repr__(self) -> str:
         return f"<MemoryFrame {self.rows} rows, {self.size} bytes>"
 
     def grow(self, size: int) -> None:
-        """Make room behind what is there."""
+        """Extends the frame."""
         os.ftruncate(self.fd, size)
         self._block.memory.add_bytes(self.owner, size - self.size)
         self.size = self._block.size = size
 
     def hand_out(self, result: FrameResult) -> Frame:
-        """A handle with a descriptor of its own. Nothing can write the frame from then on."""
+        """Returns a handle with its own descriptor. From then on nothing can write the frame."""
         if not self._sealed:
-            seal(self.fd)  # where that fails the frame is sent, not shared
+            seal(self.fd)  # a frame that cannot be sealed is sent instead of shared
             self._sealed = True
         took = READY if result == "hit" else self.took
         return Frame(os.dup(self.fd), self.size, self.rows, result, self, took=took)
 
     def close(self) -> None:
-        """Give the memory back now, if nobody else holds a descriptor. Idempotent."""
+        """Releases the memory now if no other holder has a descriptor. Idempotent."""
         self._finalizer()
 
 
 class FrameCache(Generic[K]):
-    """Finished frames by address, at most `limit` bytes, least recently used out first."""
+    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -122,7 +123,7 @@ class FrameCache(Generic[K]):
         return frame
 
     def put(self, address: K, frame: MemoryFrame) -> None:
-        """Keep it, unless it alone exceeds the limit."""
+        """Caches a frame unless it alone exceeds the limit."""
         if frame.size > self._limit or address in self._frames:
             return
         self._frames[address] = frame
@@ -132,7 +133,7 @@ class FrameCache(Generic[K]):
             self._add(oldest.owner, -oldest.size)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drops all frames."""
         while self._frames:
             _, frame = self._frames.popitem()
             self._add(frame.owner, -frame.size)

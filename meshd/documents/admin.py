@@ -37,54 +37,57 @@ Kind = Literal["plans", "snapshots"]
 KINDS: Final[tuple[Kind, ...]] = ("plans", "snapshots")
 MAX_PAGE: Final = 1000
 _RECENT_MS: Final = 86_400_000
-"""Used since so long ago: somebody may be at it."""
+"""Documents used more recently than this may still be in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DocumentSummary:
-    """What a document says of itself. `source`: as a person knows it; `snapshot`: its own hash, or a plan's
-    snapshot."""
+    """What a document says about itself. `description`: its description for users; `snapshot`: its own hash,
+    or the hash of a plan's snapshot."""
 
     snapshot: str
     buckets: tuple[str, ...]
-    told: dict[str, Any]
+    description: dict[str, Any]
 
 
 class DocumentAdmin:
-    """One a worker. `naming`: all that names documents, each with its text; `days`: see DocumentKeeper;
-    `recorded`: whether a snapshot was registered for the buckets that have these names now."""
+    """Lists, shows and removes documents for callers. One per worker. `references`: everything that names
+    documents, each with its text; `days`: see DocumentCollector; `recorded`: whether a snapshot was
+    registered for the buckets that now have these names."""
 
     def __init__(
         self,
         store: ObjectStore,
-        catalog: DocumentStore,
-        census: DocumentInventory,
-        removals: DeletedDocumentTable,
+        documents: DocumentStore,
+        inventory: DocumentInventory,
+        deleted: DeletedDocumentTable,
         access: Authorizer,
-        naming: Callable[[], Iterable[tuple[str, str]]],
+        references: Callable[[], Iterable[tuple[str, str]]],
         clock: Clock,
         days: int,
         recorded: Callable[[str, tuple[str, ...]], Awaitable[bool]],
     ) -> None:
-        self._store, self._catalog, self._census, self._removals = store, catalog, census, removals
-        self._access, self._naming = access, naming
+        self._store, self._documents, self._inventory, self._deleted = store, documents, inventory, deleted
+        self._access, self._list_references = access, references
         self._clock, self._days, self._recorded = clock, days, recorded
 
     def __repr__(self) -> str:
-        return "<KeptDocuments>"
+        return "<DocumentAdmin>"
 
     async def list_documents(self, caller: Caller, kind: Kind, after: str, limit: int) -> dict[str, Any]:
-        """A page of those the caller may see, in order of their hashes."""
-        seen = await self._census.collect([f"{kind}/"])
-        names = sorted(key for key in seen.held if key > f"{kind}/{after}" and not self._catalog.is_gone(key))
-        names_them = await asyncio.to_thread(self._references)
+        """Returns a page of the documents that the caller may see, in order of their hashes."""
+        seen = await self._inventory.collect([f"{kind}/"])
+        names = sorted(
+            key for key in seen.held if key > f"{kind}/{after}" and not self._documents.is_gone(key)
+        )
+        referrers = await asyncio.to_thread(self._references)
         found: list[dict[str, Any]] = []
         for key in names:
             if len(found) == limit:
                 return self._page(kind, found, seen, found[-1]["hash"])
-            what = await self._what(key)
-            if what is not None and await self._sees(caller, what):
-                found.append(self._row(key, seen.held[key], what, names_them.get(digest_of(key), [])))
+            summary = await self._summary(key)
+            if summary is not None and await self._may_see(caller, summary):
+                found.append(self._row(key, seen.held[key], summary, referrers.get(digest_of(key), [])))
         return self._page(kind, found, seen, "")
 
     def _page(
@@ -93,68 +96,70 @@ class DocumentAdmin:
         return {kind: rows, "next": after, "days": self._days, "silent": list(seen.silent)}
 
     async def get_document(self, caller: Caller, kind: Kind, digest: str) -> dict[str, Any]:
-        """One of them. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone, AccessDenied."""
-        key, what = await self._found(caller, kind, digest)
-        seen = await self._census.collect([key])
-        names_it = (await asyncio.to_thread(self._references)).get(digest, [])
-        return {**self._row(key, seen.held[key], what, names_it), "silent": list(seen.silent)}
+        """Returns one document. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone, AccessDenied."""
+        key, summary = await self._require_document(caller, kind, digest)
+        seen = await self._inventory.collect([key])
+        referrers = (await asyncio.to_thread(self._references)).get(digest, [])
+        return {**self._row(key, seen.held[key], summary, referrers), "silent": list(seen.silent)}
 
     async def remove_document(
         self, caller: Caller, kind: Kind, digest: str, *, force: bool
     ) -> dict[str, Any]:
-        """Remove one, on every node; `force`: also one that was used lately.
+        """Removes a document on every node; `force`: even if it was used recently.
 
         Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone, AccessDenied, InUse, Busy.
         """
-        key, what = await self._found(caller, kind, digest)
-        self._require(caller, what)
-        names_it = (await asyncio.to_thread(self._references)).get(digest, [])
-        if names_it:
+        key, summary = await self._require_document(caller, kind, digest)
+        self._require(caller, summary)
+        referrers = (await asyncio.to_thread(self._references)).get(digest, [])
+        if referrers:
             raise BatchError(
                 "InUse",
-                f"the {kind[:-1]} {digest} is named by {_first_names(names_it)}",
-                help="remove that first; what nobody uses goes by itself",
-                detail={"kept_by": names_it},
+                f"the {kind[:-1]} {digest} is used by {_first_names(referrers)}",
+                help="remove that first; unused documents are removed automatically",
+                detail={"kept_by": referrers},
             )
-        seen = await self._census.collect([key])
+        seen = await self._inventory.collect([key])
         self._check_unused(kind, digest, seen.held.get(key), force=force)
         try:
-            await self._removals.add([key], self._clock.now_ms(), "asked", by=caller.identity.user_id)
+            await self._deleted.add([key], self._clock.now_ms(), "asked", by=caller.identity.user_id)
         except ControlError as error:
-            raise busy(f"it cannot be removed now: {error}") from error
+            raise busy(f"the document cannot be removed now: {error}") from error
         return {"removed": digest, "kind": kind[:-1], "silent": list(seen.silent)}
 
     def _check_unused(self, kind: Kind, digest: str, held: DocumentUsage | None, *, force: bool) -> None:
-        """Raises BatchError InUse."""
+        """Raises BatchError InUse if the document was used recently."""
         used = 0 if held is None else held.used * MINUTE_MS
         if not force and used > self._clock.now_ms() - _RECENT_MS:
             raise BatchError(
                 "InUse",
-                f"the {kind[:-1]} {digest} was used within the last day: a job may be at it",
-                help="wait for the job's end, or remove it all the same with force",
+                f"the {kind[:-1]} {digest} was used within the last day: a job may still be using it",
+                help="wait for the job to end, or remove it anyway with force",
                 detail={"used_ms": used},
             )
 
-    # --- what there is ------------------------------------------------------------------------------------
+    # --- documents ----------------------------------------------------------------------------------------
 
-    async def _found(self, caller: Caller, kind: Kind, digest: str) -> tuple[str, _DocumentSummary]:
+    async def _require_document(
+        self, caller: Caller, kind: Kind, digest: str
+    ) -> tuple[str, _DocumentSummary]:
         key = f"{kind}/{digest}"
-        await self._catalog.ensure_local(key)
-        what = await self._what(key)
-        if what is None or not self._may(caller, what, "s3:GetObject"):
+        await self._documents.ensure_local(key)
+        summary = await self._summary(key)
+        if summary is None or not self._is_allowed(caller, summary, "s3:GetObject"):
             raise BatchError(
                 "AccessDenied",
-                f"this key may not read what the {kind[:-1]} {digest} is made of",
+                f"this key may not read everything that the {kind[:-1]} {digest} was made from",
                 help="use the key of its bucket's owner, or root's",
             )
-        if not await self._is_of_current_buckets(caller, what):
+        if not await self._is_of_current_buckets(caller, summary):
             raise unknown_document(key)
-        return key, what
+        return key, summary
 
-    async def _what(self, key: str) -> _DocumentSummary | None:
-        """None when it is not here and cannot be had."""
+    async def _summary(self, key: str) -> _DocumentSummary | None:
+        """Returns a document's summary; None if it is not here and cannot be fetched."""
         try:
-            await self._catalog.ensure_local_copies([key])
+            await self._documents.ensure_local_copies([key])
         except BatchError:
             return None
         return await asyncio.to_thread(self._read, key)
@@ -169,7 +174,7 @@ class DocumentAdmin:
         return _summarize_snapshot(digest_of(key), self._store.read_range(record, 0, min(head, record.size)))
 
     def _references(self) -> dict[str, list[str]]:
-        """By hash (blocking)."""
+        """Returns the names that refer to each hash (blocking)."""
         found: dict[str, list[str]] = {}
         for name, held in self._texts():
             for digest in held:
@@ -177,58 +182,59 @@ class DocumentAdmin:
         return found
 
     def _texts(self) -> Iterator[tuple[str, set[str]]]:
-        for name, text in self._naming():
+        for name, text in self._list_references():
             yield name, hashes_in(text)
-        for key in self._census.list_local("plans/"):
-            record = None if self._catalog.is_gone(key) else self._store.get(RESERVED_BUCKET, key)
+        for key in self._inventory.list_local("plans/"):
+            record = None if self._documents.is_gone(key) else self._store.get(RESERVED_BUCKET, key)
             if record is not None:
                 yield f"plan {digest_of(key)}", hashes_in(self._store.read_range(record, 0, record.size))
 
     def _row(
-        self, key: str, held: DocumentUsage, what: _DocumentSummary, names_it: list[str]
+        self, key: str, held: DocumentUsage, summary: _DocumentSummary, referrers: list[str]
     ) -> dict[str, Any]:
         last = held.minute * MINUTE_MS
-        stays = bool(names_it) or not self._days
+        stays = bool(referrers) or not self._days
         return {
             "hash": digest_of(key),
-            **what.told,
+            **summary.description,
             "bytes": held.size,
             "nodes": held.nodes,
             "used_ms": last,
             "expires_ms": None if stays else last + self._days * 86_400_000,
-            "kept_by": names_it,
+            "kept_by": referrers,
         }
 
-    # --- who may ------------------------------------------------------------------------------------------
+    # --- permissions --------------------------------------------------------------------------------------
 
-    async def _sees(self, caller: Caller, what: _DocumentSummary) -> bool:
-        if not self._may(caller, what, "s3:GetObject"):
+    async def _may_see(self, caller: Caller, summary: _DocumentSummary) -> bool:
+        if not self._is_allowed(caller, summary, "s3:GetObject"):
             return False
         try:
-            return await self._is_of_current_buckets(caller, what)
-        except BatchError:  # another node may know, and does not answer
+            return await self._is_of_current_buckets(caller, summary)
+        except BatchError:  # another node may know but does not answer
             return False
 
-    async def _is_of_current_buckets(self, caller: Caller, what: _DocumentSummary) -> bool:
-        """Whether it was made of the buckets that have these names now; root sees others', too. Raises
-        BatchError Busy."""
-        return caller.identity.root or await self._recorded(what.snapshot, what.buckets)
+    async def _is_of_current_buckets(self, caller: Caller, summary: _DocumentSummary) -> bool:
+        """Returns True if the document was made from the buckets that now have these names; root also sees
+        others. Raises BatchError Busy."""
+        return caller.identity.root or await self._recorded(summary.snapshot, summary.buckets)
 
-    def _may(self, caller: Caller, what: _DocumentSummary, action: str) -> bool:
-        """Whether the caller may do that to whatever is in every bucket. Where one is gone, root may."""
+    def _is_allowed(self, caller: Caller, summary: _DocumentSummary, action: str) -> bool:
+        """Returns True if the caller may perform `action` on everything in each bucket. If a bucket no longer
+        exists, only root may."""
         identity = caller.identity
         try:
-            for bucket in what.buckets:
+            for bucket in summary.buckets:
                 self._access.require_prefix(caller, action, bucket)
         except S3Error as error:
             return error.code == "NoSuchBucket" and identity.root
         return True
 
-    def _require(self, caller: Caller, what: _DocumentSummary) -> None:
-        if not self._may(caller, what, "s3:DeleteObject"):
+    def _require(self, caller: Caller, summary: _DocumentSummary) -> None:
+        if not self._is_allowed(caller, summary, "s3:DeleteObject"):
             raise BatchError(
                 "AccessDenied",
-                f"it takes s3:DeleteObject on all of {', '.join(what.buckets)[:200]} to remove what is of it",
+                f"removing it requires s3:DeleteObject on all of {', '.join(summary.buckets)[:200]}",
                 help="use the key of the bucket's owner, or root's",
             )
 
@@ -241,9 +247,9 @@ def _first_names(names: list[str]) -> str:
 def _summarize_plan(document: bytes) -> _DocumentSummary:
     value: Mapping[str, Any] = json.loads(document)
     buckets = (value["bucket"], *value.get("others", ()))
-    told = {"snapshot": value["snapshot"], "buckets": list(buckets), "samples": value["samples"]}
-    told["ops"] = [op["op"] for op in value["spec"].get("ops", ())]
-    return _DocumentSummary(value["snapshot"], buckets, told)
+    description = {"snapshot": value["snapshot"], "buckets": list(buckets), "samples": value["samples"]}
+    description["ops"] = [op["op"] for op in value["spec"].get("ops", ())]
+    return _DocumentSummary(value["snapshot"], buckets, description)
 
 
 def _summarize_snapshot(digest: str, head: bytes) -> _DocumentSummary | None:
@@ -253,5 +259,5 @@ def _summarize_snapshot(digest: str, head: bytes) -> _DocumentSummary | None:
     except (FrameError, PlanError):
         return None
     buckets = (said["bucket"], *others)
-    told = {"source": said["source"], "kind": said["kind"], "buckets": list(buckets)}
-    return _DocumentSummary(digest, buckets, told)
+    description = {"source": said["source"], "kind": said["kind"], "buckets": list(buckets)}
+    return _DocumentSummary(digest, buckets, description)

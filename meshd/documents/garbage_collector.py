@@ -2,8 +2,8 @@
 
 `gc_policy` decides what is removed, from what all nodes know; one node records it in the table of
 deleted documents, and each node removes its own copies. An unreachable node postpones the decision. An
-index is rebuilt on demand, so it goes once no snapshot pins its file and nobody has used it for a while.
-A document is kept whenever there is doubt.
+index is rebuilt on demand, so it is removed once no snapshot pins its file and it has been unused for a
+while. A document is kept whenever there is doubt.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.documents")
 SAFE_DAYS: Final = 30
 _INDEX_PAGE: Final = 1000
-_FIELD_SUFFIX: Final = re.compile(r"-[0-9a-f]{32}$")  # of parts of its records
+_FIELD_SUFFIX: Final = re.compile(r"-[0-9a-f]{32}$")  # of an index of some fields only
 
 
 class IndexCollector:
-    """One a node (the steward's)."""
+    """Removes unused file indexes. One per node, in its coordinator."""
 
     def __init__(self, store: ObjectStore, uses: UsageRecorder, clock: Clock) -> None:
         self._store, self._uses, self._clock = store, uses, clock
 
     def __repr__(self) -> str:
-        return "<IndexKeeper>"
+        return "<IndexCollector>"
 
     async def sweep(self) -> int:
-        """Remove what nobody uses; how many went."""
+        """Removes unused indexes; returns how many."""
         unused = await asyncio.to_thread(self._unused)
         for start in range(0, len(unused), _INDEX_PAGE):
             some = unused[start : start + _INDEX_PAGE]
@@ -71,7 +71,7 @@ class IndexCollector:
                 metrics.documents_collected.labels(key.partition("/")[0]).inc()
             await asyncio.sleep(0)
         if unused:
-            _log.info("indexes of files that no dataset uses are gone", extra={"indexes": len(unused)})
+            _log.info("removed indexes of files that no dataset uses", extra={"indexes": len(unused)})
         return len(unused)
 
     def _unused(self) -> list[str]:
@@ -85,12 +85,12 @@ class IndexCollector:
         try:
             pinned = self._pinned() if old else set[str]()
         except ColumnError as error:
-            _log.warning("a snapshot cannot be read: no index is collected", extra={"why": str(error)})
+            _log.warning("cannot read a snapshot: removing no indexes", extra={"why": str(error)})
             return []
         return [key for key, etag in old.items() if etag not in pinned]
 
     def _pinned(self) -> set[str]:
-        """ETags of the files that snapshots were made of by their indexes. Raises ColumnError."""
+        """Returns the ETags of the files whose indexes snapshots were made from. Raises ColumnError."""
         found: set[str] = set()
         for key, _ in self._documents("snapshots/"):
             record = self._store.get(RESERVED_BUCKET, key)
@@ -107,7 +107,8 @@ class IndexCollector:
 
 
 def etag_of(key: str) -> str:
-    """Of the file that an index is of: `lines/ETAG-SIZE`, `tfrecords/ETAG-SIZE-CHOICE`."""
+    """Returns the ETag of the file that an index describes: `lines/ETAG-SIZE`,
+    `tfrecords/ETAG-SIZE-CHOICE`."""
     return _FIELD_SUFFIX.sub("", key.partition("/")[2]).rpartition("-")[0]
 
 
@@ -115,94 +116,100 @@ _PAGE: Final = 1000
 _DAY_MS: Final = 86_400_000
 _TOMBSTONE_TTL_MS: Final = 10 * _DAY_MS
 _SETTLE_MS: Final = 2000
-"""What came later than so lately is left for the next time: the store compares times by the second."""
+"""Milliseconds. A copy that arrived later than this is left for the next time, because the store compares
+times by the second."""
 _PLAN_LOCAL_PREFIXES: Final = ("bad/", "lengths/")
-"""Documents of this node alone that are of a plan: who is bad in it, how long its samples are."""
+"""Prefixes of this node's own documents about a plan: its bad samples and its sample lengths."""
 
 
 class DocumentCollector:
-    """One a node (the steward's). `roots` gives texts of all that names documents; `leads` whether this node
-    is the one of the mesh that says what goes; `days` without use after which that is, 0: never."""
+    """Removes unused shared documents. One per node, in its coordinator. `roots` returns the texts of
+    everything that names documents; `is_leader`: whether this node decides for the cluster; `days` without
+    use after which a document is removed, 0: never."""
 
     def __init__(
         self,
         store: ObjectStore,
-        catalog: DocumentStore,
-        census: DocumentInventory,
-        removals: DeletedDocumentTable,
+        documents: DocumentStore,
+        inventory: DocumentInventory,
+        deleted: DeletedDocumentTable,
         roots: Callable[[], Iterable[str]],
         clock: Clock,
-        leads: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
         *,
         days: int = DEFAULT_UNUSED_DAYS,
-        memory_ms: int = _TOMBSTONE_TTL_MS,
+        tombstone_ttl_ms: int = _TOMBSTONE_TTL_MS,
     ) -> None:
-        self._store, self._catalog, self._census, self._removals = store, catalog, census, removals
-        self._roots, self._clock, self._leads, self._days = roots, clock, leads, days
-        self._memory_ms = memory_ms
+        self._store, self._documents, self._inventory, self._deleted = store, documents, inventory, deleted
+        self._roots, self._clock, self._is_leader, self._days = roots, clock, is_leader, days
+        self._tombstone_ttl_ms = tombstone_ttl_ms
         self._cleared: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<DocumentKeeper, {self._days} days>"
+        return f"<DocumentCollector, {self._days} days>"
 
     async def sweep(self) -> int:
-        """Remove what nobody uses; how many went by this node's word."""
-        gone = await self._expire() if self._days and self._leads() else 0
+        """Removes unused documents; returns how many by this node's decision."""
+        gone = await self._expire() if self._days and self._is_leader() else 0
         self._cleared = ()
         await self.remove_local_copies()
         await self._remove_plan_leftovers()
-        if self._leads():
-            await self._removals.prune(self._clock.now_ms() - self._memory_ms)
+        if self._is_leader():
+            await self._deleted.prune(self._clock.now_ms() - self._tombstone_ttl_ms)
         await asyncio.to_thread(self.update_gauges)
         return gone
 
     def update_gauges(self) -> None:
-        """Put into the gauges what there is (blocking)."""
-        for kind, (count, size) in self._census.local_sizes().items():
+        """Updates the gauges of documents (blocking)."""
+        for kind, (count, size) in self._inventory.local_sizes().items():
             metrics.documents.labels(kind).set(count)
             metrics.document_bytes.labels(kind).set(size)
 
-    # --- what goes ----------------------------------------------------------------------------------------
+    # --- deciding what to remove --------------------------------------------------------------------------
 
-    def _first(self) -> int:
-        """The minute since which a use counts."""
+    def _cutoff_minute(self) -> int:
+        """Returns the minute from which on a use counts."""
         return (self._clock.now_ms() - self._days * _DAY_MS) // MINUTE_MS
 
     async def _expire(self) -> int:
-        before = await self._census.collect(SHARED_PREFIXES)
+        before = await self._inventory.collect(SHARED_PREFIXES)
         old = await self._unused(before)
-        if not old or not self._asked_all(before):
+        if not old or not self._all_nodes_answered(before):
             return 0
-        await self._removals.add(old, self._clock.now_ms(), "unused", self._days)
-        after, first = await self._census.collect(SHARED_PREFIXES), self._first()
-        back = [key for key in old if key in after.held and after.held[key].minute >= first]
-        for key in back:  # somebody came back to it just now
+        await self._deleted.add(old, self._clock.now_ms(), "unused", self._days)
+        after, first = await self._inventory.collect(SHARED_PREFIXES), self._cutoff_minute()
+        used_again = [key for key in old if key in after.held and after.held[key].minute >= first]
+        for key in used_again:  # used again since the decision
             await self._restore(key)
-        for key in set(old) - set(back):
+        for key in set(old) - set(used_again):
             metrics.documents_collected.labels(key.partition("/")[0]).inc()
-        _log.info("documents that nobody uses are gone", extra={"documents": len(old) - len(back)})
-        return len(old) - len(back)
+        _log.info("removed unused documents", extra={"documents": len(old) - len(used_again)})
+        return len(old) - len(used_again)
 
-    def _asked_all(self, seen: MeshInventory) -> bool:
+    def _all_nodes_answered(self, seen: MeshInventory) -> bool:
         metrics.documents_waiting.set(bool(seen.silent))
         if seen.silent:
-            _log.info("no document is removed while nodes are away", extra={"nodes": ", ".join(seen.silent)})
+            _log.info(
+                "removing no documents while nodes are unreachable", extra={"nodes": ", ".join(seen.silent)}
+            )
         return not seen.silent
 
     async def _unused(self, seen: MeshInventory) -> list[str]:
-        """Nothing, where a document that may name others cannot be read."""
-        there = {key: each for key, each in seen.held.items() if not self._catalog.is_gone(key)}
-        naming = [key for key in there if key.startswith(REFERRING_PREFIXES + ATTACHED_PREFIXES)]
-        await self._catalog.ensure_local_copies(naming)
+        """Returns the unused documents; none if a document that may name others cannot be read."""
+        present = {key: each for key, each in seen.held.items() if not self._documents.is_gone(key)}
+        naming = [key for key in present if key.startswith(REFERRING_PREFIXES + ATTACHED_PREFIXES)]
+        await self._documents.ensure_local_copies(naming)
         if any(self._store.get(RESERVED_BUCKET, key) is None for key in naming):
             return []
-        return await asyncio.to_thread(self._decide_unused, there)
+        return await asyncio.to_thread(self._decide_unused, present)
 
-    def _decide_unused(self, there: Mapping[str, DocumentUsage]) -> list[str]:
+    def _decide_unused(self, present: Mapping[str, DocumentUsage]) -> list[str]:
         named = {digest for text in self._roots() for digest in hashes_in(text)}
-        # This node's own uses once more: read after the documents.
-        latest = merge_usage([there, *map(self._census.list_local, SHARED_PREFIXES)])
-        return unused_documents({key: latest[key] for key in there}, named, self._names_of, self._first())
+        # This node's uses are read again, after the documents, to see the latest ones.
+        latest = merge_usage([present, *map(self._inventory.list_local, SHARED_PREFIXES)])
+        return unused_documents(
+            {key: latest[key] for key in present}, named, self._names_of, self._cutoff_minute()
+        )
 
     def _names_of(self, key: str) -> set[str]:
         record = self._store.get(RESERVED_BUCKET, key)
@@ -211,17 +218,17 @@ class DocumentCollector:
     async def _restore(self, key: str) -> None:
         record = self._store.get(RESERVED_BUCKET, key)
         if record is None:
-            await self._removals.restore(key)
+            await self._deleted.restore(key)
             return
-        await self._catalog.put_shared(
+        await self._documents.put_shared(
             key, await asyncio.to_thread(self._store.read_range, record, 0, record.size)
         )
 
-    # --- what is taken away here --------------------------------------------------------------------------
+    # --- removing local copies ----------------------------------------------------------------------------
 
     async def remove_local_copies(self) -> int:
-        """Take away this node's copies of what was removed anywhere; how many went."""
-        names = tuple(self._removals.names())
+        """Removes this node's copies of documents deleted anywhere; returns how many."""
+        names = tuple(self._deleted.names())
         if names == self._cleared:
             return 0
         cleared, late = 0, False
@@ -238,9 +245,9 @@ class DocumentCollector:
         return cleared
 
     async def _remove_copy(self, key: str, record: Record) -> bool:
-        if not self._removals.deletion_notice(key):
+        if not self._deleted.deletion_notice(key):
             return False
-        unchanged = Conditions(if_unmodified_since=record.modified // 1000)  # made again meanwhile: it stays
+        unchanged = Conditions(if_unmodified_since=record.modified // 1000)  # a document created again stays
         try:
             await self._store.delete(RESERVED_BUCKET, key, conditions=unchanged)
         except (ConditionFailedError, ConditionMissingError):
@@ -248,30 +255,30 @@ class DocumentCollector:
         return True
 
     async def _remove_plan_leftovers(self) -> None:
-        """What this node alone keeps of plans that are no more."""
+        """Removes this node's own documents about plans that no longer exist."""
         first = (self._clock.now_ms() - (self._days or DEFAULT_UNUSED_DAYS) * _DAY_MS) // MINUTE_MS
-        gone = await asyncio.to_thread(self._of_no_plan, first)
+        gone = await asyncio.to_thread(self._plan_leftovers, first)
         for start in range(0, len(gone), _PAGE):
             some = gone[start : start + _PAGE]
             await self._store.delete_many(RESERVED_BUCKET, some)
             for key in some:
                 metrics.documents_collected.labels(key.partition("/")[0]).inc()
 
-    def _of_no_plan(self, first: int) -> list[str]:
-        plans = {digest_of(key) for key in self._census.list_local("plans/")}
+    def _plan_leftovers(self, first: int) -> list[str]:
+        plans = {digest_of(key) for key in self._inventory.list_local("plans/")}
         return [
             key
             for prefix in _PLAN_LOCAL_PREFIXES
-            for key, held in self._census.list_local(prefix).items()
+            for key, held in self._inventory.list_local(prefix).items()
             if held.made < first and key.split("/")[1] not in plans
         ]
 
 
 def is_collector_leader(mesh: ClusterView) -> bool:
-    """Whether this node says what goes: of those that store and have everything, the first."""
+    """Returns True if this node decides what to remove: the first of those that store and are complete."""
     if mesh.single_node:
         return True
-    sound = [
+    complete = [
         node.node_id for node in mesh.current_map().nodes if node.stores and node.state in COMPLETE_STATES
     ]
-    return bool(sound) and min(sound) == mesh.node_id
+    return bool(complete) and min(complete) == mesh.node_id

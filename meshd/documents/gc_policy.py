@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 DEFAULT_UNUSED_DAYS: Final = 90
-"""For which a document is kept after its last use: longer than anybody lets a training rest unawares."""
+"""Days for which a document is kept after its last use: longer than a training is likely to pause."""
 REFERRING_PREFIXES: Final = ("plans/", "packs/")
-"""Documents that name others; the rest is only named."""
+"""Prefixes of documents that name others; all other documents are only named."""
 ATTACHED_PREFIXES: Final = ("births/",)
-"""Documents that are about others, and go with them."""
+"""Prefixes of documents that describe others and are removed with them."""
 _HASH: Final = re.compile(rb"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentUsage:
-    """A document as one node has it, or `nodes` of them: bytes, and the minutes since 1970 in which it came
-    there and was used last (0: never noted)."""
+    """Usage of a document on one node, or summed over `nodes` nodes: bytes, and the minutes since 1970 in
+    which it arrived and was last used (0: no use recorded)."""
 
     size: int
     made: int
@@ -35,23 +35,23 @@ class DocumentUsage:
 
     @property
     def minute(self) -> int:
-        """When somebody last had to do with it."""
+        """The minute of the last activity."""
         return max(self.made, self.used)
 
 
 def digest_of(key: str) -> str:
-    """The hash that is a document's name."""
+    """Returns the hash that names a document."""
     return key.rpartition("/")[2]
 
 
 def hashes_in(text: str | bytes) -> set[str]:
-    """The hashes a text holds."""
+    """Returns the hashes contained in a text."""
     data = text.encode() if isinstance(text, str) else text
     return {found.decode() for found in _HASH.findall(data)}
 
 
 def merge_usage(tables: Iterable[Mapping[str, DocumentUsage]]) -> dict[str, DocumentUsage]:
-    """What several nodes have, as one: used last where it was used last."""
+    """Merges the tables of several nodes; the latest use counts."""
     found: dict[str, DocumentUsage] = {}
     for table in tables:
         for key, held in table.items():
@@ -69,8 +69,8 @@ def _merge_two(one: DocumentUsage, other: DocumentUsage) -> DocumentUsage:
 def unused_documents(
     held: Mapping[str, DocumentUsage], named: Iterable[str], names_of: Callable[[str], set[str]], first: int
 ) -> list[str]:
-    """The documents that go, in order. `named`: hashes that something outside names; `names_of`: those that
-    a document holds; `first`: the minute since which a use counts."""
+    """Returns the documents to remove, in order. `named`: hashes that anything outside names; `names_of`: the
+    hashes in a document; `first`: the minute from which on a use counts."""
     live = {digest_of(key) for key, each in held.items() if each.minute >= first} | set(named)
     naming = {key for key in held if key.startswith(REFERRING_PREFIXES)}
     while found := {key for key in naming if digest_of(key) in live}:

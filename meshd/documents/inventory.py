@@ -36,19 +36,19 @@ _SLOT = struct.Struct("=I")
 
 
 class UsageRecorder(Protocol):
-    """Who notes and tells uses."""
+    """Records and returns uses."""
 
     def note(self, key: str) -> None:
-        """A result was read."""
+        """Records a use."""
         ...
 
     def last_uses(self) -> LastUses:
-        """All that was noted until now."""
+        """Returns everything recorded until now."""
         ...
 
 
 class LastUses:
-    """What was noted at some moment."""
+    """The recorded uses at one time."""
 
     def __init__(self, minutes: npt.NDArray[np.uint32]) -> None:
         self._minutes = minutes
@@ -57,12 +57,13 @@ class LastUses:
         return f"<LastUses, {np.count_nonzero(self._minutes)} slots used>"
 
     def last_used_minute(self, key: str) -> int:
-        """The minute (since 1970) a result was last read in; 0 when none was noted."""
+        """Returns the minute (since 1970) of the last use; 0 if none was recorded."""
         return int(self._minutes[_slot_of(key)])
 
 
 class UsageFile:
-    """The sketch in a file, read and written in place: not mapped, for a full disk must not end a process."""
+    """The sketch of uses in a file. It is read and written, not mapped: with a mapping a full disk would kill
+    the process."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
@@ -70,7 +71,7 @@ class UsageFile:
         os.ftruncate(self._fd, _SLOTS * _SLOT.size)
 
     def __repr__(self) -> str:
-        return f"<UseFile fd {self._fd}>"
+        return f"<UsageFile fd {self._fd}>"
 
     def note(self, key: str) -> None:
         minute = self._clock.now_ms() // MINUTE_MS
@@ -95,19 +96,20 @@ PeerInventories = tuple[list[dict[str, DocumentUsage]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class MeshInventory:
-    """`held` by name; `silent`: nodes of the mesh that could not be asked."""
+    """`held` by name; `silent`: nodes that could not be asked."""
 
     held: dict[str, DocumentUsage]
     silent: tuple[str, ...]
 
 
 async def no_peers(prefix: str) -> PeerInventories:
-    """What other nodes have, where there are none."""
+    """Returns the inventory of the other nodes of a single-node daemon: nothing."""
     return [], []
 
 
 class DocumentInventory:
-    """One a process. `others`: what each other node has under a prefix, and which could not be asked."""
+    """Lists the documents of this node and of all nodes. One per process. `others` returns each other node's
+    documents under a prefix, and the nodes that could not be asked."""
 
     def __init__(
         self,
@@ -118,10 +120,10 @@ class DocumentInventory:
         self._store, self._uses, self._others = store, uses, others
 
     def __repr__(self) -> str:
-        return "<Census>"
+        return "<DocumentInventory>"
 
     def list_local(self, prefix: str) -> dict[str, DocumentUsage]:
-        """This node's own (blocking)."""
+        """Returns this node's documents (blocking)."""
         found: dict[str, DocumentUsage] = {}
         after, more = "", True
         while more:
@@ -131,7 +133,7 @@ class DocumentInventory:
         return found
 
     def local_page(self, prefix: str, after: str, limit: int) -> tuple[dict[str, DocumentUsage], str]:
-        """Some of them, and after which the next page begins: "" at the end (blocking)."""
+        """Returns a page of them, and the start of the next page, "" at the end (blocking)."""
         uses = self._uses.last_uses()
         page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=limit)
         rows = {
@@ -141,7 +143,7 @@ class DocumentInventory:
         return rows, page.next_after if page.truncated else ""
 
     def local_sizes(self) -> dict[str, tuple[int, int]]:
-        """How many this node has of each kind, and their bytes (blocking)."""
+        """Returns the number and bytes of this node's documents by kind (blocking)."""
         found = {}
         for prefix in SHARED_PREFIXES:
             held = self.list_local(prefix).values()
@@ -149,11 +151,11 @@ class DocumentInventory:
         return found
 
     async def collect(self, prefixes: Sequence[str]) -> MeshInventory:
-        """All nodes', as one."""
+        """Returns the documents of all nodes, merged."""
         tables, silent = list[dict[str, DocumentUsage]](), set[str]()
         for prefix in prefixes:
             tables.append(await asyncio.to_thread(self.list_local, prefix))
-            far, lost = await self._others(prefix)
-            tables += far
-            silent |= set(lost)
+            remote, unreachable = await self._others(prefix)
+            tables += remote
+            silent |= set(unreachable)
         return MeshInventory(merge_usage(tables), tuple(sorted(silent)))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
-from meshd.control.access_keys import check_keys, new_access_key, new_secret_key
-from meshd.control.identities import Account, Key, User
+from meshd.control.identities import Account, Key, User, check_keys, new_access_key, new_secret_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

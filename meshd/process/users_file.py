@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from meshd.config import ConfigError
-from meshd.control.access_keys import check_keys
-from meshd.control.identities import Account, Key, User
+from meshd.control.identities import Account, Key, User, check_keys
 from meshd.process.root_credentials import ROOT_USER
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class ReplicaLacksError(StoreError):
 
 
 class StaleEpochError(StoreError):
-    """A write was decided under a cluster map that is not the newest known to this node. Nothing was changed;
+    """A write was routed by a cluster map that is not the newest known to this node. Nothing was changed;
     fetch the newer map and route the write again."""
 
     def __init__(self, version: int) -> None:

@@ -41,8 +41,8 @@ from meshd.store.index.tombstones import (
     tombstones_complete_since,
     tombstones_of_name,
 )
-from meshd.store.integrity.damage_attribution import DamageAttributor
 from meshd.store.integrity.quarantine import (
+    DamageAttributor,
     PruneQuarantine,
     all_quarantined,
     require_not_quarantined,
@@ -527,8 +527,8 @@ class Store:
         return read_inventory(self._index, accepts, after, limit, max_visited)
 
     async def drop_unowned(self, names: Sequence[HeldName]) -> int:
-        """Drops these versions and uploads locally, because other nodes hold them or nobody needs them;
-        returns how many were there. See `replica.inventory`."""
+        """Drops these versions and uploads locally, because other nodes hold them or no node needs
+        them; returns how many were there. See `replica.inventory`."""
         dropped: int = await self._submit(DropUnowned(names))
         return dropped
 

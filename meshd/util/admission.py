@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 NO_TENANT = ""
-"""Unsigned requests, and the node itself."""
+"""The tenant of unsigned requests and of the node itself."""
 
 _tenant: ContextVar[str] = ContextVar("account", default=NO_TENANT)
 
 
 def current_tenant() -> str:
-    """The account of the work under way."""
+    """Returns the tenant of the current task."""
     return _tenant.get()
 
 
 def set_tenant(name: str) -> None:
-    """From here on, in this task and those it starts, the work is `name`'s."""
+    """Charges the work of this task, and of the tasks that it starts, to `name`."""
     _tenant.set(name)
 
 
 @contextmanager
 def tenant_scope(name: str) -> Iterator[None]:
-    """Work within the block is `name`'s."""
+    """Charges the work inside the block to `name`."""
     token = _tenant.set(name)
     try:
         yield
@@ -47,7 +47,7 @@ def tenant_scope(name: str) -> Iterator[None]:
 
 
 class AdmissionRejectedError(Exception):
-    """There is no room now. `held`: how much is under way, of `limit`."""
+    """The limit is reached. `held`: units in use, of `limit`."""
 
     def __init__(self, held: int, limit: int) -> None:
         super().__init__(f"{held} of {limit}")
@@ -55,102 +55,102 @@ class AdmissionRejectedError(Exception):
 
 
 class Admission:
-    """At most `limit` units at a time. Use on one event loop only."""
+    """Admits at most `limit` units at a time. Use it on one event loop only."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
-            raise ValueError("an admission needs at least one unit")
+            raise ValueError(f"the limit of an Admission must be at least 1, not {limit}")
         self.limit = limit
         self.held = 0
-        self._by_account: Counter[str] = Counter()
+        self._by_tenant: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Admission {self.held} of {self.limit} held, by {len(self._by_account)}>"
+        return f"<Admission {self.held} of {self.limit} held, by {len(self._by_tenant)}>"
 
-    def held_by(self, account: str) -> int:
-        """What one account holds."""
-        return self._by_account[account]
+    def held_by(self, tenant: str) -> int:
+        """Returns the units that one account holds."""
+        return self._by_tenant[tenant]
 
-    def has_room(self, account: str, units: int) -> bool:
-        """Whether `enter` would let it in."""
+    def has_room(self, tenant: str, units: int) -> bool:
+        """Returns True if `admit` would succeed."""
         if not self.held or self.held + units <= self.limit:
             return True
         if self.held + units > 2 * self.limit:
             return False
-        holders = len(self._by_account) + (account not in self._by_account)
-        return self._by_account[account] + units <= self.limit // holders
+        holders = len(self._by_tenant) + (tenant not in self._by_tenant)
+        return self._by_tenant[tenant] + units <= self.limit // holders
 
-    def admit(self, account: str, units: int) -> None:
-        """Hold units from here on. Raises FullError."""
-        if not self.has_room(account, units):
+    def admit(self, tenant: str, units: int) -> None:
+        """Takes units until `release`. Raises AdmissionRejectedError."""
+        if not self.has_room(tenant, units):
             raise AdmissionRejectedError(self.held, self.limit)
         self.held += units
-        self._by_account[account] += units
+        self._by_tenant[tenant] += units
 
-    def release(self, account: str, units: int) -> None:
-        """Give back what `enter` gave."""
+    def release(self, tenant: str, units: int) -> None:
+        """Releases units taken by `admit`."""
         self.held -= units
-        self._by_account[account] -= units
-        if self._by_account[account] <= 0:
-            del self._by_account[account]
+        self._by_tenant[tenant] -= units
+        if self._by_tenant[tenant] <= 0:
+            del self._by_tenant[tenant]
 
     @contextmanager
-    def hold(self, account: str, units: int) -> Iterator[None]:
-        """Units for the length of a block. Raises FullError."""
-        self.admit(account, units)
+    def hold(self, tenant: str, units: int) -> Iterator[None]:
+        """Holds units for the block. Raises AdmissionRejectedError."""
+        self.admit(tenant, units)
         try:
             yield
         finally:
-            self.release(account, units)
+            self.release(tenant, units)
 
 
 class ByteSemaphore:
-    """At most `limit` units out at a time. Use on one event loop only."""
+    """Hands out at most `limit` units at a time, first come, first served. Use it on one event loop only."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
-            raise ValueError("a budget needs at least one unit")
+            raise ValueError(f"the limit of a ByteSemaphore must be at least 1, not {limit}")
         self.limit = limit
         self.in_use = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Budget {self.in_use} of {self.limit} taken, {len(self._waiting)} waiting>"
+        return f"<ByteSemaphore {self.in_use} of {self.limit} in use, {len(self._waiting)} waiting>"
 
     @property
     def waiter_count(self) -> int:
-        """How many wait for their turn."""
+        """The number of waiting callers."""
         return len(self._waiting)
 
     def try_acquire(self, units: int) -> bool:
-        """Take without waiting, if nobody waits and it fits."""
+        """Takes units if nobody waits and they fit; never waits."""
         if self._waiting or not self._fits(units):
             return False
         self.in_use += units
         return True
 
     async def acquire(self, units: int) -> None:
-        """Wait for the turn, then take. Cancelling takes nothing."""
+        """Waits in turn, then takes units. A cancelled call takes nothing."""
         if self.try_acquire(units):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((units, turn))
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((units, granted))
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            self._cancel_waiter(units, turn)
+            self._cancel_waiter(units, granted)
             raise
 
     def release(self, units: int) -> None:
-        """Give back what was taken."""
+        """Releases units."""
         if units > self.in_use:
-            raise ValueError(f"{units} given back, only {self.in_use} are out")
+            raise ValueError(f"cannot release {units} units: only {self.in_use} are in use")
         self.in_use -= units
         self._grant()
 
     @asynccontextmanager
     async def hold(self, units: int) -> AsyncIterator[None]:
-        """Take for the length of a block."""
+        """Holds units for the block."""
         await self.acquire(units)
         try:
             yield
@@ -162,13 +162,13 @@ class ByteSemaphore:
 
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
-            units, turn = self._waiting.popleft()
+            units, granted = self._waiting.popleft()
             self.in_use += units
-            turn.set_result(None)
+            granted.set_result(None)
 
-    def _cancel_waiter(self, units: int, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():
-            self.release(units)  # granted in the same moment
+    def _cancel_waiter(self, units: int, granted: asyncio.Future[None]) -> None:
+        if granted.done() and not granted.cancelled():
+            self.release(units)  # granted at the moment of cancellation
         else:
-            self._waiting.remove((units, turn))
+            self._waiting.remove((units, granted))
             self._grant()

@@ -24,20 +24,20 @@ _log = logging.getLogger("meshd.tasks")
 
 
 class BackgroundTasks:
-    """A set of running tasks of one owner. Use on one event loop only."""
+    """The running background tasks of one owner. Use it on one event loop only."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
-        return f"<Tasks of {self._owner}: {sorted(task.get_name() for task in self._tasks)}>"
+        return f"<BackgroundTasks of {self._owner}: {sorted(task.get_name() for task in self._tasks)}>"
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work` in the background; an exception is logged with the task's name."""
+        """Runs `work` in the background. An exception is logged with the task's name."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -49,7 +49,7 @@ class BackgroundTasks:
             _log.error("background task failed", extra={"task": task.get_name()}, exc_info=error)
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait until it has ended."""
+        """Cancels the running tasks and waits until they have ended."""
         remaining = list(self._tasks)
         for task in remaining:
             task.cancel()
@@ -67,7 +67,7 @@ class _Flight(Generic[V]):
 
 
 class SingleFlight(Generic[K, V]):
-    """Shares results of running computations by key; keeps nothing once they are done."""
+    """Shares running computations by key; keeps no result after they finish."""
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[V]] = {}
@@ -82,13 +82,14 @@ class SingleFlight(Generic[K, V]):
         return key in self._flights
 
     async def run(self, key: K, compute: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
-        """(result, joined): the result of `compute()`, or of the flight that was under way (joined is True).
+        """Returns (result, joined): the result of `compute()`, or of the computation already in progress
+        (joined is True).
 
         Every caller gets the same result object or the same exception.
         """
         flight = self._flights.get(key)
         joined = flight is not None and not flight.task.done()
-        if flight is None or not joined:  # one that ended in this very turn of the loop is not under way
+        if flight is None or not joined:  # a finished one may still await its callback
             flight = self._start(key, compute)
         flight.callers += 1
         try:
@@ -96,19 +97,19 @@ class SingleFlight(Generic[K, V]):
         finally:
             flight.callers -= 1
             if not flight.callers and not flight.task.done():
-                self._forget(key, flight)  # a newcomer must not join what is being cancelled
+                self._forget(key, flight)  # a new caller must not join a cancelled computation
                 flight.task.cancel()
 
     def _start(self, key: K, compute: Callable[[], Awaitable[V]]) -> _Flight[V]:
         flight = _Flight(asyncio.ensure_future(compute()))
         self._flights[key] = flight
-        flight.task.add_done_callback(lambda task: self._landed(key, flight, task))
+        flight.task.add_done_callback(lambda task: self._on_done(key, flight, task))
         return flight
 
-    def _landed(self, key: K, flight: _Flight[V], task: asyncio.Future[V]) -> None:
+    def _on_done(self, key: K, flight: _Flight[V], task: asyncio.Future[V]) -> None:
         self._forget(key, flight)
         if not task.cancelled():
-            task.exception()  # seen, even when every caller has left
+            task.exception()  # marks it as retrieved even if every caller has left
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:
         if self._flights.get(key) is flight:
@@ -120,7 +121,7 @@ _MAX_RESULTS = 64
 
 
 class StillRunningError(Exception):
-    """Not done within the patience; `progress` is of 0…1."""
+    """The call did not finish in time; `progress` is between 0 and 1."""
 
     def __init__(self, progress: float) -> None:
         super().__init__(f"{progress:.0%} done")
@@ -129,7 +130,7 @@ class StillRunningError(Exception):
 
 @dataclass(slots=True)
 class CallProgress:
-    """Told by the work as it goes."""
+    """Progress of a long-running call, updated by the call."""
 
     done: float = 0.0
 
@@ -141,31 +142,32 @@ class _RunningCall(Generic[R]):
 
 
 class LongRunningCalls(Generic[R]):
-    """Use on one event loop only."""
+    """Runs calls that may outlive their callers. Use it on one event loop only."""
 
-    def __init__(self, owner: str, patience: float = 5.0, limit: int = 4) -> None:
-        self._patience = patience
-        self._room = asyncio.Semaphore(limit)
+    def __init__(self, owner: str, max_wait: float = 5.0, limit: int = 4) -> None:
+        self._max_wait = max_wait
+        self._slots = asyncio.Semaphore(limit)
         self._tasks = BackgroundTasks(owner)
         self._runs: OrderedDict[str, _RunningCall[R]] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<LongWork, {len(self._tasks)} running>"
+        return f"<LongRunningCalls, {len(self._tasks)} running>"
 
     async def run_or_wait(self, key: str, work: Callable[[CallProgress], Awaitable[R]]) -> R:
-        """The outcome of `work` under `key`. Raises what it raised, and StillRunningError."""
+        """Returns the result of `work` under `key`. Raises what it raised; StillRunningError if it is not
+        done in time."""
         run = self._runs.get(key)
         if run is None:
             run = self._start(key, work)
-        await asyncio.wait([run.outcome], timeout=self._patience)
+        await asyncio.wait([run.outcome], timeout=self._max_wait)
         if not run.outcome.done():
             raise StillRunningError(run.progress.done)
         if run.outcome.exception() is not None:
-            self._runs.pop(key, None)  # whoever asks again tries again
+            self._runs.pop(key, None)  # the next caller starts it again
         return run.outcome.result()
 
     def discard_result(self, key: str) -> None:
-        """Do it anew the next time, if it is done."""
+        """Discards a finished result, so that the next caller starts the work again."""
         run = self._runs.get(key)
         if run is not None and run.outcome.done():
             del self._runs[key]
@@ -180,9 +182,9 @@ class LongRunningCalls(Generic[R]):
 
     async def _run_call(self, run: _RunningCall[R], work: Callable[[CallProgress], Awaitable[R]]) -> None:
         try:
-            async with self._room:
+            async with self._slots:
                 result = await work(run.progress)
-        except Exception as error:  # told to whoever asks, then or later
+        except Exception as error:  # raised for each caller, now or later
             run.outcome.set_exception(error)
             run.outcome.exception()
         except BaseException:
@@ -196,7 +198,7 @@ _MAX_SLICE = 0.005
 
 
 class CooperativeYield:
-    """One piece of work."""
+    """Yields to the event loop during one piece of work."""
 
     __slots__ = ("_ends", "_loop")
 
@@ -205,10 +207,10 @@ class CooperativeYield:
         self._ends = self._loop.time() + _MAX_SLICE
 
     def __repr__(self) -> str:
-        return f"<Turn, {self._ends - self._loop.time():.3f} s left>"
+        return f"<CooperativeYield, {self._ends - self._loop.time():.3f} s left>"
 
     async def yield_if_due(self) -> None:
-        """Others get theirs, if this one has lasted long enough."""
+        """Yields to other tasks if this one has run for long enough."""
         if self._loop.time() >= self._ends:
             await asyncio.sleep(0)
             self._ends = self._loop.time() + _MAX_SLICE

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 CLOCK_SHIFT_ENV: Final = "MESHD_CLOCK_SHIFT"
-"""Names a file whose eight bytes say by how many nanoseconds the wall clock is wrong, from now on."""
+"""Names a file of eight bytes: the error of the wall clock in nanoseconds, read at every use."""
 
 
 def write_clock_shift(path: Path, seconds: float) -> None:
-    """Has the clocks of nodes that were given this file jump."""
+    """Makes the clocks of nodes that use this file jump."""
     if not path.exists():
         path.write_bytes(bytes(8))
     with path.open("r+b") as file:
@@ -35,18 +35,18 @@ def _open_shift() -> mmap.mmap | None:
 
 
 class Clock(Protocol):
-    """What the daemon asks of time. Safe to call from any thread."""
+    """The daemon's source of time. Safe to call from any thread."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch (wall clock: it may step)."""
+        """Returns milliseconds since the epoch (wall clock, which may step)."""
         ...
 
     def stamp(self) -> int:
-        """Nanoseconds since the epoch, strictly rising from call to call."""
+        """Returns nanoseconds since the epoch, strictly rising from call to call."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds of a clock that never steps; only differences mean anything."""
+        """Returns seconds of a clock that never steps; only differences are meaningful."""
         ...
 
 
@@ -76,7 +76,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told: for tests and replays."""
+    """A clock that moves only when advanced, for tests and replays."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._lock = threading.Lock()

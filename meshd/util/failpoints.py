@@ -27,7 +27,7 @@ class _Failpoint:
         self._lock = threading.Lock()
 
     def is_due(self) -> bool:
-        """Whether this hit is none of the first, which are skipped."""
+        """Returns False for the first hits, which are skipped."""
         with self._lock:
             self.skip -= 1
             return self.skip < 0
@@ -69,19 +69,20 @@ _points: Mapping[str, _Failpoint | _Callback] | None = _parse(os.environ.get("ME
 
 
 def configure(text: str) -> None:
-    """Replaces the failpoints of this process (tests); the empty text turns all off."""
+    """Replaces the failpoints of this process (for tests); the empty text disables all."""
     global _points
     _points = _parse(text) or None
 
 
 def set_callback(name: str, action: Callable[[], None]) -> None:
-    """Has `action` called at each hit of `name`, in the thread that hits (tests that must interleave)."""
+    """Calls `action` at each hit of `name`, in the thread that hits it (for tests that need an exact
+    interleaving)."""
     global _points
     _points = {**(_points or {}), name: _Callback(action)}
 
 
 def hit(name: str) -> None:
-    """Does what was asked for `name`. Raises OSError for an `error` point."""
+    """Runs the action configured for `name`. Raises OSError for an `error` point."""
     if _points is None:
         return
     point = _points.get(name)
@@ -90,7 +91,7 @@ def hit(name: str) -> None:
 
 
 async def hit_async(name: str) -> None:
-    """`hit`, of a task: `sleep` keeps it alone, and not its event loop. Raises as `hit`."""
+    """Like `hit`, for tasks: `sleep` delays the task without blocking the event loop."""
     point = None if _points is None else _points.get(name)
     if isinstance(point, _Failpoint) and point.action == "sleep":
         if point.is_due():

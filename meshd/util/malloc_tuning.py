@@ -11,12 +11,12 @@ from typing import Final
 
 # malloc.h of glibc, see mallopt(3)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT: Final = 16 << 20  # bytes at the end of a heap that stay there
-_LARGE: Final = 4 << 20  # bytes of a block from which on it is mapped and unmapped by itself
+_KEPT: Final = 16 << 20  # bytes that the heap keeps at its end
+_LARGE: Final = 4 << 20  # size in bytes from which on a block is mapped and unmapped separately
 
 
 @cache
 def keep_freed_pages() -> bool:
-    """Once a process; whether its C library can be told."""
+    """Applies the settings, once per process; returns False if the C library does not support them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_TRIM_THRESHOLD, _KEPT) and mallopt(_MMAP_THRESHOLD, _LARGE))

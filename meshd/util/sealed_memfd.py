@@ -13,16 +13,16 @@ _CONTENT: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 
 
 def seal(fd: int) -> bool:
-    """Let a memfd that allows it never be written again; whether that is so now."""
+    """Seals a memfd that allows sealing; returns True if it is sealed now."""
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _CONTENT | fcntl.F_SEAL_SEAL)
-    except OSError:  # mapped for writing, or pages of it are under way: it stays as it is
+    except OSError:  # mapped for writing, or its pages are being written: it stays unsealed
         return False
     return True
 
 
 def is_sealed(fd: int, size: int) -> bool:
-    """Whether this is sealed memory of just this size."""
+    """Returns True if this is sealed memory of exactly this size."""
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _CONTENT == _CONTENT and os.fstat(fd).st_size == size
     except OSError:  # a file

@@ -19,12 +19,11 @@ from meshd.batches.assembly.assembler import Assembler
 from meshd.cluster.cluster_view import ClusterView
 from meshd.cluster.replication.replicated_store import replicated_store
 from meshd.config import NodeSettings, StoreSettings, TransformSettings
-from meshd.control.access_keys import KeyLastUsed
 from meshd.control.buckets import BucketTable
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
-from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
 from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects

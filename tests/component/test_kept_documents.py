@@ -101,7 +101,7 @@ def test_what_a_view_names_stays(daemon: Daemon, root: Client) -> None:
     create_view(root.transport, "texts", "b", batches_view(plan, 2))
     kept = show_document(root.transport, "plans", plan)
     assert (kept.kept_by, kept.expires_ms) == (("view texts--b",), None)
-    with pytest.raises(ServerError, match=r"is named by view texts--b.*remove that first"):
+    with pytest.raises(ServerError, match=r"is used by view texts--b.*remove that first"):
         remove_document(root.transport, "plans", plan, force=True)
     daemon.client().delete_bucket(Bucket="texts--b")
     assert remove_document(root.transport, "plans", plan, force=True) == ()
@@ -118,5 +118,5 @@ def test_others_see_and_remove_nothing(daemon: Daemon, root: Client) -> None:
         with pytest.raises(AccessError):
             remove_document(ann.transport, "plans", plan, force=True)
     assert show_document(root.transport, "plans", plan).nodes == 1
-    with pytest.raises(NotFoundError, match="never made here"):
+    with pytest.raises(NotFoundError, match="never created here"):
         show_document(root.transport, "plans", "0" * 64)

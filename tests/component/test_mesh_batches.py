@@ -283,7 +283,7 @@ def test_what_no_node_has_used_for_long_goes_from_all(crew: MeshCrew) -> None:
     for wire in (first, *rest):
         gone = wire.call("GET", f"/-/plans/{unused}/0/0?batch=16")
         assert (gone.status, error(gone)["code"]) == (410, "Gone")
-        assert "nobody had used it for 90 days" in error(gone)["message"]
+        assert "after 90 days without use" in error(gone)["message"]
         assert wire.call("GET", f"/-/plans/{used}/0/0?batch=16").status == 200
     assert rest[0].plan(snapshot, CROP, 16, seed=102, on_bad="mask")["plan"] == unused
     assert {wire.call("GET", f"/-/plans/{unused}/0/0?batch=16").status for wire in (first, *rest)} == {200}

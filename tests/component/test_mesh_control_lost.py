@@ -136,7 +136,7 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     during = works(mesh, "during")
     reads(mesh, during)
     assert documents(mesh) == before
-    with pytest.raises(ClientError, match=r"ServiceUnavailable.*the control store cannot be reached"):
+    with pytest.raises(ClientError, match=r"ServiceUnavailable.*the control store is unreachable"):
         mesh["n1"].client().create_bucket(Bucket="not-now")
     assert "Traceback" not in mesh["n1"].output()
     refused = mesh["n1"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
@@ -231,7 +231,7 @@ def test_an_emptied_control_store_is_none(parted: Parted, tmp_path: Path) -> Non
     reads(mesh, works(mesh, "none"))
     assert documents(mesh) == before
     status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
-    assert "put this mesh's back from its backup" in status["control"]
+    assert "restore this mesh's control store from its backup" in status["control"]
     _back_from(mesh, tmp_path / "backup")
     parted.whole()
     assert documents(mesh) == before

@@ -104,7 +104,7 @@ def test_an_older_image_is_compared_where_others_have_what_it_lacks(
     shutil.copytree(older, mesh[NODE].data_dir)
     mesh["n1"].kill()
     mesh.await_state("n1", "away")
-    with pytest.raises(DaemonFailedError, match="is an older image of what it was: start it"):
+    with pytest.raises(DaemonFailedError, match="is an older image of that directory: start it"):
         mesh.up(NODE)
     mesh.up("n1")
     mesh.await_state("n1", "up")

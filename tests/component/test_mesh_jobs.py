@@ -174,7 +174,7 @@ def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_a
         error = json.loads(frame(mesh[name], plan)[1])["error"]
         assert error["code"] == "Gone"
         assert "was removed by root on" in error["message"]
-        assert "make it again" in error["help"]
+        assert "create it again" in error["help"]
     assert make(mesh["n2"]) == (snapshot, plan)
     for name in names:
         await_status(mesh[name], plan, 200)

@@ -125,7 +125,7 @@ def test_a_directory_belongs_to_one_node_of_one_mesh(mesh: DaemonCluster) -> Non
     args = ["--control", mesh.control, "--node-id", "n9"]
     with pytest.raises(DaemonFailedError, match="belongs to node n2; start it with --node-id n2"):
         Daemon.start(place, args=args, env=_root(mesh))
-    with pytest.raises(DaemonFailedError, match="start it with the --control it had"):
+    with pytest.raises(DaemonFailedError, match="start it with its previous --control"):
         Daemon.start(place)
     mesh.up("n2")
     mesh.await_state("n2", "up")

@@ -129,7 +129,7 @@ def test_what_it_cannot_tell_is_logged_once(tmp_path: Path, caplog: pytest.LogCa
             running.cancel()
 
     asyncio.run(run())
-    assert caplog.text.count("the scrub has to wait") == 1
+    assert caplog.text.count("the scrub is blocked") == 1
 
 
 def test_the_last_word_of_a_node_stays(tmp_path: Path) -> None:

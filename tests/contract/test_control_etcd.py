@@ -257,7 +257,7 @@ def test_an_etcd_that_is_full_is_told_where_nothing_is_written(tmp_path: Path) -
                 except ControlError as error:
                     refused = str(error)
             clock.ahead += 60
-            with pytest.raises(ControlError, match=r"takes no writes \(alarm:NOSPACE\)"):
+            with pytest.raises(ControlError, match=r"rejects writes \(alarm:NOSPACE\)"):
                 await control.renew_lease(lease)
             with pytest.raises(ControlError, match="alarm disarm"):
                 await control.lease_holders("node/")
@@ -365,7 +365,7 @@ def test_users_and_passwords(tmp_path: Path) -> None:
             gateway.call("auth/user/add", {"name": "root", "password": "s3cret"}, repeatable=True)
             gateway.call("auth/user/grant", {"user": "root", "role": "root"}, repeatable=True)
             gateway.call("auth/enable", {}, repeatable=True)
-        with pytest.raises(ControlError, match="refuses"):
+        with pytest.raises(ControlError, match="rejects"):
             EtcdControl(cluster.gateway())
         with pytest.raises(ControlError, match="check the name and the password") as caught:
             EtcdControl(Gateway(cluster.members, SystemClock(), login=("root", "wr0ng")))

@@ -16,11 +16,10 @@ import msgspec
 from meshd.batches.assembly.assembler_rpc import AssemblerClient
 from meshd.cluster.cluster_view import ClusterView, single_node_map
 from meshd.config import NodeSettings, StoreSettings
-from meshd.control.access_keys import KeyLastUsed
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
-from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
 from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects

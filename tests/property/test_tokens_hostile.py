@@ -19,9 +19,8 @@ from meshd.auth.identities.sts_sessions import (
     TokenError,
     TokenSeal,
 )
-from meshd.control.access_keys import KeyLastUsed
 from meshd.control.cluster_secret import ClusterSecret
-from meshd.control.identities import IdentityTable, Key, User
+from meshd.control.identities import IdentityTable, Key, KeyLastUsed, User
 from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from tests.support.reference_control import MemoryControl

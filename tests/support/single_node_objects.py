@@ -18,6 +18,9 @@ def single_node_objects(store: ObjectStore) -> RemoteObjects:
     """Build the objects of a single node over one store."""
     clock = ManualClock()
     mesh = ClusterView(
-        "local", MemoryControl(clock), lambda _: 1, standalone_map=single_node_map("local", "http://localhost")
+        "local",
+        MemoryControl(clock),
+        lambda _: 1,
+        standalone_map=single_node_map("local", "http://localhost"),
     )
     return RemoteObjects(store, mesh, PeerClient("local", lambda _: b"", clock))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.auth.identities.sts_sessions import CredentialService
-from meshd.control.access_keys import KeyLastUsed
 from meshd.control.cluster_secret import ClusterSecret
-from meshd.control.identities import IdentityTable, Key, User
+from meshd.control.identities import IdentityTable, Key, KeyLastUsed, User
 from meshd.server.request_trace import RequestTrace
 from meshd.server.s3.authentication import _NO_SECRET, Authenticator
 from meshd.util.clock import ManualClock

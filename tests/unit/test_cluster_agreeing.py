@@ -24,6 +24,6 @@ def test_who_has_other_domains_than_most_is_named() -> None:
         await publish_domains(control, "n2", ("s3.a",))
         found = domain_mismatches(control, cluster)
         assert set(found) == {"n2"}
-        assert "--domain s3.a --domain s3.b: give all nodes the same" in found["n2"]
+        assert "--domain s3.a --domain s3.b: use the same ones" in found["n2"]
 
     asyncio.run(run())

@@ -77,7 +77,7 @@ def test_an_owner_that_is_silent_leaves_the_doubt() -> None:
 def test_an_owner_that_has_a_newer_map_leaves_the_doubt_until_it_is_here() -> None:
     why, asked = _among({"n2": 1 << 40})
     assert asked == ["n2"]
-    assert "does not reach the control store, and n2 goes by a newer cluster map" in why
+    assert "does not reach the control store, and n2 uses a newer cluster map" in why
     assert "nor n2" not in why  # it answered
 
 
@@ -97,7 +97,7 @@ def test_the_only_owner_that_answers_is_in_doubt_while_another_process_of_it_has
         assert await doubt.wait_until_current("b", key) == ""
         newest = version + 1
         why = await doubt.wait_until_current("b", key, 0.0)
-        assert f"another process of it goes by a newer cluster map ({version + 1})" in why
+        assert f"another process of this node uses a newer cluster map ({version + 1})" in why
         await maps.update_map(lambda cluster: join_node(_known(cluster), Node("n2", "http://n2")))
         assert await ReadBarrier(mesh, SystemClock(), _always(version + 1)).wait_until_current("b", key) == ""
 

@@ -53,7 +53,7 @@ async def _told() -> None:
         single_node_objects(store),
         cast("Any", None),
     )
-    service._long = LongRunningCalls("test", patience=0.05)
+    service._long = LongRunningCalls("test", max_wait=0.05)
     begun, free = asyncio.Event(), asyncio.Event()
     index = service.tfrecords.index_file
 
@@ -73,7 +73,7 @@ async def _told() -> None:
     with pytest.raises(BatchError, match="75% done"):
         await service._patiently(listing, source, "tfrecord", FIELDS)
     free.set()
-    service._long._patience = 30.0
+    service._long._max_wait = 30.0
     await service._patiently(listing, source, "tfrecord", FIELDS)
     assert (await service._built(listing, source, "tfrecord", FIELDS)).snapshot.samples == 4
 
@@ -90,7 +90,7 @@ async def _archives() -> None:
     service = DatasetService(
         store, DocumentStore(store), readers, archives, single_node_objects(store), cast("Any", None)
     )
-    service._long = LongRunningCalls("test", patience=0.05)
+    service._long = LongRunningCalls("test", max_wait=0.05)
     begun, free, index = asyncio.Event(), asyncio.Event(), archives.get_index
 
     async def slow(bucket: str, key: str, found: Record) -> Any:
@@ -108,5 +108,5 @@ async def _archives() -> None:
         await service._build(cast("Any", None), source, "auto", fields)
     assert told.value.detail == {"progress": 0.5}
     free.set()
-    service._long._patience = 30.0
+    service._long._max_wait = 30.0
     assert (await service._build(cast("Any", None), source, "auto", fields)).snapshot.samples == len(listing)

@@ -172,7 +172,7 @@ def test_what_is_removed_is_nowhere_until_it_is_made_again(one: One) -> None:
         with pytest.raises(BatchError, match=r"was removed by ann on \d{4}-") as refused:
             await one.catalog.snapshot(digest(7))
         assert refused.value.code == "Gone"
-        assert "make it again" in refused.value.help
+        assert "create it again" in refused.value.help
         assert refused.value.detail == {"snapshot": digest(7)}
         await one.catalog.put_shared(key, document)  # before the bytes were taken away: they stay now
         assert await one.keeper.remove_local_copies() == 0
@@ -209,7 +209,7 @@ def test_made_again_while_it_is_taken_away_it_stays(one: One, monkeypatch: pytes
 def test_removals_are_remembered_for_a_while(one: One) -> None:
     async def run() -> None:
         await one.removals.add(["plans/a", "plans/b"], one.clock.now_ms(), "unused", DEFAULT_UNUSED_DAYS)
-        assert "nobody had used it for 90 days" in one.removals.deletion_notice("plans/a")
+        assert "after 90 days without use" in one.removals.deletion_notice("plans/a")
         assert await one.removals.restore("plans/a")
         assert not await one.removals.restore("plans/a")
         assert one.removals.names() == ("plans/b",)

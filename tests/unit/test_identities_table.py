@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from meshd.control.access_keys import new_secret_key
-from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, User
+from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, User, new_secret_key
 from meshd.control.migrations import migrate_control_state
 from meshd.telemetry import logs
 from meshd.util.clock import ManualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.control.access_keys import KeyLastUsed
+from meshd.control.identities import KeyLastUsed
 from meshd.util.clock import ManualClock
 from tests.support.reference_control import MemoryControl
 

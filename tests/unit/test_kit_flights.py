@@ -191,9 +191,9 @@ def test_giving_up_waiting_takes_nothing_and_lets_the_next_go() -> None:
 
 
 def test_more_given_back_than_taken_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="only 0 are out"):
+    with pytest.raises(ValueError, match="only 0 are in use"):
         ByteSemaphore(1).release(1)
-    with pytest.raises(ValueError, match="at least one unit"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         ByteSemaphore(0)
 
 

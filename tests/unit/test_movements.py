@@ -56,7 +56,7 @@ def test_whoever_waits_or_has_not_begun_is_named() -> None:
     cluster = transitions.drain_node(mesh(), "n2")
     works = {"n1": Progress("waiting", cluster.version, why="a holder does not answer", total=5)}
     found = rebalance_status(cluster, works)
-    assert found.blocked_by == "n3 has not begun; n1: a holder does not answer"
+    assert found.blocked_by == "n3 has not started; n1: a holder does not answer"
     assert found.eta_seconds is None
 
 
@@ -122,7 +122,7 @@ def test_a_node_goes_by_the_map_of_its_slowest_process(monkeypatch: pytest.Monke
 def test_a_joining_node_is_waited_for() -> None:
     cluster = transitions.join_node(mesh(), Node("n4", "http://h:4"))
     assert "n4" in rebalance_status(cluster, {}).takers
-    assert rebalance_status(cluster, {}).blocked_by.startswith("n1 has not begun")
+    assert rebalance_status(cluster, {}).blocked_by.startswith("n1 has not started")
 
 
 def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.MonkeyPatch) -> None:

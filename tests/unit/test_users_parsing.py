@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshd.config import ConfigError
-from meshd.control.access_keys import check_keys
+from meshd.control.identities import check_keys
 from meshd.process.root_credentials import RootCredentials
 from meshd.process.users_file import parse_users
 

@@ -24,15 +24,13 @@ from msgspec.structs import replace
 from meshd.auth.authorizer import Identity, Session
 from meshd.auth.identities.admin_responses import AdminError, iso_time, no_such_key, no_such_user
 from meshd.auth.identities.named_policies import check_policy
-from meshd.control.access_keys import new_access_key
-from meshd.control.identities import Key, Revocation, User
+from meshd.control.identities import Key, Revocation, User, new_access_key
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy
 
 if TYPE_CHECKING:
-    from meshd.control.access_keys import KeyLastUsed
     from meshd.control.cluster_secret import ClusterSecret
-    from meshd.control.identities import IdentityTable, Signer
+    from meshd.control.identities import IdentityTable, KeyLastUsed, Signer
     from meshd.util.clock import Clock
     from meshwire.iam import Policy
 

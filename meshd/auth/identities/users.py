@@ -28,16 +28,14 @@ from meshd.auth.identities.admin_responses import (
     require_changeable_key,
 )
 from meshd.auth.identities.sts_sessions import revocation_fields
-from meshd.control.access_keys import check_keys, new_access_key, new_secret_key
-from meshd.control.identities import Key, User
+from meshd.control.identities import Key, User, check_keys, new_access_key, new_secret_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from meshd.auth.identities.admin_responses import Page
-    from meshd.control.access_keys import KeyLastUsed
     from meshd.control.buckets import BucketTable
-    from meshd.control.identities import Entry, IdentityTable
+    from meshd.control.identities import Entry, IdentityTable, KeyLastUsed
     from meshd.util.clock import Clock
 
 _log = logging.getLogger("meshd.admin")

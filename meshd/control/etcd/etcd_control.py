@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 
 class LocalCopy(NamedTuple):
-    """All keys under the prefix at `revision`, in order; `topics`: the revision of each one's newest change.
-    `restores`: how many histories there were before this one.
-    """
+    """All keys under the prefix at `revision`, in order. `topics`: the revision of each topic's newest
+    change; `restores`: how many histories preceded this one."""
 
     entries: Mapping[str, Versioned]
     topics: Mapping[str, int]
@@ -49,83 +48,88 @@ class LocalCopy(NamedTuple):
     restores: int = 0
 
     def after_reread(self, entries: Mapping[str, Versioned], revision: int) -> LocalCopy:
-        """The copy after this one, where `entries` are all there are at `revision`."""
+        """Returns the copy that follows this one if `entries` are all keys at `revision`."""
         topics = dict(self.topics)
         for key, entry in entries.items():
             topic = topic_of(key)
             topics[topic] = max(topics.get(topic, 0), entry.version)
-        for key in self.entries.keys() - entries.keys():  # went at some revision up to this one
+        for key in self.entries.keys() - entries.keys():  # deleted at some revision up to this one
             topics[topic_of(key)] = revision
         restores = self.restores
-        if not self._came_before(entries, revision):  # anything may be otherwise, and nothing shows what
+        # A different history: anything may have changed without a trace, so every topic counts as changed.
+        if not self._came_before(entries, revision):
             restores, topics = restores + 1, dict.fromkeys(topics, revision)
         return LocalCopy(dict(sorted(entries.items())), topics, revision, restores)
 
     def _came_before(self, entries: Mapping[str, Versioned], revision: int) -> bool:
-        """Whether this was a state of the history that has `entries` at `revision`: what is no younger than
-        this copy is in it."""
+        """Returns True if this copy belongs to the history that has `entries` at `revision`: each entry that
+        is not newer than this copy is in it."""
         return self.revision <= revision and all(
             entry.version > self.revision or self.entries.get(key) == entry for key, entry in entries.items()
         )
 
 
 def topic_of(key: str) -> str:
-    """What comes before the first slash."""
+    """Returns the part of a key before the first slash."""
     return key.partition("/")[0]
 
 
 class EtcdLeases:
-    """Blocking: for threads. Kept beside the topics, under `PREFIX@leases/`, and so in nobody's copy."""
+    """Leases in etcd (blocking: for threads). Their keys are under `PREFIX@leases/`, outside the topics, so
+    no copy contains them."""
 
     def __init__(self, gateway: Gateway, prefix: bytes) -> None:
         self._gateway, self._prefix = gateway, prefix[:-1] + b"@leases/"
 
     def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """See ControlStore.acquire. Seconds are rounded up to whole ones; etcd grants at least about two."""
+        """See ControlStore.acquire_lease. The TTL is rounded up to whole seconds; etcd grants at least about
+        two."""
         granted = self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))}, repeatable=True)
         lease_id = granted["ID"]
-        version = self._take(name, holder, lease_id)
+        version = self._write_key(name, holder, lease_id)
         if version is None:
             self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
             return None
         return Lease(name, holder, ttl, 0, version)
 
-    def _take(self, name: str, holder: str, lease_id: str) -> int | None:
-        """Write the key if it is free, or the holder's own; its version, None if it is somebody else's."""
+    def _write_key(self, name: str, holder: str, lease_id: str) -> int | None:
+        """Writes the key if it is free or already the holder's; returns its version, or None if another
+        holder has it."""
         key = encoded(self._prefix + name.encode())
         value = encoded(json.dumps({"holder": holder, "lease": lease_id}).encode())
         put = {"request_put": {"key": key, "value": value, "lease": lease_id}}
         while True:
-            kept = self._read(name)
-            if kept is not None and kept[1]["holder"] != holder:
+            found = self._read(name)
+            if found is not None and found[1]["holder"] != holder:
                 return None
-            version = 0 if kept is None else kept[0]
+            version = 0 if found is None else found[0]
             compare = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": str(version)}
             answer = self._gateway.call("kv/txn", {"compare": [compare], "success": [put]}, repeatable=False)
             if answer.get("succeeded"):
-                if kept is not None:
-                    self._forget(kept[1]["lease"])
+                if found is not None:
+                    self._forget(found[1]["lease"])
                 return number(answer["header"].get("revision"))
 
     def renew_lease(self, lease: Lease) -> Lease:
-        """See ControlStore.renew. It is prolonged, and an error all the same, while etcd takes no writes."""
-        kept = self._read(lease.name)
-        if kept is None or kept[0] != lease.version:
-            raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s")
-        answer = self._gateway.call("lease/keepalive", {"ID": kept[1]["lease"]}, repeatable=True)
+        """See ControlStore.renew_lease. While etcd accepts no writes, the lease is extended but an error is
+        raised."""
+        found = self._read(lease.name)
+        if found is None or found[0] != lease.version:
+            raise LeaseLostError(f"the lease {lease.name} is no longer held by {lease.holder}")
+        answer = self._gateway.call("lease/keepalive", {"ID": found[1]["lease"]}, repeatable=True)
         if not number((answer.get("result") or {}).get("TTL")):
-            raise LeaseLostError(f"the lease {lease.name} ran out")
+            raise LeaseLostError(f"the lease {lease.name} has expired")
         self._gateway.check_alarms()
         return lease
 
     def release_lease(self, lease: Lease) -> None:
-        """See ControlStore.release."""
-        kept = self._read(lease.name)
-        if kept is not None and kept[0] == lease.version:
-            self._forget(kept[1]["lease"])
+        """See ControlStore.release_lease."""
+        found = self._read(lease.name)
+        if found is not None and found[0] == lease.version:
+            self._forget(found[1]["lease"])
 
     def lease_holders(self, prefix: str) -> dict[str, str]:
-        """See ControlStore.leases."""
+        """See ControlStore.lease_holders."""
         self._gateway.check_alarms()
         start = self._prefix + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
@@ -135,7 +139,7 @@ class EtcdLeases:
         return {decoded(kv["key"])[cut:].decode(): json.loads(decoded(kv["value"]))["holder"] for kv in kvs}
 
     def _forget(self, lease_id: str) -> None:
-        """End a lease; its key goes with it, unless another lease has it by now."""
+        """Revokes an etcd lease; its key goes with it unless the key belongs to another lease now."""
         try:
             self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
         except EtcdError as error:
@@ -143,7 +147,7 @@ class EtcdLeases:
                 raise
 
     def _read(self, name: str) -> tuple[int, dict[str, Any]] | None:
-        """(version, document) of a lease's key."""
+        """Returns (version, document) of a lease's key."""
         body = {"key": encoded(self._prefix + name.encode())}
         for kv in self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []:
             return number(kv["mod_revision"]), json.loads(decoded(kv.get("value")))
@@ -152,25 +156,25 @@ class EtcdLeases:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_IDLE: Final = 10.0  # seconds without a word after which a watch is begun anew
+_IDLE: Final = 10.0  # seconds without a message after which a watch is restarted
 _PAUSE: Final = 0.5
-_PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
-_TXN_WRITES: Final = 100  # etcd takes 128 in one transaction
+_PATIENCE: Final = 5.0  # seconds for this process's own write to arrive through the watch
+_TXN_WRITES: Final = 100  # etcd accepts 128 in one transaction
 _FOREIGN: Final = (
-    "etcd was emptied, or is another mesh's: nothing is read from it or written to it; put this mesh's back "
-    "from its backup"
+    "etcd was emptied or belongs to another mesh: nothing is read from it or written to it; restore this "
+    "mesh's control store from its backup"
 )
 
 
 class EtcdControl:
-    """A ControlStore under `prefix` (ends in `/`) of an etcd cluster. Raises ControlError when it cannot be
-    read to begin with. Make it after forking; `close` ends its thread, and the gateway."""
+    """A ControlStore under `prefix` (ending in `/`) of an etcd cluster. Raises ControlError if it cannot be
+    read at the start. Create it after forking; `close` ends its thread and the gateway."""
 
     def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
         self._gateway, self._prefix = gateway, prefix.encode()
         self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
-        self._closed = self._lost = self._torn = self._foreign = False
-        self._moved = threading.Condition()
+        self._closed = self._lost = self._stream_broken = self._foreign = False
+        self._changed = threading.Condition()
         self._watchers = Watchers()
         self._leases = EtcdLeases(gateway, self._prefix)
         try:
@@ -194,18 +198,19 @@ class EtcdControl:
         return self._copy.restores
 
     def pin_revisions(self) -> AbstractContextManager[object]:
-        return nullcontext()  # `revision` is a look at a dictionary
+        return nullcontext()  # `revision` is a dictionary look-up
 
     def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
-        return _under(self._copy.entries, f"{topic}/")
+        prefix = f"{topic}/"
+        return {key: entry for key, entry in self._copy.entries.items() if key.startswith(prefix)}
 
     def _load(self, before: LocalCopy) -> LocalCopy:
-        """Everything, read anew: at the start, and when the watch fell too far behind."""
+        """Reads everything, at the start and when the watch has fallen too far behind."""
         answer = self._range(self._prefix, self._end)
         return before.after_reread(dict(self._found(answer)), number(answer["header"].get("revision")))
 
     def _follow(self) -> None:
-        """The thread: watch, and read anew what was missed."""
+        """The thread: watches, and reads again what the watch missed."""
         while not self._closed:
             quiet = False
             try:
@@ -213,50 +218,52 @@ class EtcdControl:
                 self._lost = False
             except EtcdError as error:
                 level = logging.DEBUG if self._lost or self._closed else logging.WARNING
-                _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
+                _log.log(
+                    level, "the control store is unreachable: %s; reads and writes of data continue", error
+                )
                 self._lost = True
             except Exception:
-                _log.exception("the watch of the control store failed; it begins again")
+                _log.exception("the watch of the control store failed and will be restarted")
             if not self._closed and not quiet:
                 threading.Event().wait(_PAUSE)
 
     def _watch(self) -> bool:
-        """Whether it ended for want of a word: then the next begins at once, for what is written meanwhile is
-        waited for by who wrote it."""
-        if self._torn:
-            self._read_anew()
-        self._torn = True
+        """Watches for changes. Returns True if it ended because nothing happened: the next watch must begin
+        at once, because writers wait for their own writes to arrive."""
+        if self._stream_broken:
+            self._reload_after_break()
+        self._stream_broken = True
         wanted = {
             "key": encoded(self._prefix),
             "range_end": encoded(self._end),
             "start_revision": str(self._copy.revision + 1),
         }
         for message in self._gateway.stream("watch", {"create_request": wanted}, _IDLE):
-            if not message:  # nothing happened, and nothing was missed
-                self._torn = False
+            if not message:  # idle timeout: nothing was missed
+                self._stream_broken = False
                 return True
-            if self._closed or message.get("canceled"):  # of what was missed some is forgotten
+            if self._closed or message.get("canceled"):  # etcd has compacted revisions that this watch needs
                 return False
             self._apply(message)
         return False
 
-    def _read_anew(self) -> None:
-        """After a watch that broke off. No less is there than was known, unless etcd was put back from a
-        backup meanwhile: then revisions count on from that, and a watch would wait for a late one."""
+    def _reload_after_break(self) -> None:
+        """Reads everything after a broken watch. The copy never goes back, unless etcd was restored from a
+        backup: then revisions continue from the backup's, and a watch for a later one would wait forever."""
         before = self._copy
         copy = self._load(before)
         self._check_mesh(copy.entries)
         restored = copy.restores > before.restores
         if restored:
-            told = {"revision": copy.revision, "before": before.revision}
-            _log.error("etcd was put back from a backup: what was changed since is lost", extra=told)
+            revisions = {"revision": copy.revision, "before": before.revision}
+            _log.error("etcd was restored from a backup: later changes are lost", extra=revisions)
         if restored or copy.revision >= self._copy.revision:
-            self._take(copy)
+            self._install(copy)
 
     def _apply(self, message: Mapping[str, Any]) -> None:
         events = message.get("events") or []
         revision = max([number(event["kv"]["mod_revision"]) for event in events], default=0)
-        with self._moved:  # another thread may have read everything anew meanwhile
+        with self._changed:  # another thread may have reloaded the copy meanwhile
             before = self._copy
             if revision <= before.revision:
                 return
@@ -271,56 +278,56 @@ class EtcdControl:
             self._check_mesh(entries)
             if entries.keys() - before.entries.keys():
                 entries = dict(sorted(entries.items()))
-            self._take(before._replace(entries=entries, topics=topics, revision=revision))
+            self._install(before._replace(entries=entries, topics=topics, revision=revision))
 
     def _check_mesh(self, entries: Mapping[str, Versioned]) -> None:
-        """Raises EtcdError where the mesh of the copy is not in these."""
+        """Raises EtcdError if these entries do not have the mesh id of the copy."""
         mine, theirs = self._copy.entries.get(MESH_ID), entries.get(MESH_ID)
         self._foreign = mine is not None and (theirs is None or theirs.value != mine.value)
         if self._foreign:
             raise EtcdError(_FOREIGN)
 
-    def _take(self, copy: LocalCopy) -> None:
-        with self._moved:
+    def _install(self, copy: LocalCopy) -> None:
+        with self._changed:
             self._copy = copy
-            self._moved.notify_all()
+            self._changed.notify_all()
         self._watchers.wake()
 
-    def _arrived(self, revision: int) -> None:
-        """Wait until the copy has what was written at `revision`."""
-        with self._moved:
-            if self._moved.wait_for(lambda: self._copy.revision >= revision or self._closed, _PATIENCE):
+    def _wait_for_revision(self, revision: int) -> None:
+        """Waits until the copy has the write at `revision`."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._copy.revision >= revision or self._closed, _PATIENCE):
                 return
-        self._take_newer()
+        self._reload_if_newer()
 
-    def _take_newer(self) -> None:
+    def _reload_if_newer(self) -> None:
         copy = self._load(self._copy)
-        with self._moved:
+        with self._changed:
             if copy.revision > self._copy.revision:
-                self._take(copy)
+                self._install(copy)
 
     # --- reading and writing ------------------------------------------------------------------------------
 
     async def get(self, key: str) -> Versioned | None:
-        answer = await self._off(lambda: self._range(self._key(key)))
+        answer = await self._in_thread(lambda: self._range(self._key(key)))
         return next((entry for _, entry in self._found(answer)), None)
 
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         start = self._prefix + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
-        return dict(self._found(await self._off(lambda: self._range(start, end))))
+        return dict(self._found(await self._in_thread(lambda: self._range(start, end))))
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
         name = self._key(key)
         put = {"request_put": {"key": encoded(name), "value": encoded(bytes(value))}}
-        version = await self._off(lambda: self._change([put], {key: expect}))
+        version = await self._in_thread(lambda: self._change([put], {key: expect}))
         assert version is not None, "a put always changes something"
         return version
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         name = self._key(key)
         gone = {"request_delete_range": {"key": encoded(name), "prev_kv": True}}
-        return await self._off(lambda: self._change([gone], {key: expect})) is not None
+        return await self._in_thread(lambda: self._change([gone], {key: expect})) is not None
 
     async def write_many(self, writes: Sequence[Write]) -> None:
         for write in writes:
@@ -338,10 +345,13 @@ class EtcdControl:
                 }
                 for write in part
             ]
-            await self._off(partial(self._change, requests, {write.key: write.expect for write in part}))
+            await self._in_thread(
+                partial(self._change, requests, {write.key: write.expect for write in part})
+            )
 
     def _change(self, requests: list[Any], expects: Mapping[str, int | None]) -> int | None:
-        """The revision at which something changed, seen by the copy, too; None if nothing did."""
+        """Performs the writes; returns the revision at which something changed, once the copy has it; None if
+        nothing did."""
         answer = self._txn(requests, expects)
         responses = answer.get("responses") or []
         if not any(
@@ -349,11 +359,11 @@ class EtcdControl:
         ):
             return None
         revision = number(answer["header"].get("revision"))
-        self._arrived(revision)
+        self._wait_for_revision(revision)
         return revision
 
     def _txn(self, requests: list[Any], expects: Mapping[str, int | None]) -> dict[str, Any]:
-        """Do all if every key is at the version expected of it. Raises VersionConflictError."""
+        """Performs all requests if every key is at its expected version. Raises VersionConflictError."""
         conditions = {key: expect for key, expect in expects.items() if expect is not None}
         compare = [
             {
@@ -368,25 +378,25 @@ class EtcdControl:
         body = {"compare": compare, "success": requests, "failure": look}
         answer = self._gateway.call("kv/txn", body, repeatable=not conditions)
         if not answer.get("succeeded"):
-            self._refuse(conditions, answer)
+            self._raise_conflict(conditions, answer)
         return answer
 
-    def _refuse(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
+    def _raise_conflict(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
         self._catch_up(conditions, answer)
         for (key, expect), response in zip(conditions.items(), answer.get("responses") or [], strict=False):
             found = next((entry.version for _, entry in self._found(response["response_range"])), 0)
             if found != expect:
                 raise VersionConflictError(key, expect, found)
-        raise EtcdError("a conditional write was refused, and nothing says why")
+        raise EtcdError("etcd rejected a conditional write although every version matches")
 
     def _catch_up(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
-        """Wait until the copy has seen what a conflict shows: whoever tries again looks there."""
-        there: dict[str, int] = {}
+        """Waits until the copy has the state that caused a conflict, because a retry reads the copy."""
+        versions: dict[str, int] = {}
         for response in answer.get("responses") or []:
-            there |= {key: entry.version for key, entry in self._found(response["response_range"])}
-        self._arrived(max(there.values(), default=0))
-        if any(key in self._copy.entries for key in conditions if key not in there):
-            self._take_newer()
+            versions |= {key: entry.version for key, entry in self._found(response["response_range"])}
+        self._wait_for_revision(max(versions.values(), default=0))
+        if any(key in self._copy.entries for key in conditions if key not in versions):
+            self._reload_if_newer()
 
     def _range(self, start: bytes, end: bytes = b"") -> dict[str, Any]:
         body = {"key": encoded(start)} | ({"range_end": encoded(end)} if end else {})
@@ -404,7 +414,7 @@ class EtcdControl:
     def _key(self, key: str) -> bytes:
         return self._prefix + check_key(key).encode()
 
-    async def _off(self, call: Callable[[], T]) -> T:
+    async def _in_thread(self, call: Callable[[], T]) -> T:
         if self._closed:
             raise ControlError("the control store is closed")
         if self._foreign:
@@ -417,24 +427,20 @@ class EtcdControl:
         return self._watchers.changes(lambda: self.cached_entries(topic))
 
     async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        return await self._off(lambda: self._leases.acquire_lease(name, holder, ttl))
+        return await self._in_thread(lambda: self._leases.acquire_lease(name, holder, ttl))
 
     async def renew_lease(self, lease: Lease) -> Lease:
-        return await self._off(lambda: self._leases.renew_lease(lease))
+        return await self._in_thread(lambda: self._leases.renew_lease(lease))
 
     async def release_lease(self, lease: Lease) -> None:
-        await self._off(lambda: self._leases.release_lease(lease))
+        await self._in_thread(lambda: self._leases.release_lease(lease))
 
     async def lease_holders(self, prefix: str) -> Mapping[str, str]:
-        return await self._off(lambda: self._leases.lease_holders(prefix))
+        return await self._in_thread(lambda: self._leases.lease_holders(prefix))
 
     def close(self) -> None:
         self._closed = True
         self._gateway.close()
-        with self._moved:
-            self._moved.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         self._watchers.close()
-
-
-def _under(entries: Mapping[str, Versioned], prefix: str) -> dict[str, Versioned]:
-    return {key: entry for key, entry in entries.items() if key.startswith(prefix)}

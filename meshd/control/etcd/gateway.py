@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 _CONNECT_SECONDS: Final = 2.0
-_MOST_BYTES: Final = 64 << 20  # of one answer
-_ALARMS_SECONDS: Final = 5.0  # for which what a member said of alarms is believed
+_MOST_BYTES: Final = 64 << 20  # limit of one response
+_ALARMS_SECONDS: Final = 5.0  # seconds for which a member's alarm state is cached
 _UNAVAILABLE: Final = (
     "no leader",
     "leader changed",
@@ -39,15 +39,15 @@ _UNAVAILABLE: Final = (
 
 
 class EtcdError(ControlError):
-    """etcd refuses, or no member answers in time."""
+    """etcd rejects a call, or no member answers in time."""
 
 
 class EtcdAmbiguousError(EtcdError):
-    """The call may have happened or not: no answer came."""
+    """The call may or may not have been executed: no response arrived."""
 
 
-class _NotNowError(Exception):
-    """This member cannot answer; another may. `sent`: it may have done what it was asked all the same."""
+class _MemberUnavailableError(Exception):
+    """This member cannot answer, but another may. `sent`: it may have executed the call."""
 
     def __init__(self, why: str, *, sent: bool) -> None:
         super().__init__(why)
@@ -55,7 +55,7 @@ class _NotNowError(Exception):
 
 
 class EtcdMember(NamedTuple):
-    """Where a member of the etcd cluster listens to clients."""
+    """Client address of a member of the etcd cluster."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class EtcdMember(NamedTuple):
 
 
 class Gateway:
-    """Calls to the members of one etcd cluster; `close` ends its connections, and streams under way."""
+    """Calls to the members of one etcd cluster; `close` ends its connections and open streams."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Gateway:
         login: tuple[str, str] | None = None,
     ) -> None:
         if not members:
-            raise ControlError("no etcd member is given; say etcd://HOST:PORT")
+            raise ControlError("no etcd member is given; use etcd://HOST:PORT")
         self._members, self._clock, self._deadline = members, clock, deadline
         self._tls, self._login, self._token = tls, login, ""
         self._first = 0  # the member that answered last
@@ -91,7 +91,7 @@ class Gateway:
         return f"<Gateway of {', '.join(map(str, self._members))}>"
 
     def call(self, path: str, body: Mapping[str, Any], *, repeatable: bool) -> dict[str, Any]:
-        """The answer to `POST /v3/PATH`. `repeatable`: doing it twice is the same as once.
+        """Returns the response to `POST /v3/PATH`. `repeatable`: executing it twice is the same as once.
 
         Raises EtcdError, EtcdAmbiguousError.
         """
@@ -101,29 +101,29 @@ class Gateway:
                 number = (self._first + turn) % len(self._members)
                 try:
                     answer = self._authorized(number, path, body)
-                except _NotNowError as error:
+                except _MemberUnavailableError as error:
                     last = f"{self._members[number]}: {error.why}"
                     if error.sent and not repeatable:
                         raise EtcdAmbiguousError(
-                            f"etcd did not say whether it did what it was asked ({last}); look before you "
-                            "ask again"
+                            f"etcd did not confirm whether it executed the call ({last}); check the state "
+                            "before repeating it"
                         ) from None
                     continue
                 self._first = number
                 return answer
             if self._clock.monotonic() - began >= self._deadline:
-                raise EtcdError(f"no etcd member answers ({last}); is etcd running, and reachable from here?")
+                raise EtcdError(f"no etcd member answers ({last}); is etcd running and reachable from here?")
             pause.wait(0.1)
 
     def stream(self, path: str, body: Mapping[str, Any], idle: float) -> Iterator[dict[str, Any]]:
-        """The messages of a streaming call, until a member ends it or is silent for `idle` seconds (then an
-        empty message is the last). Raises EtcdError when it cannot begin."""
+        """Yields the messages of a streaming call until a member ends it or is silent for `idle` seconds;
+        then the last message is empty. Raises EtcdError if it cannot start."""
         for turn in range(len(self._members)):
             number = (self._first + turn) % len(self._members)
             connection = self._connection(number, idle)
             try:
                 _connect(connection)
-                with self._lock:  # `close` ends what is here
+                with self._lock:  # `close` ends the streams that are registered here
                     if self._closed:
                         return
                     self._streams.add(connection)
@@ -140,21 +140,21 @@ class Gateway:
         raise EtcdError("no etcd member answers")
 
     def check_alarms(self) -> None:
-        """Raises EtcdError while an alarm has etcd answer reads, prolong leases, and refuse every write: its
-        database is full, say. Asks a member every few seconds."""
+        """Raises EtcdError while an alarm (such as a full database) makes etcd reject every write, although
+        it still serves reads and extends leases. Asks a member every few seconds."""
         now = self._clock.monotonic()
         if now - self._asked >= _ALARMS_SECONDS:
-            said = self.call("maintenance/status", {}, repeatable=True).get("errors") or []
-            found = {word for each in said for word in str(each).split() if word.startswith("alarm:")}
+            errors = self.call("maintenance/status", {}, repeatable=True).get("errors") or []
+            found = {word for each in errors for word in str(each).split() if word.startswith("alarm:")}
             self._alarms, self._asked = ", ".join(sorted(found)), now
         if self._alarms:
             raise EtcdError(
-                f"etcd takes no writes ({self._alarms}): make room in it (compact, defragment), then "
+                f"etcd rejects writes ({self._alarms}): free space in it (compact, defragment), then run "
                 "`etcdctl alarm disarm`"
             )
 
     def close(self) -> None:
-        """Idempotent. A stream that another thread reads ends soon."""
+        """Closes the connections. Idempotent. A stream that another thread reads ends soon."""
         with self._lock:
             self._closed = True
             idle = [connection for kept in self._idle.values() for connection in kept]
@@ -170,23 +170,23 @@ class Gateway:
         if self._login is not None and not self._token:
             self._token = self._log_in(number)
         try:
-            return self._once(number, path, body)
+            return self._call_member(number, path, body)
         except EtcdError as error:
             if self._login is None or "invalid auth token" not in str(error):
                 raise
             self._token = self._log_in(number)
-            return self._once(number, path, body)
+            return self._call_member(number, path, body)
 
     def _log_in(self, number: int) -> str:
         assert self._login is not None
         name, password = self._login
         try:
-            answer = self._once(number, "auth/authenticate", {"name": name, "password": password})
+            answer = self._call_member(number, "auth/authenticate", {"name": name, "password": password})
         except EtcdError:
-            raise EtcdError(f"etcd refuses the user {name!r}; check the name and the password") from None
+            raise EtcdError(f"etcd rejects the user {name!r}; check the name and the password") from None
         return str(answer.get("token", ""))
 
-    def _once(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _call_member(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
             kept = self._idle[number]
             connection = kept.pop() if kept else self._connection(number, self._deadline)
@@ -196,12 +196,12 @@ class Gateway:
             response = _begin(connection, path, body, self._headers())
             data = response.read(_MOST_BYTES)
         except _RefusedError as error:
-            raise _NotNowError(str(error), sent=False) from None
+            raise _MemberUnavailableError(str(error), sent=False) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             if not fresh and isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError)):
-                return self._once(number, path, body)  # a kept connection that had ended while it was idle
-            raise _NotNowError(f"{type(error).__name__}: {error}", sent=True) from None
+                return self._call_member(number, path, body)  # an idle connection that the server has closed
+            raise _MemberUnavailableError(f"{type(error).__name__}: {error}", sent=True) from None
         with self._lock:
             keep = not self._closed and not response.will_close
             if keep:
@@ -222,21 +222,21 @@ class Gateway:
 
 
 class _RefusedError(Exception):
-    """No connection: nothing was sent."""
+    """No connection was made: nothing was sent."""
 
 
 def _connect(connection: http.client.HTTPConnection) -> None:
     if connection.sock is not None:
         return
-    patience, connection.timeout = connection.timeout, _CONNECT_SECONDS
+    timeout, connection.timeout = connection.timeout, _CONNECT_SECONDS
     try:
         connection.connect()
     except OSError as error:
         raise _RefusedError(str(error)) from None
     finally:
-        connection.timeout = patience
+        connection.timeout = timeout
     sock = cast("socket.socket", connection.sock)
-    sock.settimeout(patience)
+    sock.settimeout(timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -251,21 +251,22 @@ def _answer(status: int, data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except ValueError:
-        raise _NotNowError(f"answered {status} with what is no JSON", sent=True) from None
+        raise _MemberUnavailableError(f"answered {status} without valid JSON", sent=True) from None
     if not isinstance(document, dict):
-        raise _NotNowError(f"answered {status} with what is no object", sent=True)
+        raise _MemberUnavailableError(f"answered {status} without a JSON object", sent=True)
     if status == 200:
         return document
     message = str(document.get("message") or document.get("error") or f"status {status}")
     if any(word in message for word in _UNAVAILABLE):
-        raise _NotNowError(message, sent="changed" in message)
+        raise _MemberUnavailableError(message, sent="changed" in message)
     if "timed out" in message or "deadline" in message:
-        raise _NotNowError(message, sent=True)
-    raise EtcdError(f"etcd refuses: {message}")
+        raise _MemberUnavailableError(message, sent=True)
+    raise EtcdError(f"etcd rejects the call: {message}")
 
 
 def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """A line, a message. Ends quietly when the connection does, and with an empty one when nothing comes."""
+    """Yields one message per line. Ends silently when the connection ends; the last message is empty after a
+    timeout."""
     while True:
         try:
             line = response.readline()
@@ -288,15 +289,15 @@ def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def encoded(data: bytes) -> str:
-    """Bytes as the gateway writes them."""
+    """Encodes bytes as the gateway expects them."""
     return b64encode(data).decode()
 
 
 def decoded(text: str | None) -> bytes:
-    """Bytes as the gateway writes them; nothing is spelled by leaving it out."""
+    """Decodes bytes from the gateway; an omitted field stands for no bytes."""
     return b64decode(text) if text else b""
 
 
 def number(value: str | int | None) -> int:
-    """A 64-bit number as the gateway writes it."""
+    """Decodes a 64-bit number from the gateway."""
     return int(value) if value else 0

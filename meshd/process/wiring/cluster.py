@@ -193,7 +193,11 @@ def open_cluster_view(
     if settings.cluster.control is None:
         lone = single_node_map(settings.node_id, settings.endpoint)
         return ClusterView(
-            settings.node_id, control, buckets.replica_count, standalone_map=lone, writes_of=buckets.origin_write_mode
+            settings.node_id,
+            control,
+            buckets.replica_count,
+            standalone_map=lone,
+            writes_of=buckets.origin_write_mode,
         )
     marking = NodeStateWriter(control, ClusterMapStore(control))
     look = SuspectProbe(marking, clock, settings.cluster.lease)

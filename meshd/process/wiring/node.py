@@ -21,13 +21,12 @@ from meshd.batches.assets import load_asset
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
 from meshd.cluster.replication.replicated_store import replicated_store
-from meshd.control.access_keys import KeyLastUsed
 from meshd.control.buckets import BucketTable
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.factory import open_control
-from meshd.control.identities import IdentityTable
+from meshd.control.identities import IdentityTable, KeyLastUsed
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.core.document_store import DocumentStore

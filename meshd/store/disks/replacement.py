@@ -24,8 +24,7 @@ from meshd.store.disks.layout import (
 from meshd.store.engine.mutations import Mutation
 from meshd.store.engine.write_batch import WriteBatch
 from meshd.store.errors import StoreError
-from meshd.store.integrity.damage_attribution import ExtentUse
-from meshd.store.integrity.quarantine import DropDamagedPart, QuarantineVersion, RestoreManifest
+from meshd.store.integrity.quarantine import DropDamagedPart, ExtentUse, QuarantineVersion, RestoreManifest
 from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -211,14 +211,15 @@ class Compactor:
         """Returns the sealed segments of which at least this share is dead, those with the most dead bytes
         first."""
         with self._index.read_transaction() as txn:
-            files = [(file, info) for file, info in self._index.all_files(txn) if self._is_candidate(info)]
+            files = [
+                (file, info)
+                for file, info in self._index.all_files(txn)
+                if _sealed_segment(info) and info.disk in self._disks.roots
+            ]
         shares = [
             (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file) for file, info in files
         ]
         return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
-
-    def _is_candidate(self, info: DataFile) -> bool:
-        return _sealed_segment(info) and info.disk in self._disks.roots
 
     async def compact(self, file: int) -> bool:
         """Empties a sealed segment and retires it; returns True if it is retired or gone.

@@ -23,7 +23,7 @@ _deadline: Final[ContextVar[int]] = ContextVar("latest", default=NO_DEADLINE)
 
 
 def current_epoch() -> int:
-    """Returns the map version under which this task's writes are decided; 0 without a fence."""
+    """Returns the map version that this task's writes are bound to; 0 without a fence."""
     return _epoch.get()
 
 
@@ -35,7 +35,7 @@ def is_past_deadline(stamp: int) -> bool:
 
 @contextmanager
 def epoch_scope(version: int, latest: int = NO_DEADLINE) -> Iterator[None]:
-    """Decides the writes inside the block under map version `version`. They must carry stamps up to `latest`:
+    """Binds the writes inside the block to map version `version`. Their stamps must not exceed `latest`:
     until then no other node acts as primary."""
     epoch, until = _epoch.set(version), _deadline.set(latest)
     try:

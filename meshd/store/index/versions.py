@@ -112,7 +112,9 @@ class Versions:
     def push_version(self, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
         """Puts `record` on top of `newest`, the newest version so far; returns the null version that it
         replaced."""
-        replaced = None if record.version or newest is None else self._null_under(txn, name, newest)
+        replaced = None
+        if not record.version and newest is not None:
+            replaced = self._older_null(txn, name) if newest.version else newest
         if newest is not None and newest is not replaced and not newest.marker:
             self.put_older(txn, name, newest)
         if replaced is not None and (replaced is not newest or replaced.marker):
@@ -124,9 +126,6 @@ class Versions:
             self.objects.delete(txn, name)
         self.put_older(txn, name, record)
         return replaced
-
-    def _null_under(self, txn: Any, name: bytes, newest: Record) -> Record | None:
-        return self._older_null(txn, name) if newest.version else newest
 
     def insert_version(self, txn: Any, name: bytes, record: Record) -> Record | None:
         """Inserts a version where its stamp belongs; returns the older null version that a null version

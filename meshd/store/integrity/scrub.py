@@ -1,6 +1,6 @@
 """Scrub: reads every extent in use from the device, file by file, and verifies its checksum.
 
-Law: read only; damaged data goes to quarantine through `damage_attribution`. A pass visits data files
+Law: read only; damaged data goes to quarantine through `quarantine`. A pass visits data files
 in numerical order and saves its position, so a restart costs seconds. After each step the scrub awaits
 `rest` with the number of bytes read, so that the caller can throttle it. One scrub per store, in the
 coordinator.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshd.store.engine.group_commit import Committer
     from meshd.store.engine.write_batch import WriteBatch
     from meshd.store.index.index import Index
-    from meshd.store.integrity.damage_attribution import DamageAttributor
+    from meshd.store.integrity.quarantine import DamageAttributor
     from meshd.store.records import DataFile, Extent
     from meshd.util.clock import Clock
 

@@ -1,4 +1,4 @@
-"""Mutations on a replica: changes that the primary has decided, entered at exactly their stamp.
+"""Mutations on a replica: changes that the primary has committed, entered at exactly their stamp.
 
 Law: the same as in `engine.mutations`, but stamps are the only condition: a null version holds until a
 higher stamp, a version with an id and an upload until their tombstone. Invariant: every order and every

@@ -1,6 +1,6 @@
 """Index rebuild: creates a new index from the data files alone.
 
-Law: never writes to a data file. The new index is built beside the old one and replaces it by one
+Law: never writes to a data file. The new index is built next to the old one and replaces it by one
 rename. Memory does not grow with the number of keys.
 Invariant: the result does not depend on the order of the files. The highest stamp wins among a key's
 null versions; a deletion of them holds until a higher stamp, that of a version with an id holds for
