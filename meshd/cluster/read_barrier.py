@@ -1,10 +1,10 @@
 """Read barrier: confirms that this node's cluster map is current before it serves reads or accepts writes.
 
-Law: while the node holds its lease and has seen the newest map since it acquired it, the map is current;
-no node is removed from the map for silence before its lease runs out. Otherwise the node asks the other
-owners of the name for their map version; without an answer from one of them it accepts no write. The
-only owner that is available by its map asks no other node: a returning owner compares with it first. Invariant:
-an answer counts only for callers that waited before the question was sent.
+Law: while the node holds its lease and has seen the newest map since it acquired it, the map is
+current; no node is removed from the map for silence before its lease runs out. Otherwise the node asks
+the other owners of the name for their map version; without an answer from one of them it accepts no
+write. The only owner that is available by its map asks no other node: a returning owner compares with
+it first. Invariant: an answer counts only for callers that waited before the question was sent.
 """
 
 from __future__ import annotations
