@@ -128,14 +128,14 @@ def to_remote_record(record: Record | None) -> RemoteRecord | None:
 
 
 class DocumentName(Struct, frozen=True):
-    """A shared document. `again`: it was removed, and is written also where it still is."""
+    """A shared document. `again`: it was deleted, so write it even where a copy remains."""
 
     key: str
     again: bool = False
 
 
 class _DocumentTarget:
-    """The key as a path below the call's own, `again` as a query."""
+    """Encodes the key as a path below the call's own, and `again` as a query."""
 
     def encode_request(self, request: DocumentName) -> str:
         return percent_encoding.encode(request.key, safe="/") + ("?again" if request.again else "")
@@ -180,7 +180,7 @@ READ_INDEX: Final = PeerCall(
     max_bytes=_MAX_REQUEST_BYTES,
     errors="batch",
 )
-"""The document of an index."""
+"""Returns the document of an index."""
 READ_FRAME: Final = PeerCall(
     f"{PREFIX}frames",
     request=cast("type[AnyFrameAddress]", AnyFrameAddress),

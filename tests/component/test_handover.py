@@ -157,7 +157,7 @@ def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> Non
         await stop_listening(other.listener)
         await back.node.peers.aclose()
         error = await error_of(NotReplicatedError, put_object(shared_store(back), "k", b"second"))
-        assert f"{other.node.settings.node_id} decided about this name until a moment ago" in str(error)
+        assert f"{other.node.settings.node_id} was recently the primary of this name" in str(error)
         assert _read(back) == b"first"  # nothing was changed
         await change_map([back, other], lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
         await put_object(shared_store(back), "k", b"second")  # a map without it needs no answer

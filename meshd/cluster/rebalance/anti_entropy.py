@@ -57,23 +57,23 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
-_STREAMS: Final = 4  # fetched from one holder at a time
+_STREAMS: Final = 4  # parallel fetches from one peer
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ITEMS: Final = 256
 _LARGE: Final = 1 << 20
-_REMOVAL_BATCH: Final = 512  # removals entered at once
-_IN_FLIGHT_BYTES: Final = 32 << 20  # bytes of small ones on their way to the disk
-_ITEM_OVERHEAD: Final = 64 << 10  # what one of them costs besides
+_REMOVAL_BATCH: Final = 512  # removals applied together
+_IN_FLIGHT_BYTES: Final = 32 << 20  # bytes of small items being written
+_ITEM_OVERHEAD: Final = 64 << 10  # memory cost of an item besides its bytes
 _PAGE: Final = 1000
-_SLICE: Final = 100  # names compared in one turn of the loop
+_SLICE: Final = 100  # names compared before yielding to the event loop
 
 
 class SyncPeerLostError(Exception):
-    """The holder does not answer, or what it sent came broken: to be tried again later."""
+    """The peer does not answer or sent incomplete data: try again later."""
 
 
 class SyncPeer(Protocol):
-    """See `Offers`. Raises HolderLostError."""
+    """A node to compare with; see `SyncSource`. Raises SyncPeerLostError."""
 
     async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse: ...
 
@@ -85,13 +85,13 @@ class SyncPeer(Protocol):
 
 
 class RemoteSyncPeer:
-    """Another node."""
+    """Compares with another node over the network."""
 
     def __init__(self, peers: PeerClient, node: Node) -> None:
         self._peers, self._node = peers, node
 
     def __repr__(self) -> str:
-        return f"<RemoteHolder {self._node.node_id}>"
+        return f"<RemoteSyncPeer {self._node.node_id}>"
 
     async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
         return await self._call(READ_DIGESTS, wanted)
@@ -119,9 +119,8 @@ class RemoteSyncPeer:
 
 @dataclass(slots=True)
 class SyncStats:
-    """What a comparison did. `differing`: slots; `total`: bytes that will have come, as far as is known;
-    `lost`: what the holder no longer had when it was asked; `failed`: what could not be fetched or
-    entered."""
+    """Statistics of a comparison. `differing`: slots; `total`: bytes to receive, as far as known; `lost`:
+    items that the peer no longer had when asked; `failed`: items that could not be fetched or applied."""
 
     differing: int = 0
     total: int = 0
@@ -135,13 +134,13 @@ class SyncStats:
 
     @property
     def clean(self) -> bool:
-        """Nothing was lacking, or is now."""
+        """True if nothing was missing and nothing failed."""
         return not (self.lacked or self.failed or self.lost)
 
 
 @dataclass(frozen=True, slots=True)
 class _DigestSums:
-    """Of all slots of a scope, what one side has of them."""
+    """One side's digests and sizes of all slots of a scope."""
 
     sums: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.uint64]
@@ -149,7 +148,7 @@ class _DigestSums:
 
 
 class LocalInventory:
-    """This store's names of a scope, run by run."""
+    """Reads this store's names of a scope page by page."""
 
     def __init__(self, offers: SyncSource, scope: Scope) -> None:
         self._offers, self._scope = offers, scope
@@ -157,7 +156,7 @@ class LocalInventory:
         self._after, self._end = b"", False
 
     async def has_any(self) -> bool:
-        """Whether there is at least one left."""
+        """Returns True if at least one name is left."""
         while not self._ahead and not self._end:
             page = await self._offers.read_inventory(InventoryRequest(self._scope, self._after, _PAGE))
             self._ahead += page.names
@@ -165,12 +164,12 @@ class LocalInventory:
         return bool(self._ahead)
 
     def take_buffered(self) -> list[HeldName]:
-        """Those that `any` has looked up; they are gone past."""
+        """Returns and skips the names that `has_any` has read."""
         taken, self._ahead = self._ahead, []
         return taken
 
     async def read_up_to(self, last: bytes) -> dict[bytes, HeldName]:
-        """The next ones, `last` included; b"" means all that are left."""
+        """Returns the names up to and including `last`; b"" means all that are left."""
         while not self._end and (not last or self._after < last):
             page = await self._offers.read_inventory(InventoryRequest(self._scope, self._after, _PAGE))
             self._ahead += page.names
@@ -181,10 +180,10 @@ class LocalInventory:
 
 
 class AntiEntropySync:
-    """One comparison with one holder. `rest` is awaited after each piece of work with the bytes it was, and
-    gives way to clients. `standing`: the stamp up to which this store is known to have learnt of everything;
-    where the holder has forgotten removals since, this store's own word counts for nothing, and `drop` is
-    told what of it the holder has not."""
+    """One comparison with one peer. `rest` is awaited with the bytes of each piece of work and throttles in
+    favor of clients. `standing`: the stamp up to which this store has received every change. If the peer has
+    forgotten removals since then, this store's data is not trusted, and `drop` is called with what the peer
+    does not have."""
 
     def __init__(
         self,
@@ -205,7 +204,8 @@ class AntiEntropySync:
         self._entering = ByteSemaphore(_IN_FLIGHT_BYTES)
 
     async def run_sync(self) -> SyncStats:
-        """Raises HolderLostError, DiskFullError, DiskFailedError; what was entered by then stays."""
+        """Compares and fetches what is missing. Raises SyncPeerLostError, DiskFullError, DiskFailedError;
+        items applied until then stay."""
         scope = await self._differing()
         if scope:
             try:
@@ -220,7 +220,7 @@ class AntiEntropySync:
         return self.stats
 
     async def fetch_items(self, items: Sequence[Item]) -> SyncStats:
-        """Exactly these, without comparing. Raises as `run`."""
+        """Fetches exactly these items without comparing. Raises the same errors as `run_sync`."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(_STREAMS):
@@ -232,7 +232,7 @@ class AntiEntropySync:
             raise _first(errors) from errors
         return self.stats
 
-    # which slots ------------------------------------------------------------------------------------------
+    # comparing slots-----------------------------------------------------------------------------------------
 
     async def _differing(self) -> Scope:
         forgotten = self._store.tombstones_complete_since()
@@ -291,7 +291,7 @@ class AntiEntropySync:
             self.stats.entered += len(run)
 
     async def _enqueue_batches(self, items: list[Item], *, every: bool) -> list[Item]:
-        """Fills batches; what is left for the next."""
+        """Queues full batches; returns the items left for the next one."""
         self.stats.lacked += len(items)
         batches, batch, weight = list[tuple[Item, ...]](), list[Item](), 0
         for item in items:
@@ -325,8 +325,8 @@ class AntiEntropySync:
             await self._fetch(batch)
 
     async def _fetch(self, batch: tuple[Item, ...]) -> None:
-        """A holder that breaks off in the middle costs the rest of the batch, and nothing else: the next
-        comparison finds what is left."""
+        """Fetches a batch. A peer that breaks off in the middle costs only the rest of the batch; the next
+        comparison finds that."""
         answered = 0
         try:
             async with (
@@ -350,7 +350,7 @@ class AntiEntropySync:
                             room.release()
                             raise
                         entering = group.create_task(self._apply_item(item, frame, body, room))
-                        entering.add_done_callback(room.release)  # it may be cancelled before it begins
+                        entering.add_done_callback(room.release)  # also if it is cancelled before it starts
         except BaseExceptionGroup as errors:
             if errors.split(SyncPeerLostError)[1] is not None:
                 raise
@@ -369,7 +369,7 @@ class AntiEntropySync:
             self._count(len(body))
         except (DiskFullError, DiskFailedError):
             raise
-        except StoreError:  # it ended, or something it stands on came apart from it: compared again
+        except StoreError:  # its upload or version is gone: the next comparison decides
             self.stats.lost += 1
         finally:
             room.release()
@@ -403,7 +403,7 @@ class AntiEntropySync:
 
 
 class _Reservation:
-    """What was taken from a budget, until it is given back: once, whoever comes first."""
+    """Units taken from a semaphore; whichever holder comes first releases them, once."""
 
     __slots__ = ("_budget", "_units")
 
@@ -411,14 +411,14 @@ class _Reservation:
         self._budget, self._units = budget, units
 
     def release(self, _: object = None) -> None:
-        """Idempotent."""
+        """Releases the units. Idempotent."""
         units, self._units = self._units, 0
         if units:
             self._budget.release(units)
 
 
 class _FrameStream:
-    """Frames and bytes of an answer as it arrives. Raises HolderLostError when it ends early."""
+    """Reads frames and bytes of a response as it arrives. Raises SyncPeerLostError if it ends early."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces = pieces
@@ -426,7 +426,7 @@ class _FrameStream:
         self._at = 0
 
     async def read_exactly(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Reads exactly `size` bytes."""
         taken, left = [], size
         while left:
             piece = await self.read_some(left)
@@ -435,11 +435,11 @@ class _FrameStream:
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
     async def read_some(self, most: int) -> bytes:
-        """At least one byte, at most `most`; of what has arrived."""
+        """Returns between 1 and `most` bytes that have arrived."""
         if self._at == len(self._held):
             self._held, self._at = await anext(self._pieces, b""), 0
             if not self._held:
-                raise SyncPeerLostError("the holder broke off")
+                raise SyncPeerLostError("the peer closed the connection early")
         start, self._at = self._at, min(self._at + most, len(self._held))
         return self._held if self._at - start == len(self._held) else self._held[start : self._at]
 
@@ -453,7 +453,7 @@ class _FrameStream:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first of them that is no group."""
+    """Returns the first exception that is not a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -473,7 +473,7 @@ def _removal_change(ended: RemovalItem) -> Change:
 
 
 def _metadata_change(bucket: str, key: str, item: Item, frame: FetchFrame) -> Change | None:
-    """The change that a frame without bytes is; None for one with them."""
+    """Returns the change in a frame without bytes; None for a frame with bytes."""
     if item.kind == "upload" and frame.upload is not None:
         return UploadBegun(frame.upload)
     if frame.record is None:
@@ -484,7 +484,7 @@ def _metadata_change(bucket: str, key: str, item: Item, frame: FetchFrame) -> Ch
 
 
 def _commit_arguments(frame: FetchFrame) -> tuple[Record, PartOf | None]:
-    """What `commit_as` takes."""
+    """Returns the arguments of `commit_at_stamp`."""
     if frame.record is not None:
         return frame.record, None
     assert frame.upload is not None

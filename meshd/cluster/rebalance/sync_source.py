@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
-_SLICE: Final = 100  # names looked at in one turn of the loop: a millisecond
-_MAX_LOOKUPS: Final = 40_000  # in one call: an answer comes before anybody loses patience
+_SLICE: Final = 100  # names read before yielding to the event loop: a millisecond
+_MAX_LOOKUPS: Final = 40_000  # per call: the response must arrive before the caller's timeout
 _SMALL: Final = 1 << 20
 _BATCH: Final = 64
 _PIECE: Final = 1 << 20
@@ -44,7 +44,7 @@ _U64: Final = np.dtype("<u8")
 
 
 class DigestsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Of names after `after`; removals up to `forgotten` left out."""
+    """Requests digests of names after `after`, without removals up to `forgotten`."""
 
     scope: Scope
     forgotten: int
@@ -52,8 +52,8 @@ class DigestsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DigestsResponse(msgspec.Struct, frozen=True, array_like=True):
-    """`sums` and `sizes` (bytes held): uint64[slots], to be added up over all answers; `since`: removals with
-    a higher stamp are remembered; `after`: b"" when there are no more names."""
+    """`sums` and `sizes` (bytes held): uint64[slots], to be added over all responses; `since`: all removals
+    with a higher stamp are still recorded; `after`: b"" if there are no more names."""
 
     sums: bytes
     names: int
@@ -69,7 +69,7 @@ class DigestsResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InventoryRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Names after `after`."""
+    """Requests an inventory page of names after `after`."""
 
     scope: Scope
     after: bytes = b""
@@ -77,7 +77,7 @@ class InventoryRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DocumentsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Names of documents that nodes share, which begin with `prefix`, after `after`."""
+    """Requests names of shared documents that begin with `prefix`, after `after`."""
 
     prefix: str
     after: str = ""
@@ -85,13 +85,14 @@ class DocumentsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Facts and bytes of these."""
+    """Requests metadata and bytes of these items."""
 
     items: tuple[Item, ...]
 
 
 class FetchFrame(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to one item, in their order: `size` bytes follow. `lost`: why it cannot be had here."""
+    """The reply to one item, in request order; `size` bytes follow. `lost`: why this node cannot supply
+    it."""
 
     number: int
     size: int = 0
@@ -127,8 +128,8 @@ async def _yield_to_loop(size: int) -> None:
 
 
 class SyncSource:
-    """One a process. `damaged` is told of versions whose bytes fail their checksum: name and stamp; `rest` is
-    awaited after each piece of work, with its bytes."""
+    """Serves the comparison requests of other nodes. One per process. `damaged` is called with name and stamp
+    of versions whose bytes fail their checksum; `rest` is awaited with the bytes of each piece of work."""
 
     def __init__(
         self,
@@ -140,10 +141,10 @@ class SyncSource:
         self._store, self._copies_of, self._damaged, self._rest = store, copies_of, damaged, rest
 
     def __repr__(self) -> str:
-        return f"<Offers of {self._store!r}>"
+        return f"<SyncSource of {self._store!r}>"
 
     async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
-        """See DigestsGiven."""
+        """Returns digests; see DigestsResponse."""
         wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
         found = SlotDigests(wanted.scope.slots, wanted.forgotten)
         for _ in range(_MAX_LOOKUPS // _SLICE):
@@ -157,17 +158,18 @@ class SyncSource:
         return DigestsResponse(sums, found.names, self._store.tombstones_complete_since(), after, sizes)
 
     async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
-        """The next names; fewer than the limit are the last ones."""
+        """Returns the next names; fewer than the limit means that they are the last."""
         bucket, limit = INTERNAL_BUCKET.decode(), min(wanted.limit, _SLICE)
         page = self._store.list(bucket, prefix=wanted.prefix, after=wanted.after, limit=limit)
         return [key for key, _ in page.entries]
 
     async def fence_writes(self, version: int) -> None:
-        """What maps before `version` decided here is in the answers from now on, or never happens."""
+        """Fences off writes of this node under maps before `version`: those committed are in the responses
+        from now on, all others fail."""
         await self._store.raise_fence(version)
 
     async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage:
-        """The next names; perhaps none yet, but where to go on."""
+        """Returns the next names, perhaps none yet, and where to continue."""
         wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
         names: list[Any] = []
         for _ in range(_MAX_LOOKUPS // _SLICE):
@@ -181,8 +183,8 @@ class SyncSource:
         return InventoryPage(tuple(names), after, self._store.tombstones_complete_since())
 
     async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
-        """For each item four bytes of length, the Frame, and the bytes. What fails in the middle of a large
-        one ends it. Raises CorruptExtentError, DiskFailedError."""
+        """Yields four bytes of length, the frame and the bytes of each item. A failure within a large item
+        ends the stream. Raises CorruptExtentError, DiskFailedError."""
         small: list[tuple[Item, FetchFrame, Record]] = []
         for number, item in enumerate(wanted.items):
             frame, source = self._metadata(number, item)
@@ -204,7 +206,7 @@ class SyncSource:
             yield await self._small_frames(small)
 
     def _metadata(self, number: int, item: Item) -> tuple[FetchFrame, Record | None]:
-        """The frame, and what to read its bytes from."""
+        """Returns the frame and the record to read its bytes from."""
         bucket, key = _split_name(item.name)
         if item.kind in ("version", "amendment"):
             record = self._store.get_version(bucket, key, item.what or NULL)
@@ -272,7 +274,7 @@ def _read(span: Span, passing: StreamVerifier) -> bytes:
 
 
 def _read_small(found: Sequence[Sequence[Span] | None]) -> list[bytes | None]:
-    """The bytes of each; None where they cannot be read or are damaged (blocking)."""
+    """Returns the bytes of each item; None if they cannot be read or are damaged (blocking)."""
     bodies: list[bytes | None] = []
     for spans in found:
         passing = StreamVerifier()

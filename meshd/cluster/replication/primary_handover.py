@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 RECENT_SECONDS: Final = 2 * WRITE_TIMEOUT
-"""Seconds after a newer map came here for which a former decider is asked: longer than a write is on its way
-to the other nodes before it is given up."""
+"""Seconds after a newer map arrived during which a former primary is asked: longer than a write may take to
+reach the other nodes before it is given up."""
 _PAUSE: Final = 0.1
-_MAX_NAMES: Final = 10_000  # names that are remembered
+_MAX_NAMES: Final = 10_000  # names remembered as handed over
 _NOT_FOUND: Final = 404
 
 
@@ -68,14 +68,14 @@ HAND_OVER: Final = PeerCall(
 
 
 class _FormerMap:
-    """A map that was replaced; None: some that nobody saw here. It matters `until` then (monotonic)."""
+    """A former map, or None for maps that this process did not see. It matters until `until` (monotonic)."""
 
     def __init__(self, cluster: ClusterMap | None, until: float) -> None:
         self.cluster, self.until = cluster, until
         self._routes: dict[int, Routes] = {}
 
     def nodes_to_ask(self, mesh: ClusterView, bucket: str, key: str) -> set[str]:
-        """The nodes that may have decided about a name by it."""
+        """Returns the nodes that may have been primary of a name under it."""
         if self.cluster is None or self.cluster.counts != mesh.current_map().counts:
             route = mesh.route_for(bucket, key)
             return {node.node_id for node in (*route.read_set, *route.write_set)}
@@ -83,12 +83,12 @@ class _FormerMap:
         found = self._routes.get(copies)
         if found is None:
             found = self._routes[copies] = routes(self.cluster, copies)
-        decider = found.route_of_key(bucket, key).primary
-        return set() if decider is None else {decider.node_id}
+        primary = found.route_of_key(bucket, key).primary
+        return set() if primary is None else {primary.node_id}
 
 
 class PrimaryHandover:
-    """One a process. Looking never waits."""
+    """Ensures that names are handed over. One per process. Checks never wait."""
 
     def __init__(
         self, mesh: ClusterView, peers: PeerClient, clock: Clock, window: float = RECENT_SECONDS
@@ -96,13 +96,13 @@ class PrimaryHandover:
         self._mesh, self._peers, self._clock, self.window = mesh, peers, clock, window
         self._known: ClusterMap | None = None
         self._former: list[_FormerMap] = []
-        self._done: set[tuple[str, str]] = set()  # names that were handed over by the known map
+        self._done: set[tuple[str, str]] = set()  # names handed over under the known map
 
     def __repr__(self) -> str:
         return f"<Handover to {self._mesh.node_id}, {len(self._former)} former maps>"
 
     def observe_map(self) -> int:
-        """Takes notice of the present map; its version."""
+        """Records a change of the map; returns its version."""
         cluster = self._mesh.current_map()
         if cluster is not self._known:
             known, self._known, self._done = self._known, cluster, set()
@@ -111,13 +111,13 @@ class PrimaryHandover:
         return cluster.version
 
     def is_complete(self, bucket: str, key: str, version: int) -> bool:
-        """Whether nothing is left to be handed over of a name, by that version of the map."""
+        """Returns True if nothing of a name remains to be handed over under this map version."""
         if self.observe_map() != version:
             return False
         return not self._former or (bucket, key) in self._done or not self._former_primaries(bucket, key)
 
     def _former_primaries(self, bucket: str, key: str) -> list[Node]:
-        """The nodes to be asked, by the present map."""
+        """Returns the nodes to ask, according to the current map."""
         now, cluster = self._clock.monotonic(), self._mesh.current_map()
         self._former = [former for former in self._former if former.until > now]
         found = {
@@ -128,7 +128,7 @@ class PrimaryHandover:
         return [node for node in nodes if node is not None and node.state in REACHABLE_STATES]
 
     async def wait_until_received(self, bucket: str, key: str, patience: float) -> None:
-        """Returns when everything of a name was handed over by the map that is the present one then. Raises
+        """Returns when the name was completely handed over under the map that is current then. Raises
         NotReplicatedError after `patience` seconds."""
         deadline = self._clock.monotonic() + patience
         while True:
@@ -141,19 +141,19 @@ class PrimaryHandover:
                 continue
             if all(answers):
                 if len(self._done) >= _MAX_NAMES:
-                    self._done.clear()  # they are asked again
+                    self._done.clear()  # later writes ask again
                 self._done.add((bucket, key))
                 return
             if self._clock.monotonic() > deadline:
                 missing = ", ".join(n.node_id for n, answer in zip(nodes, answers, strict=True) if not answer)
                 raise NotReplicatedError(
-                    f"{missing} decided about this name until a moment ago, does not hand it over, and is "
-                    "not known to be away; nothing was changed; try again in a moment"
+                    f"{missing} was recently the primary of this name, does not hand it over, and is "
+                    "not known to be away; nothing was changed; try again shortly"
                 )
             await self._mesh.wait_for_newer_map(version, _PAUSE)
 
     async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool:
-        """Whether a node has handed a name over."""
+        """Returns True if a node has handed the name over."""
         result = "done"
         try:
             await self._peers.call_typed(node, HAND_OVER, HandedName(bucket, key))
@@ -167,7 +167,7 @@ class PrimaryHandover:
         except PeerRefusedError as error:
             result = "unknown" if error.status == _NOT_FOUND else "refused"
         metrics.replication_handovers.labels(result).inc()
-        return result in ("done", "unknown")  # a node of an earlier release has nothing of the kind
+        return result in ("done", "unknown")  # nodes of an earlier release do not have this call
 
 
 _log = logging.getLogger(__name__)
@@ -177,9 +177,12 @@ _RESTAMP_ATTEMPTS = 3
 async def restamp_if_behind(
     store: ReplicatedStore, bucket: str, key: str, record: Record, newest: int
 ) -> Record:
-    """`record`, which every writer has, or the same again above `newest`, the highest stamp any of them knows
-    of its name. One that was replaced here is left to the write that did it: written again it would undo that
-    one. Raises NotReplicatedError."""
+    """Returns `record`, which every node of the write set has, or the same version rewritten above `newest`,
+    the highest stamp that any of them knows of its name.
+
+    If the version was replaced here meanwhile, that write takes care of it: rewriting would undo it. Raises
+    NotReplicatedError.
+    """
     for _ in range(_RESTAMP_ATTEMPTS):
         if newest <= record.stamp or record.version or store.knows_stamp(bucket, key, newest):
             return record
@@ -187,7 +190,7 @@ async def restamp_if_behind(
         if found is None or found.stamp != record.stamp:
             return record
         epoch = store.require_still_primary(bucket, key)
-        _log.warning("a replica has a newer version of a name than its decider: written again above it")
+        _log.warning("a replica has a newer version of a name than its primary: rewriting it above")
         again = msgspec.structs.replace(without_local_fields(record), stamp=newest + 1)
         if record.marker:
             with under_fence(epoch):
@@ -200,12 +203,12 @@ async def restamp_if_behind(
         record = store.newest_version(bucket, key) or again
         if record.stamp != again.stamp:
             return again  # overwritten meanwhile
-    raise NotReplicatedError("others decide about this name at the same time; try again in a moment")
+    raise NotReplicatedError("other nodes write to this name at the same time; try again shortly")
 
 
 async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int) -> None:
-    """Enters a deletion of the null version again above `newest`, as `overtaken` does a version, unless
-    another version was put since. Raises NotReplicatedError."""
+    """Rewrites a deletion of the null version above `newest`, as `restamp_if_behind` does with a version,
+    unless a newer version was put since. Raises NotReplicatedError."""
     bucket, key = gone.bucket, gone.key
     found = store.get_version(bucket, key, NULL)
     if gone.version or newest <= gone.stamp or (found is not None and found.stamp > gone.stamp):
@@ -219,12 +222,12 @@ async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int
 
 @contextmanager
 def under_fence(epoch: int) -> Iterator[None]:
-    """What is written again within it is decided by this version of the map. Raises NotReplicatedError."""
+    """Binds rewrites inside the block to this map version. Raises NotReplicatedError."""
     try:
         with epoch_scope(epoch):
             yield
     except StaleEpochError as error:
-        raise NotReplicatedError(f"{error}; it may or may not have taken place; try again") from error
+        raise NotReplicatedError(f"{error}; the write may or may not have taken effect; try again") from error
 
 
 async def _rewrite_data(store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record) -> None:

@@ -58,16 +58,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 INLINE_BYTES: Final = 256 << 10
-"""Bytes that are sent with their facts in one go."""
+"""Data up to this size is sent together with its metadata."""
 MAX_FACTS_BYTES: Final = 8 << 20
-"""Limit of what is said of an object: of one of 10,000 parts."""
+"""Limit of an object's metadata: that of one with 10,000 parts fits."""
 WRITE_TIMEOUT: Final = 15.0
-"""Seconds until a write is given up that not everybody has."""
+"""Seconds after which a write that some replica lacks is given up."""
 _ANSWER_TIMEOUT = 4.0
-_SYNC_TIMEOUT = 10.0  # after the last byte of something large
+_SYNC_TIMEOUT = 10.0  # seconds after the last byte of large data
 _PIECE = 1 << 20
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
-_TRIES = 3  # reads of a record whose bytes compaction moves
+_TRIES = 3  # attempts to read a record whose bytes compaction moves
 _LABELS: Final = {
     Marked: "Marked",
     Amended: "Amended",
@@ -77,14 +77,14 @@ _LABELS: Final = {
     UploadCompleted: "UploadCompleted",
 }
 """Labels of `meshd_replication_facts_total`."""
-_LOG_INTERVAL = 30.0  # seconds without a failure, after which the next one is told again
+_LOG_INTERVAL = 30.0  # seconds without a failure after which the next one is logged
 
 SendToNode = Callable[["Node"], Awaitable[ReplicaAck]]
-"""Tells one node. May be called again for the same one."""
+"""Sends to one node. May be called again for the same node."""
 
 
 class ReplicaData(msgspec.Struct, frozen=True):
-    """`size` bytes of a name in a body; their `ReplicaFacts` follow."""
+    """`size` bytes of a name in a body, followed by their `ReplicaFacts`."""
 
     bucket: str
     key: str
@@ -109,7 +109,7 @@ RECEIVE_DATA: Final = PeerCall(
 
 
 class Replicator:
-    """One a process. `patience`: seconds, see PATIENCE."""
+    """Sends changes and data to the replicas. One per process. `patience`: seconds, see WRITE_TIMEOUT."""
 
     def __init__(
         self,
@@ -121,20 +121,20 @@ class Replicator:
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
         self.timeout = patience
-        self._failed: dict[tuple[str, str], float] = {}  # (node, why) → when last, by the monotonic clock
-        # by node, bucket, key and stamp of the successor, so that nobody joins a transfer of an older one
+        self._failed: dict[tuple[str, str], float] = {}  # (node, why) → time of the last failure (monotonic)
+        # by node, bucket, key and successor's stamp, so that no caller joins a transfer of an older one
         self._successors: SingleFlight[tuple[str, str, str, int], ReplicaAck] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<Delivery of {self._mesh.node_id}>"
+        return f"<Replicator of {self._mesh.node_id}>"
 
     async def replicate(
         self, bucket: str, key: str, send: SendToNode, had: Iterable[str] = (), newest: int = 0
     ) -> int:
-        """Tells every writer of a name but those who `had` it; the newest stamp they know of it. Raises
-        NotReplicatedError."""
+        """Sends to every node of the write set except those in `had`; returns the newest stamp that they know
+        of the name. Raises NotReplicatedError."""
         if self._mesh.single_node:
-            return newest  # who joins after this is known compares, and finds what is committed
+            return newest  # a node that joins later compares and finds the commit
         began = self._clock.monotonic()
         done = {self._mesh.node_id, *had}
         metrics.replication_behind.inc()
@@ -156,7 +156,7 @@ class Replicator:
             version, route = self._mesh.current_map().version, self._mesh.route_for(bucket, key)
             left = [node for node in route.write_set if node.node_id not in done]
             if not left and route.primary is not None and route.primary.node_id in done:
-                return newest  # nobody waited since the map was looked at
+                return newest  # no await since the map was read
             answers = await asyncio.gather(*[self._try_send(node, send, version) for node in left])
             for node, taken in zip(left, answers, strict=True):
                 if taken is not None:
@@ -169,14 +169,14 @@ class Replicator:
                     n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
                 )
                 raise NotReplicatedError(
-                    f"{missing or 'no node'} did not take the write within {self.timeout:g} s, and is not "
-                    "known to be away; it may or may not have taken place; try again"
+                    f"{missing or 'no node'} did not store the write within {self.timeout:g} s and is not "
+                    "known to be away; the write may or may not have taken effect; try again"
                 )
             await self._mesh.wait_for_newer_map(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
             tries += 1
 
     async def _try_send(self, node: Node, send: SendToNode, version: int) -> ReplicaAck | None:
-        """One try; None when the node has to be told again."""
+        """Tries once; returns None if the node must be tried again."""
         try:
             return await send(node)
         except StaleMapError as error:
@@ -191,18 +191,19 @@ class Replicator:
         return None
 
     def _record_failure(self, node: Node, why: str, error: Exception) -> None:
-        """Every try is counted; the log has the first one of a spell, however many writes wait."""
+        """Counts every failure, but logs only the first of a series, however many writes wait."""
         metrics.replication_retries.labels(why).inc()
         now, place = self._clock.monotonic(), (node.node_id, why)
         goes_on = now - self._failed.get(place, -_LOG_INTERVAL) < _LOG_INTERVAL
         self._failed[place] = now
         level = logging.DEBUG if goes_on else logging.INFO
-        _log.log(level, "node %s did not take a write, and is told again (%s): %s", *place, error)
+        _log.log(level, "sending a write to node %s failed and will be retried (%s): %s", *place, error)
 
-    # what can be sent ---------------------------------------------------------------------------------------
+    # sending ------------------------------------------------------------------------------------------------
 
     async def send_change(self, node: Node, change: Change) -> ReplicaAck:
-        """Sends a change; a node that lacks what it is about gets the version. Raises as `Peers.call`."""
+        """Sends a change; a node that lacks the bytes it refers to gets the whole version. Raises the errors
+        of the peer call."""
         taken = await self._call(node, change)
         if taken.trouble != "lacks":
             return taken
@@ -220,7 +221,8 @@ class Replicator:
         return taken
 
     async def send_version(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
-        """Sends a version of this node whole, or its successor if it has one. Raises as `Peers.call`."""
+        """Sends a whole version of this node, or its successor if it was replaced. Raises the errors of the
+        peer call."""
         for _ in range(_TRIES):
             found = self._store.get_version(bucket, key, record.version or NULL)
             if found is None or found.stamp != record.stamp:
@@ -237,15 +239,17 @@ class Replicator:
                     found.size,
                 )
             except ExtentGoneError:
-                continue  # moved, or removed, meanwhile
-            if taken.trouble != "lacks":  # it had the version when it looked, and not when it committed
+                continue  # moved or removed meanwhile
+            if taken.trouble != "lacks":  # else it lost the version between look-up and commit
                 return taken
-        raise PeerRefusedError(503, "Moving", f"{bucket}/{key} moves faster than it can be sent")
+        raise PeerRefusedError(
+            503, "Moving", f"{bucket}/{key} is moved by compaction faster than it can be sent"
+        )
 
     async def ensure_version(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
-        """Returns when a node has a version or its successor. The request that committed the version sends
-        it, too: it is not sent if it is there, and a large one only when that takes too long. Raises as
-        `Peers.call`."""
+        """Returns when a node has a version or its successor. The request that committed the version also
+        sends it; so it is not sent if the node has it, and a large version only if that takes too long.
+        Raises the errors of the peer call."""
         for pause in _PAUSES if record.size > INLINE_BYTES else (0,):
             taken = await self._call(node, self.confirmation_of(bucket, key, record))
             if taken.trouble != "lacks":
@@ -254,12 +258,14 @@ class Replicator:
         return await self.send_version(node, bucket, key, record)
 
     async def _send_successor(self, node: Node, bucket: str, key: str, record: Record) -> ReplicaAck:
-        """Sends what replaced or removed a version here, once for all who wait for it."""
+        """Sends what replaced or removed a version here, once for all callers that wait for it."""
         successor = self._find_successor(bucket, key, record)
-        if successor is None:  # this node has forgotten, or dropped, the name: only the other one knows
+        if successor is None:  # dropped or forgotten here: only the other node knows
             taken = await self._call(node, Amended(bucket, key, without_local_fields(record)))
             if taken.trouble == "lacks":
-                raise PeerRefusedError(503, "Lacking", f"{bucket}/{key} is neither there nor here")
+                raise PeerRefusedError(
+                    503, "Lacking", f"{bucket}/{key} exists neither on that node nor on this one"
+                )
             return taken
         if isinstance(successor, VersionGone):
             send = partial(self.send_change, node, successor)
@@ -269,7 +275,7 @@ class Replicator:
         return taken
 
     def _find_successor(self, bucket: str, key: str, record: Record) -> Record | VersionGone | None:
-        """The newer null version or the deletion that took the place of a version here, if it is known."""
+        """Returns the newer null version or the deletion that replaced a version here, if known."""
         if not record.version:
             found = self._store.get_version(bucket, key, NULL)
             if found is not None and found.stamp > record.stamp:
@@ -280,7 +286,7 @@ class Replicator:
         return None
 
     def confirmation_of(self, bucket: str, key: str, record: Record) -> Change:
-        """A change that makes sure that a version which is here is there, too."""
+        """Returns a change that ensures that the node has a version."""
         made = Marked if record.marker else Amended
         return made(bucket, key, without_local_fields(record))
 
@@ -293,7 +299,7 @@ class Replicator:
         pieces: AsyncGenerator[bytes, None] | bytes,
         size: int,
     ) -> ReplicaAck:
-        """Sends bytes and what they are. Raises as `Peers.call`, and what reading the pieces raises."""
+        """Sends bytes and their metadata. Raises the errors of the peer call and of reading the pieces."""
         data, ending = ReplicaData(bucket, key, size), encode_message(facts)
         if not isinstance(pieces, bytes):
             if size > INLINE_BYTES:
@@ -305,7 +311,7 @@ class Replicator:
     async def send_stream(
         self, node: Node, data: ReplicaData, body: AsyncGenerator[bytes, None]
     ) -> ReplicaAck:
-        """Sends bytes and, last, what they are. Raises as `Peers.call`."""
+        """Streams bytes, followed by their metadata. Raises the errors of the peer call."""
         async with aclosing(body):
             taken = await self._peers.call_typed(node, RECEIVE_DATA, data, body=body, timeout=_SYNC_TIMEOUT)
             return _count_bytes(taken, data.size)
@@ -314,8 +320,8 @@ class Replicator:
         return ReplicaFacts(self._mesh.current_map().version, record, part)
 
     async def send_part(self, node: Node, upload: Upload, number: int) -> ReplicaAck:
-        """Sends the present part of this number. Of an upload that has ended nothing is sent: `ended`. Raises
-        as `Peers.call`."""
+        """Sends the current part of this number; returns `ended` if the upload has ended. Raises the errors
+        of the peer call."""
         for _ in range(_TRIES):
             part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
             if part is None or part.number != number:
@@ -330,13 +336,13 @@ class Replicator:
                     node, upload.bucket, upload.key, facts, self.read_chunks(record), part.size
                 )
             except ExtentGoneError:
-                continue  # moved, replaced, or removed
+                continue  # moved, replaced or removed
         raise PeerRefusedError(
-            503, "Moving", f"part {number} of {upload.key} moves faster than it can be sent"
+            503, "Moving", f"part {number} of {upload.key} is moved by compaction faster than it can be sent"
         )
 
     async def read_chunks(self, record: Record) -> AsyncGenerator[bytes, None]:
-        """The bytes of a record, checked. Raises ExtentGoneError, CorruptExtentError."""
+        """Yields the verified bytes of a record. Raises ExtentGoneError, CorruptExtentError."""
         passing = StreamVerifier()
         with self._store.open_spans(record, 0, record.size) as spans:
             for span in spans:

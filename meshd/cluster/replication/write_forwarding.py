@@ -49,7 +49,7 @@ _accepted_by: Final[ContextVar[tuple[str, int] | None]] = ContextVar("caller", d
 
 @contextmanager
 def accepted_by(node_id: str, version: int) -> Iterator[None]:
-    """What is written within it was asked for through this node, while it went by this version of the map."""
+    """Marks writes inside the block as accepted by this node while it used this map version."""
     token = _accepted_by.set((node_id, version))
     try:
         yield
@@ -58,7 +58,8 @@ def accepted_by(node_id: str, version: int) -> Iterator[None]:
 
 
 def reject_if_abandoned(mesh: ClusterView) -> None:
-    """Raises NotReplicatedError when the caller has given up by now, and nothing is to be done for it."""
+    """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown: then
+    the write must not happen any more."""
     caller = _accepted_by.get()
     if caller is None:
         return
@@ -67,21 +68,21 @@ def reject_if_abandoned(mesh: ClusterView) -> None:
         if mesh.last_absence_version(node_id) > version:
             metrics.replication_given_up.inc()
             raise NotReplicatedError(
-                f"node {node_id} was marked away since this was asked for, and nobody may wait for it any "
-                "more; nothing was changed; try again"
+                f"node {node_id} was marked away since it accepted the request, so the client may have "
+                "given up; nothing was changed; try again"
             )
 
 
 _T = TypeVar("_T")
 Request = TypeVar("Request")
-_FORWARD_TIMEOUT: Final = 15.0  # seconds until a write is given up that nobody decides about
+_FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
 _ANSWER_TIMEOUT: Final = 30.0  # the primary may wait for its own replicas before it answers
 _PAUSE: Final = 0.05
 _is_forwarded: Final[ContextVar[bool]] = ContextVar("asked", default=False)
 
 
 class WriteSpec(msgspec.Struct, frozen=True):
-    """What is said of bytes that are to become an object, or a part."""
+    """The metadata of bytes that become an object or a part."""
 
     meta: Meta
     conditions: Conditions | None = None
@@ -89,7 +90,7 @@ class WriteSpec(msgspec.Struct, frozen=True):
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
-    """See `ObjectStore.delete`, and with a version `delete_version`."""
+    """A forwarded `ObjectStore.delete` or, with a version, `delete_version`."""
 
     bucket: str
     key: str
@@ -99,7 +100,7 @@ class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
 
 
 class AmendRequest(msgspec.Struct, frozen=True, tag="amend"):
-    """See `ObjectStore.amend`."""
+    """A forwarded `ObjectStore.amend`."""
 
     bucket: str
     key: str
@@ -109,7 +110,7 @@ class AmendRequest(msgspec.Struct, frozen=True, tag="amend"):
 
 
 class CreateUploadRequest(msgspec.Struct, frozen=True, tag="begin"):
-    """See `ObjectStore.create_upload`; `about` has what is said of the upload."""
+    """A forwarded `ObjectStore.create_upload`; `about` has the upload's metadata."""
 
     about: Upload
 
@@ -123,7 +124,7 @@ class CreateUploadRequest(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class CompleteUploadRequest(msgspec.Struct, frozen=True, tag="complete"):
-    """See `ObjectStore.complete_upload`."""
+    """A forwarded `ObjectStore.complete_upload`."""
 
     bucket: str
     key: str
@@ -136,7 +137,7 @@ class CompleteUploadRequest(msgspec.Struct, frozen=True, tag="complete"):
 
 
 class AbortUploadRequest(msgspec.Struct, frozen=True, tag="abort"):
-    """See `ObjectStore.abort_upload`."""
+    """A forwarded `ObjectStore.abort_upload`."""
 
     bucket: str
     key: str
@@ -150,8 +151,8 @@ WriteErrorKind = Literal["", "failed", "missing", "upload", "version", "part"]
 
 
 class WriteResult(msgspec.Struct, frozen=True):
-    """What became of it: the part of it that the call gives; or what was wrong, `number` with a part,
-    `condition` with what a condition says of the object."""
+    """The result of a forwarded write: the fields that the operation returns, or the error in `trouble` with
+    the part `number` or the failed `condition`."""
 
     record: Record | None = None
     marker: Record | None = None
@@ -162,21 +163,21 @@ class WriteResult(msgspec.Struct, frozen=True):
     condition: str = ""
 
     def require_record(self) -> Record:
-        """The version that was made or changed."""
+        """Returns the version that was created or changed."""
         assert self.record is not None
         return self.record
 
     def require_upload(self) -> Upload:
-        """The upload that was begun."""
+        """Returns the upload that was created."""
         assert self.upload is not None
         return self.upload
 
     def as_removed(self) -> Removed:
-        """What a deletion did."""
+        """Returns the result of a deletion."""
         return Removed(self.record, self.marker, self.stamp)
 
     def end_stamp(self) -> int:
-        """When it ended."""
+        """Returns the stamp of an upload's end."""
         return self.stamp
 
 
@@ -207,16 +208,16 @@ FORWARD_WRITE: Final = PeerCall(
     timeout=_ANSWER_TIMEOUT,
     map_wait=1.0,
 )
-_CHANGED: Final = "the object changed meanwhile, or exists already; read it again"
+_CHANGED: Final = "the object was changed or already exists; read it again"
 _ERRORS: Final[dict[WriteErrorKind, tuple[type[StoreError], str]]] = {
-    "missing": (ConditionMissingError, "If-Match was given, but there is no object with this key"),
+    "missing": (ConditionMissingError, "If-Match was given, but no object has this key"),
     "upload": (NoSuchUploadError, "the upload was completed or aborted"),
-    "version": (NoSuchVersionError, "the version is not there"),
+    "version": (NoSuchVersionError, "the version does not exist"),
 }
 
 
 def result_of_error(error: StoreError) -> WriteResult | None:
-    """A refusal that is the answer; None for another error."""
+    """Returns the result for an error that answers the request; None for any other error."""
     if isinstance(error, InvalidPartError):
         return WriteResult(trouble="part", number=error.number)
     if isinstance(error, ConditionFailedError):
@@ -227,7 +228,8 @@ def result_of_error(error: StoreError) -> WriteResult | None:
 
 @contextmanager
 def handling_forwarded_write() -> Iterator[None]:
-    """What is not decided here within it is refused: NotDeciderError."""
+    """Makes writes inside the block fail with NotPrimaryError unless this node is primary; they are never
+    forwarded again."""
     token = _is_forwarded.set(True)
     try:
         yield
@@ -236,13 +238,13 @@ def handling_forwarded_write() -> Iterator[None]:
 
 
 class WriteForwarder:
-    """One a process."""
+    """Forwards writes to the primary. One per process."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._mesh, self._peers, self._clock = mesh, peers, clock
 
     def __repr__(self) -> str:
-        return f"<Ceding of {self._mesh.node_id}>"
+        return f"<WriteForwarder of {self._mesh.node_id}>"
 
     async def run_on_primary(
         self,
@@ -252,8 +254,8 @@ class WriteForwarder:
         there: Callable[[Node], Awaitable[WriteResult | None]],
         read: Callable[[WriteResult], _T],
     ) -> _T:
-        """What `here` gives while this node decides, else what is read of what came from `there`. `here`
-        raises NotDeciderError while nothing was changed. Raises StoreError."""
+        """Returns the result of `here` while this node is primary, otherwise the result `read` from the reply
+        of `there`. `here` raises NotPrimaryError as long as nothing was changed. Raises StoreError."""
         deadline = self._clock.monotonic() + _FORWARD_TIMEOUT
         while True:
             try:
@@ -270,7 +272,7 @@ class WriteForwarder:
                     return read(decided)
 
     async def forward_request(self, node: Node, asked: ForwardedRequest) -> WriteResult | None:
-        """As `_ask`, what needs no bytes."""
+        """Forwards a write without data; see `_forward`."""
         return await self._forward(node, FORWARD_REQUEST, asked)
 
     async def forward_write(
@@ -282,8 +284,8 @@ class WriteForwarder:
         written: WriteSpec,
         part: tuple[str, int] | None = None,
     ) -> WriteResult | None:
-        """As `_ask`: `size` bytes become the object of that bucket and key, or the part of an upload's id and
-        number."""
+        """Forwards `size` bytes that become the object of this bucket and key, or the part with this upload
+        id and number; see `_forward`."""
         asked = ForwardedData(*name, size, *(part or ()))
         body = _with_trailer(pieces, encode_message(written))
         return await self._forward(node, FORWARD_WRITE, asked, body)
@@ -295,11 +297,11 @@ class WriteForwarder:
         asked: Request,
         body: AsyncGenerator[bytes, None] | None = None,
     ) -> WriteResult | None:
-        """What a node decided; None when it did not, and nothing was changed. Raises NotReplicatedError when
-        nobody knows, and when nobody may wait for it."""
+        """Sends a write to a node; returns its result, or None if it did not act and nothing was changed.
+        Raises NotReplicatedError if the outcome is unknown, or if the write was abandoned."""
         version = self._mesh.current_map().version
         try:
-            reject_if_abandoned(self._mesh)  # by the map that the call says: nothing is waited for in between
+            reject_if_abandoned(self._mesh)  # under the map version that the call sends: no await in between
             return await self._peers.call_typed(node, call, asked, body=body)
         except StaleMapError as error:
             await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
@@ -313,11 +315,11 @@ class WriteForwarder:
         except PeerRefusedError as error:
             if error.code == "InsufficientStorage":
                 raise DiskFullError(
-                    f"node {node.node_id} has no room for it; delete objects or add a disk"
+                    f"node {node.node_id} has no space for it; delete objects or add a disk"
                 ) from error
             raise NotReplicatedError(
-                f"node {node.node_id} decides about this name now, and could not: {error}; it may or may not "
-                "have taken place; try again"
+                f"node {node.node_id} failed as the primary of this name: {error}; the write may or may not "
+                "have taken effect; try again"
             ) from error
         finally:
             if body is not None:
@@ -337,8 +339,8 @@ def _raise_error(decided: WriteResult) -> None:
 
 def _outcome_unknown(node: Node) -> NotReplicatedError:
     return NotReplicatedError(
-        f"node {node.node_id} decides about this name now, and went away before it answered; it may or may "
-        "not have taken place; try again"
+        f"node {node.node_id} is the primary of this name and did not answer; the write may or may not "
+        "have taken effect; try again"
     )
 
 
