@@ -35,6 +35,8 @@ _OUT_OF_FILES = 0.1  # seconds until accepting is tried again
 
 encode = msgspec.json.encode
 decode = msgspec.json.decode
+Decode = Callable[[bytes], Any]
+"""Makes a value of the JSON of one message."""
 
 
 class MessageError(MeshdError):
@@ -52,8 +54,8 @@ class MessageDecoder:
     `limit` bytes and the descriptors it announces, and what one read brings.
     """
 
-    def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
-        self._limit = limit
+    def __init__(self, limit: int = MAX_MESSAGE_BYTES, decode: Decode = decode) -> None:
+        self._limit, self._decode = limit, decode
         self._buffer = bytearray()
         self._fds: deque[int] = deque()
 
@@ -84,9 +86,9 @@ class MessageDecoder:
 
     def _take(self, end: int, count: int) -> tuple[Any, list[int]]:
         try:
-            body = decode(bytes(memoryview(self._buffer)[_HEADER.size : end]))
+            body = self._decode(bytes(memoryview(self._buffer)[_HEADER.size : end]))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise MessageError(f"message is not JSON: {error}") from None
+            raise MessageError(f"message is not JSON, or not of the expected type: {error}") from None
         del self._buffer[:end]
         return body, [self._fds.popleft() for _ in range(count)]
 
@@ -132,10 +134,10 @@ class MessageStream:
     message is out.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, decode: Decode = decode) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._assembly = MessageDecoder()
+        self._assembly = MessageDecoder(decode=decode)
         self._sending = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -205,10 +207,10 @@ async def _ready(sock: socket.socket, *, writing: bool) -> None:
 class BlockingMessageStream:
     """The blocking side, for processes without an event loop."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, decode: Decode = decode) -> None:
         sock.setblocking(True)
         self._sock = sock
-        self._assembly = MessageDecoder()
+        self._assembly = MessageDecoder(decode=decode)
 
     def __repr__(self) -> str:
         return f"<BlockingMessageStream fd={self._sock.fileno()}>"
@@ -263,9 +265,9 @@ def connect_blocking(path: Path) -> BlockingMessageStream:
     return BlockingMessageStream(_connected(path))
 
 
-async def connect(path: Path) -> MessageStream:
+async def connect(path: Path, decode: Decode = decode) -> MessageStream:
     """Connect to `path`. Raises OSError when nobody listens there. (A Unix socket connects at once.)"""
-    return MessageStream(_connected(path))
+    return MessageStream(_connected(path), decode)
 
 
 def _connected(path: Path) -> socket.socket:

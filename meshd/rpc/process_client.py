@@ -1,0 +1,272 @@
+"""ProcessClient: calls the methods of another process of the node over its Unix socket.
+
+Law: cancelling a call cancels its handler. When the other process ends, every call under way fails with
+the error of its subject; the next call connects again, and nothing is repeated implicitly.
+Invariant: at most `max_calls` calls are under way, further ones wait; updates are consumed as they are
+received, so nothing queues here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from meshd.rpc.process_rpc import (
+    CANCEL,
+    MAX_CALLS,
+    NOTIFICATION,
+    ErrorTypes,
+    StreamMethod,
+    close_all,
+    decode_error,
+    decode_response,
+)
+from meshd.rpc.unix_messages import StreamClosedError, connect
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from meshd.rpc.process_rpc import Method, RpcResponse
+    from meshd.rpc.unix_messages import MessageStream
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """How a client connects: it tries once, and again after each of `delays` (seconds); `forever`: the last
+    delay repeats."""
+
+    delays: tuple[float, ...] = ()
+    forever: bool = False
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(self.delays, itertools.repeat(self.delays[-1]) if self.forever else ())
+
+
+ONCE: Final = Reconnect()
+
+
+@dataclass(slots=True, eq=False)
+class Answer(Generic[R]):
+    """A reply with its descriptors, which are the caller's to close. `release` tells the server that what it
+    holds for the reply (`ServerCall.attach`) is no longer needed."""
+
+    message: R
+    fds: list[int]
+    release: Callable[[], None]
+
+    def close(self) -> None:
+        """Close the descriptors and release: the answer is not wanted."""
+        close_all(self.fds)
+        self.fds = []
+        self.release()
+
+
+@dataclass(slots=True, eq=False)
+class _PendingCall:
+    number: int
+    method: Method[Any, Any]
+    on_update: Callable[[Any, list[int]], None] | None
+    answer: asyncio.Future[Answer[Any]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class ProcessClient:
+    """The client's side of one socket; it connects when it is first called. Use on one event loop only;
+    `aclose` at the end."""
+
+    def __init__(
+        self,
+        path: Path,
+        errors: ErrorTypes | None = None,
+        *,
+        reconnect: Reconnect = ONCE,
+        max_calls: int = MAX_CALLS,
+    ) -> None:
+        self._path, self._errors = path, errors or ErrorTypes()
+        self._reconnect = reconnect
+        self._stream: MessageStream | None = None
+        self._connecting = asyncio.Lock()
+        self._slots = asyncio.Semaphore(max_calls)
+        self._numbers = itertools.count(NOTIFICATION + 1)
+        self._calls: dict[int, _PendingCall] = {}
+        self._lost = asyncio.Event()
+        self._tasks = BackgroundTasks(f"rpc-{path.stem}")
+
+    def __repr__(self) -> str:
+        return f"<ProcessClient {self._path.name}, {len(self._calls)} calls under way>"
+
+    async def call(self, method: Method[Q, R], request: Q, fds: Sequence[int] = ()) -> R:
+        """The reply to one request. `fds` stay the caller's. Raises the error of the handler, and `lost` of
+        the error types. Cancelling it cancels the handler."""
+        answer = await self.open(method, request, fds)
+        close_all(answer.fds)
+        return answer.message
+
+    async def open(self, method: Method[Q, R], request: Q, fds: Sequence[int] = ()) -> Answer[R]:
+        """As `call`, with the descriptors of the reply; `release` the answer in the end."""
+        return await self._finish(await self._begin(method, request, fds))
+
+    async def stream(
+        self,
+        method: StreamMethod[Q, R, U],
+        request: Q,
+        on_update: Callable[[U, list[int]], None],
+        fds: Sequence[int] = (),
+    ) -> Answer[R]:
+        """As `open`; `on_update` is called with each update when it is received, and with its descriptors,
+        which it must close. It must not block."""
+        return await self._finish(await self._begin(method, request, fds, on_update))
+
+    async def start(
+        self, method: Method[Q, R], request: Q, fds: Sequence[int] = ()
+    ) -> asyncio.Future[Answer[R]]:
+        """Send a request on the present connection; the future of its answer. For calls that are sent ahead
+        and depend on earlier ones. Raises `lost` of the error types when there is no connection."""
+        if self._stream is None:
+            raise self._errors.lost(f"there is no connection to {self._path.name}")
+        return (await self._begin(method, request, fds, stream=self._stream)).answer
+
+    async def notify(self, method: Method[Q, None], request: Q, fds: Sequence[int] = ()) -> None:
+        """Send what nobody answers. Raises `lost` of the error types when it cannot be sent."""
+        await self._send(await self._connected(), (NOTIFICATION, method.name, request), fds)
+
+    async def connect(self) -> None:
+        """Connect unless it is connected. Raises `lost` of the error types after the last attempt."""
+        await self._connected()
+
+    async def wait_until_lost(self) -> None:
+        """Wait until the connection has ended and every call under way has failed."""
+        await self._lost.wait()
+
+    async def aclose(self) -> None:
+        """Close the connection; calls under way fail."""
+        if self._stream is not None:
+            self._on_lost(self._stream)
+        await self._tasks.aclose()
+
+    async def _connected(self) -> MessageStream:
+        if self._stream is not None:
+            return self._stream
+        async with self._connecting:
+            delays = iter(self._reconnect)
+            while self._stream is None:
+                try:
+                    self._stream = await connect(self._path, decode_response)
+                except OSError as error:
+                    delay = next(delays, None)
+                    if delay is None:
+                        raise self._errors.lost(f"nobody listens on {self._path.name}: {error}") from error
+                    await asyncio.sleep(delay)
+                else:
+                    self._lost.clear()
+                    self._tasks.spawn(self._receive_all(self._stream), "receive")
+            return self._stream
+
+    async def _begin(
+        self,
+        method: Method[Q, R],
+        request: Q,
+        fds: Sequence[int],
+        on_update: Callable[[Any, list[int]], None] | None = None,
+        stream: MessageStream | None = None,
+    ) -> _PendingCall:
+        await self._slots.acquire()
+        call = _PendingCall(next(self._numbers), method, on_update)
+        self._calls[call.number] = call
+        try:
+            stream = stream or await self._connected()
+            await self._send(stream, (call.number, method.name, request), fds)
+        except BaseException:
+            self._abandon(call)
+            raise
+        return call
+
+    async def _send(self, stream: MessageStream, message: object, fds: Sequence[int] = ()) -> None:
+        try:
+            await stream.send(message, fds)
+        except StreamClosedError as error:
+            raise self._errors.lost(f"the process behind {self._path.name} ended") from error
+
+    async def _finish(self, call: _PendingCall) -> Answer[Any]:
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
+
+    def _abandon(self, call: _PendingCall) -> None:
+        """Nobody waits for this call any more: cancel it there, or let go of its answer."""
+        answer = call.answer
+        if not answer.done():
+            answer.cancel()
+        if self._forget(call.number) is not None:
+            self._release(self._stream, call.number)
+        elif not answer.cancelled() and answer.exception() is None:
+            answer.result().close()
+
+    def _forget(self, number: int) -> _PendingCall | None:
+        call = self._calls.pop(number, None)
+        if call is not None:
+            self._slots.release()
+        return call
+
+    def _release(self, stream: MessageStream | None, number: int) -> None:
+        if stream is not None and stream is self._stream:
+            self._tasks.spawn(self._send_cancel(stream, number), "cancel")
+
+    @staticmethod
+    async def _send_cancel(stream: MessageStream, number: int) -> None:
+        with contextlib.suppress(StreamClosedError):  # a server releases everything with the connection
+            await stream.send((number, CANCEL, None))
+
+    async def _receive_all(self, stream: MessageStream) -> None:
+        try:
+            while True:
+                response, fds = await stream.receive()
+                self._on_response(stream, response, fds)
+        except StreamClosedError:
+            pass
+        finally:
+            self._on_lost(stream)
+
+    def _on_response(self, stream: MessageStream, response: RpcResponse, fds: list[int]) -> None:
+        is_update = response.kind == "update"
+        call = self._calls.get(response.number) if is_update else self._forget(response.number)
+        if call is None or call.answer.done():
+            close_all(fds)  # it was cancelled
+            if call is not None and not is_update:  # in this turn of the loop: `_abandon` finds it forgotten
+                self._release(stream, response.number)
+        elif is_update:
+            assert isinstance(call.method, StreamMethod)
+            assert call.on_update is not None
+            call.on_update(call.method.decode_update(response.body), fds)
+        elif response.kind == "reply":
+            message = call.method.decode_reply(response.body)
+            release = partial(self._release, stream, response.number)
+            call.answer.set_result(Answer(message, fds, release))
+        else:
+            call.answer.set_exception(self._errors.decode(decode_error(response.body)))
+
+    def _on_lost(self, stream: MessageStream) -> None:
+        stream.close()
+        if stream is not self._stream:
+            return
+        self._stream = None
+        for number in list(self._calls):
+            call = self._forget(number)
+            if call is not None and not call.answer.done():
+                call.answer.set_exception(
+                    self._errors.lost(f"the process behind {self._path.name} ended before it answered")
+                )
+        self._lost.set()
