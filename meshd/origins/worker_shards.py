@@ -1,63 +1,69 @@
 """Shards origin work over the processes of a node: each key has one worker, reached over a Unix socket.
 
-Law: the hash of a key alone determines its worker. A lost connection fails pending requests; the next
-request reconnects. Processes share the memory of a fetch instead of copying it. Messages are frozen
-structs with explicit tags; a descriptor is sent with `FetchStarted` only.
+Law: the hash of a key alone determines its worker. While that worker is being replaced, calls fail with
+OriginDownError. Processes share the memory of a fetch instead of copying it: its descriptor is sent once,
+with `FetchStarted`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import os
 import zlib
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from meshd.errors import MeshdError
 from meshd.origins.cache.in_flight import InFlightPiece
 from meshd.origins.client import origin_api
 from meshd.origins.client.origin_api import (
-    ObjectFacts,  # noqa: TC001  msgspec reads the annotations
+    ObjectFacts,
     OriginDownError,
     OriginMissingError,
 )
-from meshd.rpc.unix_messages import StreamClosedError, accept_streams, connect, listen
+from meshd.rpc.process_client import ProcessClient, Reconnect
+from meshd.rpc.process_rpc import ErrorTypes, ErrorValue, Method, StreamMethod
+from meshd.rpc.process_server import ProcessServer
+from meshd.rpc.unix_messages import listen
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from meshd.control.buckets import Bucket
-    from meshd.errors import MeshdError
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.origins.cache.fetcher import Fetcher
     from meshd.origins.write_back import OriginWriter
-    from meshd.rpc.unix_messages import MessageStream
+    from meshd.rpc.process_server import ServerCall
 
 
-class WorkerRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """`what`: fetch (a piece), check, forget, push, remove, quiet (by map `version`). `number` is the
-    asker's, for the answers."""
+class KeyRequest(msgspec.Struct, frozen=True):
+    """A call about one key of a bucket."""
 
-    number: int
-    what: str
     bucket: str
     key: str
-    chunk: int = 0
-    etag: str = ""
-    version: int = 0
+
+
+class FetchRequest(KeyRequest, frozen=True):
+    """Fetch piece `number`, of the version with this ETag, "" for any."""
+
+    number: int
+    etag: str
+
+
+class FinishedRequest(KeyRequest, frozen=True):
+    """Whether nothing older than this `version` of the map is under way at the origin."""
+
+    version: int
 
 
 class FetchStarted(msgspec.Struct, frozen=True, tag="began"):
-    """The origin has answered, and so many bytes are there; the descriptor is of the file that they come
-    into, from `base` on."""
+    """The origin has answered, and `have` of `length` bytes are in the file whose descriptor comes with this,
+    from `base` on."""
 
-    number: int
     facts: ObjectFacts
     length: int
     base: int
@@ -65,35 +71,23 @@ class FetchStarted(msgspec.Struct, frozen=True, tag="began"):
 
 
 class FetchProgress(msgspec.Struct, frozen=True, tag="grew"):
-    """So many bytes are there."""
+    """`have` bytes are in the file."""
 
-    number: int
     have: int
-    done: bool = False
 
 
-class WorkerReply(msgspec.Struct, frozen=True, tag="told"):
-    """The answer to what is no fetch."""
-
-    number: int
-    facts: ObjectFacts | None = None
-    text: str = ""
-    quiet: bool = False
-
-
-class WorkerError(msgspec.Struct, frozen=True, tag="failed"):
-    """An error, by the name of its class."""
-
-    number: int
-    kind: str
-    message: str
-
-
-WorkerAnswer = FetchStarted | FetchProgress | WorkerReply | WorkerError
-
-_KINDS: dict[str, type[MeshdError]] = {
-    kind.__name__: kind
-    for kind in (
+FetchUpdate = FetchStarted | FetchProgress
+FETCH: StreamMethod[FetchRequest, FetchUpdate, FetchUpdate] = StreamMethod(
+    "fetch", FetchRequest, FetchUpdate, FetchUpdate
+)
+"""Its reply is the update that completes the piece."""
+CHECK: Method[KeyRequest, ObjectFacts] = Method("check", KeyRequest, ObjectFacts)
+FORGET: Method[KeyRequest, None] = Method("forget", KeyRequest, None)
+WRITE_BACK: Method[KeyRequest, str] = Method("write-back", KeyRequest, str)
+DELETE: Method[KeyRequest, None] = Method("delete", KeyRequest, None)
+IS_FINISHED: Method[FinishedRequest, bool] = Method("is-finished", FinishedRequest, bool)
+ERRORS: Final = ErrorTypes(
+    [
         origin_api.OriginMissingError,
         origin_api.OriginChangedError,
         origin_api.OriginRangeError,
@@ -103,26 +97,33 @@ _KINDS: dict[str, type[MeshdError]] = {
         origin_api.OriginKeyError,
         NotPrimaryError,
         NotReplicatedError,
-    )
-}
+    ],
+    unexpected=lambda: OriginDownError("the fetch failed; the node's log says why"),
+    lost=lambda _: OriginDownError("the process that fetches this is being replaced; ask again"),
+)
+
+
+class WorkerError(msgspec.Struct, frozen=True, tag="failed"):
+    """An error on its way to another node, by the name of its class. `number` is not used."""
+
+    number: int
+    kind: str
+    message: str
 
 
 def encode_error(number: int, error: Exception) -> WorkerError:
-    """An error on its way to another process, or node."""
-    kind = type(error).__name__
-    if kind in _KINDS:
-        return WorkerError(number, kind, str(error))
-    return WorkerError(number, "OriginDownError", "the fetch failed; the node's log says why")
+    """An error on its way to another node."""
+    value = ERRORS.encode(error) or ERRORS.encode(ERRORS.unexpected())
+    assert value is not None
+    return WorkerError(number, value.kind, value.message)
 
 
-def decode_error(failed: WorkerError) -> MeshdError:
-    """The error that another process met, or node."""
-    return _KINDS.get(failed.kind, origin_api.OriginDownError)(failed.message)
+def decode_error(failed: WorkerError) -> Exception:
+    """The error that another node met."""
+    return ERRORS.decode(ErrorValue(failed.kind, failed.message))
 
 
-_log = logging.getLogger("meshd.origins")
-_TRIES: Final = 20
-_PAUSE: Final = 0.1  # seconds between looks for a worker that is being replaced
+_RECONNECT: Final = Reconnect((0.1,) * 19)
 _STEP: Final = 512 << 10  # bytes that another process is told of at a time, after the first
 
 
@@ -179,7 +180,7 @@ class WorkerShards:
         ]
 
     def __repr__(self) -> str:
-        return f"<Crew of {len(self._workers)}>"
+        return f"<WorkerShards of {len(self._workers)}>"
 
     def worker_for(self, bucket: str, key: str) -> FetchWorker:
         """Whom a key belongs to."""
@@ -197,217 +198,128 @@ class FetchWorkerClient:
     """Another worker. Use on one event loop only."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stream: MessageStream | None = None
-        self._connecting = asyncio.Lock()
-        self._numbers = itertools.count()
-        self._flights: dict[int, tuple[InFlightPiece, asyncio.Future[None]]] = {}
-        self._answers: dict[int, asyncio.Future[WorkerReply]] = {}
-        self._tasks = BackgroundTasks("crew")
+        self._client = ProcessClient(path, ERRORS, reconnect=_RECONNECT)
+        self._tasks = BackgroundTasks("fetch-worker")
 
     def __repr__(self) -> str:
-        return f"<RemoteDoer {self._path.name}>"
+        return f"<FetchWorkerClient of {self._client!r}>"
 
     async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
-        stream, asked = await self._connected(), next(self._numbers)
         flight = InFlightPiece()
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flights[asked] = (flight, began)
+
+        def on_update(update: FetchUpdate, fds: list[int]) -> None:
+            if isinstance(update, FetchStarted):
+                flight.set_response(update.facts, update.length, (fds[0], update.base))
+            flight.extend_to(update.have)
+            if not began.done():
+                began.set_result(None)
+
+        def on_end(_: asyncio.Task[None]) -> None:
+            if not flight.done:
+                flight.fail(ERRORS.lost(""))
+            if not began.done():
+                began.set_result(None)
+
+        request = FetchRequest(bucket.name, key, number, etag)
+        fetching = self._tasks.spawn(self._fetch(request, flight, on_update), "fetch")
+        fetching.add_done_callback(on_end)
         try:
-            await self._send(stream, WorkerRequest(asked, "fetch", bucket.name, key, number, etag))
             await began
         except BaseException:
-            self._flights.pop(asked, None)
+            fetching.cancel()
             flight.release()
             raise
         return flight
 
+    async def _fetch(
+        self,
+        request: FetchRequest,
+        flight: InFlightPiece,
+        on_update: Callable[[FetchUpdate, list[int]], None],
+    ) -> None:
+        try:
+            answer = await self._client.stream(FETCH, request, on_update)
+        except MeshdError as error:
+            flight.fail(error)
+            return
+        on_update(answer.message, answer.fds)
+        flight.finish()
+
     async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts:
-        told = await self._ask("check", bucket, key)
-        if told.facts is None:
-            raise OriginMissingError(f"the origin of {bucket.name} has no {key[:200]!r}")
-        return told.facts
+        return await self._client.call(CHECK, KeyRequest(bucket.name, key))
 
     async def forget_object(self, bucket: Bucket, key: str) -> None:
-        await self._ask("forget", bucket, key)
+        await self._client.call(FORGET, KeyRequest(bucket.name, key))
 
     async def write_back(self, bucket: Bucket, key: str) -> str:
-        return (await self._ask("push", bucket, key)).text
+        return await self._client.call(WRITE_BACK, KeyRequest(bucket.name, key))
 
     async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
-        await self._ask("remove", bucket, key)
+        await self._client.call(DELETE, KeyRequest(bucket.name, key))
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
-        return (await self._ask("quiet", bucket, key, version)).quiet
-
-    async def _ask(self, what: str, bucket: Bucket, key: str, version: int = 0) -> WorkerReply:
-        stream, asked = await self._connected(), next(self._numbers)
-        answer: asyncio.Future[WorkerReply] = asyncio.get_running_loop().create_future()
-        self._answers[asked] = answer
-        try:
-            await self._send(stream, WorkerRequest(asked, what, bucket.name, key, version=version))
-            return await answer
-        finally:
-            self._answers.pop(asked, None)
+        return await self._client.call(IS_FINISHED, FinishedRequest(bucket.name, key, version))
 
     async def aclose(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        await self._client.aclose()
         await self._tasks.aclose()
-
-    async def _connected(self) -> MessageStream:
-        async with self._connecting:
-            for _ in range(_TRIES):
-                if self._stream is not None:
-                    return self._stream
-                try:
-                    self._stream = await connect(self._path)
-                except OSError:
-                    await asyncio.sleep(_PAUSE)
-                    continue
-                self._tasks.spawn(self._listen(self._stream), "listen")
-        if self._stream is None:
-            raise OriginDownError("the process that fetches this is being replaced; ask again")
-        return self._stream
-
-    async def _send(self, stream: MessageStream, message: WorkerRequest) -> None:
-        try:
-            await stream.send(message)
-        except StreamClosedError as error:
-            raise OriginDownError("the process that fetches this is being replaced; ask again") from error
-
-    async def _listen(self, stream: MessageStream) -> None:
-        try:
-            while True:
-                body, fds = await stream.receive()
-                self._settle(msgspec.convert(body, WorkerAnswer), fds)
-        except StreamClosedError:
-            pass
-        finally:
-            self._lost(stream)
-
-    def _settle(self, answer: WorkerAnswer, fds: Sequence[int]) -> None:
-        flying = self._flights.get(answer.number)
-        if isinstance(answer, WorkerReply) or flying is None:
-            for fd in fds:
-                os.close(fd)
-            waiting = self._answers.get(answer.number)
-            if waiting is not None and not waiting.done():
-                if isinstance(answer, WorkerReply):
-                    waiting.set_result(answer)
-                elif isinstance(answer, WorkerError):
-                    waiting.set_exception(decode_error(answer))
-            return
-        flight, began = flying
-        if isinstance(answer, FetchStarted):
-            flight.set_response(answer.facts, answer.length, (fds[0], answer.base))
-            flight.extend_to(answer.have)
-            if answer.have == answer.length:
-                flight.finish()
-        elif isinstance(answer, FetchProgress):
-            flight.extend_to(answer.have)
-            if answer.done:
-                flight.finish()
-        else:
-            flight.fail(decode_error(answer))
-        if not began.done():
-            began.set_result(None)
-        if flight.done:
-            del self._flights[answer.number]
-
-    def _lost(self, stream: MessageStream) -> None:
-        stream.close()
-        if self._stream is stream:
-            self._stream = None
-        error = OriginDownError("the process that fetched this was replaced; ask again")
-        flights, self._flights = self._flights, {}
-        for flight, began in flights.values():
-            flight.fail(error)
-            if not began.done():
-                began.set_result(None)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(error)
 
 
 async def serve_fetches(path: Path, doer: FetchWorker, shelf: CacheStore) -> None:
     """Answer the other processes of the node until cancelled."""
-    listener = listen(path)
+    handlers = _FetchHandlers(doer, shelf)
+    server = ProcessServer(ERRORS)
+    server.register(FETCH, handlers.fetch)
+    server.register(CHECK, handlers.check)
+    server.register(FORGET, handlers.forget)
+    server.register(WRITE_BACK, handlers.write_back)
+    server.register(DELETE, handlers.delete)
+    server.register(IS_FINISHED, handlers.is_finished)
+    with listen(path) as listener:
+        await server.serve_forever(listener)
 
-    async def serve(stream: MessageStream) -> None:
-        await _Conversation(doer, shelf, stream).run()
 
-    try:
-        await accept_streams(listener, serve)
-    finally:
-        listener.close()
+class _FetchHandlers:
+    def __init__(self, worker: FetchWorker, cache_store: CacheStore) -> None:
+        self._worker, self._cache_store = worker, cache_store
 
-
-class _Conversation:
-    """One process's questions, any number at a time."""
-
-    def __init__(self, doer: FetchWorker, shelf: CacheStore, stream: MessageStream) -> None:
-        self._worker, self._cache_store, self._stream = doer, shelf, stream
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-
-    async def run(self) -> None:
-        try:
-            while True:
-                body, fds = await self._stream.receive()
-                for fd in fds:
-                    os.close(fd)
-                self._take(msgspec.convert(body, WorkerRequest))
-        finally:
-            for task in self._tasks.values():
-                task.cancel()
-
-    def _take(self, message: WorkerRequest) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(message))
-        self._tasks[message.number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(message.number, None))
-
-    async def _answer(self, ask: WorkerRequest) -> None:
-        with suppress(StreamClosedError):
-            try:
-                await self._do(ask)
-            except StreamClosedError:
-                raise
-            except Exception as error:
-                answer = encode_error(ask.number, error)
-                if answer.kind != type(error).__name__:
-                    _log.exception("a question of another process failed", extra={"what": ask.what})
-                await self._stream.send(answer)
-
-    async def _do(self, ask: WorkerRequest) -> None:
-        bucket = self._cache_store.backed_bucket(ask.bucket)
+    def _bucket(self, request: KeyRequest) -> Bucket:
+        bucket = self._cache_store.backed_bucket(request.bucket)
         if bucket is None:
-            raise OriginMissingError(f"there is no bucket {ask.bucket} with an origin")
-        if ask.what == "fetch":
-            await self._fetch(bucket, ask)
-        elif ask.what == "check":
-            await self._stream.send(WorkerReply(ask.number, await self._worker.check_origin(bucket, ask.key)))
-        elif ask.what in {"forget", "remove"}:
-            await (self._worker.forget_object if ask.what == "forget" else self._worker.delete_at_origin)(
-                bucket, ask.key
-            )
-            await self._stream.send(WorkerReply(ask.number))
-        elif ask.what == "quiet":
-            quiet = await self._worker.is_finished(bucket, ask.key, ask.version)
-            await self._stream.send(WorkerReply(ask.number, quiet=quiet))
-        else:
-            await self._stream.send(
-                WorkerReply(ask.number, text=await self._worker.write_back(bucket, ask.key))
-            )
+            raise OriginMissingError(f"there is no bucket {request.bucket} with an origin")
+        return bucket
 
-    async def _fetch(self, bucket: Bucket, ask: WorkerRequest) -> None:
-        flight = await self._worker.fetch_piece(bucket, ask.key, ask.chunk, ask.etag)
+    async def fetch(self, request: FetchRequest, call: ServerCall) -> FetchUpdate:
+        bucket = self._bucket(request)
+        flight = await self._worker.fetch_piece(bucket, request.key, request.number, request.etag)
         try:
             facts = await flight.wait_for_facts()
-            told = await flight.wait_for_bytes(min(flight.length, 1))  # a head goes out with the first bytes
-            began = FetchStarted(ask.number, facts, flight.length, flight.base, told)
-            await self._stream.send(began, [flight.fd])
-            while told < flight.length:
-                told = await flight.wait_for_bytes(min(flight.length, told + _STEP))
-                await self._stream.send(FetchProgress(ask.number, told, told == flight.length))
+            have = await flight.wait_for_bytes(min(flight.length, 1))  # a head goes out with the first bytes
+            started = FetchStarted(facts, flight.length, flight.base, have)
+            if have == flight.length:
+                call.attach(os.dup(flight.fd))
+                return started
+            await call.update(started, [flight.fd])
+            while True:
+                have = await flight.wait_for_bytes(min(flight.length, have + _STEP))
+                if have == flight.length:
+                    return FetchProgress(have)
+                await call.update(FetchProgress(have))
         finally:
             flight.release()
+
+    async def check(self, request: KeyRequest, call: ServerCall) -> ObjectFacts:
+        return await self._worker.check_origin(self._bucket(request), request.key)
+
+    async def forget(self, request: KeyRequest, call: ServerCall) -> None:
+        await self._worker.forget_object(self._bucket(request), request.key)
+
+    async def write_back(self, request: KeyRequest, call: ServerCall) -> str:
+        return await self._worker.write_back(self._bucket(request), request.key)
+
+    async def delete(self, request: KeyRequest, call: ServerCall) -> None:
+        await self._worker.delete_at_origin(self._bucket(request), request.key)
+
+    async def is_finished(self, request: FinishedRequest, call: ServerCall) -> bool:
+        return await self._worker.is_finished(self._bucket(request), request.key, request.version)
