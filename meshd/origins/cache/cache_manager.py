@@ -8,7 +8,6 @@ Invariant: the cache never holds the only copy of anything.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
@@ -24,10 +23,12 @@ from meshd.origins.cache.cache_store import (
 )
 from meshd.origins.eviction.policy_api import EvictionSettings
 from meshd.origins.eviction.segment_policy import SegmentPolicy
-from meshd.rpc.unix_messages import StreamClosedError, accept_streams, connect, listen
+from meshd.rpc.process_client import ProcessClient
+from meshd.rpc.process_rpc import Method, ProcessLostError
+from meshd.rpc.process_server import ProcessServer
+from meshd.rpc.unix_messages import listen
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
-from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.origins.eviction.policy_api import Eviction, Item
-    from meshd.rpc.unix_messages import MessageStream
+    from meshd.rpc.process_server import ServerCall
 
 
 _MINUTES: Final = 10
@@ -86,56 +87,48 @@ class HitStats:
             del self._last[shelf], self._minutes[shelf]
 
 
-class AdmitRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """May this stay?"""
+class AdmitRequest(msgspec.Struct, frozen=True):
+    """Whether this may stay."""
 
-    number: int
     piece: Piece
 
 
-class ReadReport(msgspec.Struct, frozen=True, tag="read"):
+class ReadReport(msgspec.Struct, frozen=True):
     """These were read from the cache."""
 
     pieces: list[Piece]
 
 
-class UsageRequest(msgspec.Struct, frozen=True, tag="look"):
-    """How much is this bucket read?"""
+class UsageRequest(msgspec.Struct, frozen=True):
+    """How much this bucket is read."""
 
-    number: int
     shelf: str
 
 
-class ManagerReply(msgspec.Struct, frozen=True):
-    """The answer to either."""
-
-    number: int
-    kept: bool = False
-    usage: Usage | None = None
+# Ordered: an eviction that was decided is carried out even when the caller has given up.
+ADMIT: Method[AdmitRequest, bool] = Method("admit", AdmitRequest, bool, ordered=True)
+USAGE: Method[UsageRequest, Usage] = Method("usage", UsageRequest, Usage, ordered=True)
+REPORT_READS: Method[ReadReport, None] = Method("report-reads", ReadReport, None, ordered=True)
 
 
 _log = logging.getLogger("meshd.cache")
-_BUNDLE: Final = 500  # reads told at once
+_BUNDLE: Final = 500  # reads in one report
 _EVERY: Final = 0.5  # seconds between bundles
 _DEAD_SHARE: Final = 0.3  # of a data file from which on it is written anew
 _RESERVE: Final = 1 << 30  # bytes of the disks that the cache leaves free, or a twentieth of them
-_PATIENCE: Final = 2.0  # seconds for the keeper's word; then what was read is kept
+_PATIENCE: Final = 2.0  # seconds for the manager's answer; then what was read is kept
 
 
 class CacheManagerClient:
-    """See Keeper. Use on one event loop only; `run` it."""
+    """The cache manager, for the other processes. Use on one event loop only; `run` it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stream: MessageStream | None = None
-        self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[ManagerReply]] = {}
+        self._client = ProcessClient(path)
         self._notes: list[Piece] = []
         self._full = asyncio.Event()
-        self._tasks = BackgroundTasks("keeper")
 
     def __repr__(self) -> str:
-        return f"<RemoteKeeper {self._path.name}, {len(self._notes)} reads to tell>"
+        return f"<CacheManagerClient of {self._client!r}, {len(self._notes)} reads to report>"
 
     def record_read(self, piece: Piece) -> None:
         if len(self._notes) < 100 * _BUNDLE:
@@ -144,26 +137,21 @@ class CacheManagerClient:
             self._full.set()
 
     async def admit_piece(self, piece: Piece) -> bool:
-        word = await self._answer(AdmitRequest(next(self._numbers), piece))
-        return word is None or word.kept  # it is being replaced; then it sees what there is
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await self._client.call(ADMIT, AdmitRequest(piece))
+        except (ProcessLostError, TimeoutError):
+            return True  # the manager is being replaced; then it sees what there is
 
     async def bucket_usage(self, shelf: str) -> Usage | None:
-        word = await self._answer(UsageRequest(next(self._numbers), shelf))
-        return None if word is None else word.usage
-
-    async def _answer(self, question: AdmitRequest | UsageRequest) -> ManagerReply | None:
-        answer: asyncio.Future[ManagerReply] = asyncio.get_running_loop().create_future()
-        self._asked[question.number] = answer
         try:
-            await self._send(question)
-            return await asyncio.wait_for(answer, _PATIENCE)
-        except (OSError, StreamClosedError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                return await self._client.call(USAGE, UsageRequest(shelf))
+        except (ProcessLostError, TimeoutError):
             return None
-        finally:
-            self._asked.pop(question.number, None)
 
     async def run(self) -> None:
-        """Tell what was read, until cancelled."""
+        """Report what was read, until cancelled."""
         try:
             while True:
                 with suppress(TimeoutError):
@@ -171,33 +159,10 @@ class CacheManagerClient:
                 self._full.clear()
                 notes, self._notes = self._notes, []
                 for at in range(0, len(notes), _BUNDLE):
-                    with suppress(OSError, StreamClosedError):
-                        await self._send(ReadReport(notes[at : at + _BUNDLE]))
+                    with suppress(ProcessLostError):
+                        await self._client.notify(REPORT_READS, ReadReport(notes[at : at + _BUNDLE]))
         finally:
-            if self._stream is not None:
-                self._stream.close()
-            await self._tasks.aclose()
-
-    async def _send(self, message: AdmitRequest | ReadReport | UsageRequest) -> None:
-        if self._stream is None:
-            self._stream = await connect(self._path)
-            self._tasks.spawn(self._listen(self._stream), "listen")
-        await self._stream.send(message)
-
-    async def _listen(self, stream: MessageStream) -> None:
-        try:
-            while True:
-                body, _ = await stream.receive()
-                word = msgspec.convert(body, ManagerReply)
-                answer = self._asked.get(word.number)
-                if answer is not None and not answer.done():
-                    answer.set_result(word)
-        except StreamClosedError:
-            pass
-        finally:
-            stream.close()
-            if self._stream is stream:
-                self._stream = None
+            await self._client.aclose()
 
 
 class CacheManager:
@@ -219,7 +184,7 @@ class CacheManager:
         self._restore()
 
     def __repr__(self) -> str:
-        return f"<CacheKeeper {self._policy!r}>"
+        return f"<CacheManager {self._policy!r}>"
 
     def _restore(self) -> None:
         for piece, file in self._cache_store.all_pieces():
@@ -229,31 +194,27 @@ class CacheManager:
 
     async def serve(self, path: Path) -> None:
         """Answer the processes of the node until cancelled."""
-        listener = listen(path)
-        try:
-            await accept_streams(listener, self._converse)
-        finally:
-            listener.close()
+        server = ProcessServer()
+        server.register(ADMIT, self._on_admit)
+        server.register(USAGE, self._on_usage)
+        server.register(REPORT_READS, self._on_reads)
+        with listen(path) as listener:
+            await server.serve_forever(listener)
 
-    async def _converse(self, stream: MessageStream) -> None:
-        while True:
-            body, _ = await stream.receive()
-            message, now = (
-                msgspec.convert(body, AdmitRequest | ReadReport | UsageRequest),
-                asyncio.get_running_loop().time(),
-            )
-            if isinstance(message, UsageRequest):
-                await stream.send(ManagerReply(message.number, usage=self._uses.usage_of(message.shelf, now)))
-            elif isinstance(message, AdmitRequest):
-                self._uses.count_reads(message.piece.shelf, 0, 1, now)
-                kept = await self.admit_piece(message.piece)
-                await stream.send(ManagerReply(message.number, kept))
-            else:
-                for shelf, count in Counter(piece.shelf for piece in message.pieces).items():
-                    self._uses.count_reads(shelf, count, 0, now)
-                for piece in message.pieces:
-                    if self._there(piece):
-                        await self.admit_piece(piece, new=False)
+    async def _on_admit(self, request: AdmitRequest, call: ServerCall) -> bool:
+        self._uses.count_reads(request.piece.shelf, 0, 1, asyncio.get_running_loop().time())
+        return await self.admit_piece(request.piece)
+
+    async def _on_usage(self, request: UsageRequest, call: ServerCall) -> Usage:
+        return self._uses.usage_of(request.shelf, asyncio.get_running_loop().time())
+
+    async def _on_reads(self, report: ReadReport, call: ServerCall) -> None:
+        now = asyncio.get_running_loop().time()
+        for shelf, count in Counter(piece.shelf for piece in report.pieces).items():
+            self._uses.count_reads(shelf, count, 0, now)
+        for piece in report.pieces:
+            if self._there(piece):
+                await self.admit_piece(piece, new=False)
 
     def _there(self, piece: Piece) -> bool:
         return self._policy.size_of(_item(piece)) is not None
