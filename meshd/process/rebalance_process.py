@@ -9,25 +9,22 @@ committer is not one.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import uvloop
 
 from meshd.cluster.rebalance.anti_entropy import RemoteSyncPeer
-from meshd.cluster.rebalance.worker import LocalWorker, SyncRequest, WorkerSocket
+from meshd.cluster.rebalance.worker import ERRORS, SYNC, LocalWorker, WorkerSocket
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.process.periodic_tasks import process_tasks, start_periodic_tasks
 from meshd.process.wiring.cluster import local_rebalance_routes, sync_source
 from meshd.process.wiring.node import REBALANCE_WRITER, open_node
-from meshd.rpc.unix_messages import accept_streams
+from meshd.rpc.process_server import ProcessServer
 from meshd.server.peer.endpoint import PeerAuthenticator
-from meshd.server.peer.handoff import HandedConnection, HandoffServer
+from meshd.server.peer.handoff import HAND_OFF, HandoffServer
 from meshd.telemetry import logs, metrics
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.malloc_tuning import keep_freed_pages
@@ -36,13 +33,15 @@ from meshd.util.shared_counters import BackgroundThrottle, lower_thread_priority
 if TYPE_CHECKING:
     import socket
 
+    from meshd.cluster.rebalance.anti_entropy import SyncStats
+    from meshd.cluster.rebalance.worker import SyncRequest
     from meshd.config import NodeSettings
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node import NodeContext
-    from meshd.rpc.unix_messages import MessageStream
+    from meshd.rpc.process_server import ServerCall
+    from meshd.server.peer.rebalance_handlers import HandedConnection
 
-_log = logging.getLogger("meshd.moving")
 REBALANCE_PROCESS: Final = "mover-0"
 _IDLE_TIMEOUT: Final = 5.0  # seconds without work after which it ends
 _POLL_INTERVAL: Final = 0.5
@@ -71,7 +70,10 @@ async def _until_idle(node: NodeContext, listener: socket.socket, reporter: Chil
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     work = _Connections(node)
     start_periodic_tasks(process_tasks(node, reporter), tasks)
-    tasks.spawn(accept_streams(listener, work.serve_stream), "work")
+    server = ProcessServer(ERRORS)
+    server.register(SYNC, work.sync)
+    server.register(HAND_OFF, work.adopt_connection)
+    tasks.spawn(server.serve_forever(listener), "work")
     reporter.report_ready()
     try:
         while not stop.is_set() and not work.is_idle():
@@ -102,7 +104,7 @@ class _Connections:
         return f"<_Work, carrying {self._carrying}, {self._guests!r}>"
 
     def is_idle(self) -> bool:
-        """Whether there was none for a while."""
+        """Whether there was no work for a while."""
         now = self._node.clock.monotonic()
         if self._carrying or self._guests.requests_in_flight:
             self._last = now
@@ -112,19 +114,13 @@ class _Connections:
         await self._guests.aclose()
         await self._node.peers.aclose()
 
-    async def serve_stream(self, stream: MessageStream) -> None:
-        body, fds = await stream.receive()
-        self._last = self._node.clock.monotonic()
-        try:
-            wanted = msgspec.convert(body, SyncRequest | HandedConnection, str_keys=True)
-            if isinstance(wanted, HandedConnection):
-                await self._guests.adopt_connection(wanted, fds)
-                return
-        finally:
-            for fd in fds:
-                os.close(fd)
+    async def sync(self, request: SyncRequest, call: ServerCall) -> SyncStats:
         self._carrying += 1
         try:
-            await self._carrier.serve_request(wanted, stream)
+            return await self._carrier.serve_sync(request, call)
         finally:
             self._carrying -= 1
+
+    async def adopt_connection(self, handed: HandedConnection, call: ServerCall) -> None:
+        self._last = self._node.clock.monotonic()
+        await self._guests.adopt_connection(handed, call.fds)

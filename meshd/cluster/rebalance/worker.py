@@ -7,9 +7,8 @@ side goes away the sync stops, which is safe at any time. Seam: `RebalanceWorker
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -17,7 +16,8 @@ from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncPeerLostEr
 from meshd.cluster.rebalance.cleanup import SKEW, without_recent
 from meshd.cluster.rebalance.sync_plan import Scope  # noqa: TC001  msgspec reads annotations
 from meshd.errors import MeshdError
-from meshd.rpc.unix_messages import StreamClosedError, connect
+from meshd.rpc.process_client import ProcessClient
+from meshd.rpc.process_rpc import ErrorTypes, StreamMethod
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
 from meshwire.cluster import parse_map
 
@@ -28,24 +28,22 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.rebalance.anti_entropy import SyncPeer
     from meshd.cluster.rebalance.sync_source import SyncSource
-    from meshd.rpc.unix_messages import MessageStream
+    from meshd.rpc.process_server import ServerCall
     from meshd.store.replica.inventory import HeldName
     from meshd.store.store import Store
     from meshd.util.clock import Clock
     from meshwire.cluster import ClusterMap, Node
 
-_log = logging.getLogger("meshd.moving")
-_REPORT_INTERVAL: Final = 0.1  # seconds between two words about the tally
-_MAP_TIMEOUT: Final = 10.0  # seconds for the asker's map to arrive here too
-SyncOutcome = Literal["", "done", "holder", "full", "disk", "store", "other"]
+_REPORT_INTERVAL: Final = 0.1  # seconds between two updates of the statistics
+_MAP_TIMEOUT: Final = 10.0  # seconds for the client's map to arrive here too
 
 
 class RebalanceWorkerError(MeshdError):
-    """The process that fetches went away, or failed: to be tried again."""
+    """The rebalance process ended, or failed: to be tried again."""
 
 
 class RebalanceWorker(Protocol):
-    """What compares: in this process (`Carrier`), or in another (`FarCarrier`)."""
+    """Syncs with a peer: in this process (`LocalWorker`), or in another (`WorkerProcessClient`)."""
 
     async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         """Under this map, with this node; what was done is counted in `tally`. Raises HolderLostError,
@@ -68,7 +66,7 @@ class LocalWorker:
         self._holder, self._rest, self._clock = holder, rest, clock
 
     def __repr__(self) -> str:
-        return f"<Carrier of {self._mesh.node_id}>"
+        return f"<LocalWorker of {self._mesh.node_id}>"
 
     async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         cut = self._clock.now_ms() * 10**6 - SKEW
@@ -92,118 +90,97 @@ class LocalWorker:
         )
         await pull.run_sync()
 
-    async def serve_request(self, wanted: SyncRequest, stream: MessageStream) -> None:
-        """Carry out what came on `stream`, and say there how far it is, until the asker goes away."""
+    async def serve_sync(self, request: SyncRequest, call: ServerCall) -> SyncStats:
+        """Run the sync that a client requests, and report its statistics as they grow. It ends when the
+        client goes away. Raises what `sync_with` raises."""
         tally = SyncStats()
-        work = asyncio.ensure_future(self._run_request(wanted, tally))
-        gone = asyncio.ensure_future(stream.receive())
+        work = asyncio.ensure_future(self._run_request(request, tally))
         try:
             while not work.done():
-                await asyncio.wait(
-                    (work, gone), timeout=_REPORT_INTERVAL, return_when=asyncio.FIRST_COMPLETED
-                )
-                if gone.done():
-                    return
-                if not work.done():
-                    await stream.send(SyncProgress(tally))
-            await stream.send(SyncProgress(tally, *work.result()))
+                await asyncio.wait((work,), timeout=_REPORT_INTERVAL)
+                await call.update(tally)
+            await work
         finally:
             work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, return_exceptions=True)
+        return tally
 
-    async def _run_request(self, wanted: SyncRequest, tally: SyncStats) -> tuple[SyncOutcome, str]:
-        cluster = parse_map(wanted.cluster)
-        try:
-            if self._mesh.current_map().version < cluster.version:
-                await self._mesh.wait_for_newer_map(cluster.version - 1, _MAP_TIMEOUT)
-            await self.sync_with(cluster, wanted.holder, wanted.scope, tally)
-        except SyncPeerLostError as error:
-            return "holder", str(error)
-        except DiskFullError as error:
-            return "full", str(error)
-        except DiskFailedError as error:
-            return "disk", str(error)
-        except StoreError as error:
-            return "store", str(error)
-        except MeshdError as error:
-            return "other", str(error)
-        except Exception as error:
-            _log.exception("movement failed; it is tried again")
-            return "other", f"movement failed: {type(error).__name__}"
-        return "done", ""
+    async def _run_request(self, request: SyncRequest, tally: SyncStats) -> None:
+        cluster = parse_map(request.cluster)
+        if self._mesh.current_map().version < cluster.version:
+            await self._mesh.wait_for_newer_map(cluster.version - 1, _MAP_TIMEOUT)
+        await self.sync_with(cluster, request.holder, request.scope, tally)
 
 
-class SyncRequest(msgspec.Struct, frozen=True, tag="carry"):
-    """Compare with this holder, under this map (as its JSON)."""
+class SyncRequest(msgspec.Struct, frozen=True):
+    """Sync with this holder, under this map (as its JSON)."""
 
     cluster: str
     holder: str
     scope: Scope
 
 
-class SyncProgress(msgspec.Struct, frozen=True):
-    """All that was done so far; `outcome` "" while it goes on."""
-
-    tally: SyncStats
-    outcome: SyncOutcome = ""
-    why: str = ""
+SYNC: StreamMethod[SyncRequest, SyncStats, SyncStats] = StreamMethod(
+    "sync", SyncRequest, SyncStats, SyncStats
+)
+"""Its updates and its reply are the statistics so far."""
+ERRORS: Final = ErrorTypes(
+    [SyncPeerLostError, DiskFullError, DiskFailedError, StoreError, MeshdError],
+    unexpected=lambda: RebalanceWorkerError("the sync failed and is tried again; the log says why"),
+    lost=lambda why: RebalanceWorkerError(f"the rebalance process is not available: {why}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSocket:
-    """The way to the process that carries, which is started when somebody comes."""
+    """The socket of the rebalance process, which is started when a client connects."""
 
     path: Path
 
-    async def connect(self) -> MessageStream:
-        """A connection; it is served once that process runs. Raises OSError."""
-        return await connect(self.path)
+    def client(self) -> ProcessClient:
+        """A client with a connection of its own, which is served once that process runs. Close it when the
+        work is done: the process ends when it is idle."""
+        return ProcessClient(self.path, ERRORS)
 
 
 class WorkerProcessClient:
-    """Compares in the process behind `door`. `told` is awaited when it says how far it is."""
+    """Syncs in the process behind `door`. `told` is awaited when it has reported its statistics."""
 
     def __init__(self, door: WorkerSocket, told: Callable[[], Awaitable[None]]) -> None:
         self._door, self._told = door, told
 
     def __repr__(self) -> str:
-        return f"<FarCarrier {self._door.path}>"
+        return f"<WorkerProcessClient {self._door.path}>"
 
     async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
-        known = SyncStats()
+        known, news = SyncStats(), asyncio.Event()
+
+        def on_update(now: SyncStats, fds: list[int]) -> None:
+            nonlocal known
+            _add_difference(tally, known, now)
+            known = now
+            news.set()
+
+        client = self._door.client()
+        reporting = asyncio.ensure_future(self._report(news))
         try:
-            stream = await self._door.connect()
-        except OSError as error:
-            raise RebalanceWorkerError(f"the process that fetches cannot be reached: {error}") from error
-        try:
-            await stream.send(SyncRequest(cluster.to_json().decode(), holder, scope))
-            told = SyncProgress(known)
-            while not told.outcome:
-                body, _ = await stream.receive()
-                told = msgspec.convert(body, SyncProgress)
-                _add_difference(tally, known, told.tally)
-                known = told.tally
-                await self._told()
-        except StreamClosedError as error:
-            raise RebalanceWorkerError("the process that fetches ended; it is started again") from error
+            request = SyncRequest(cluster.to_json().decode(), holder, scope)
+            on_update((await client.stream(SYNC, request, on_update)).message, [])
         finally:
-            stream.close()
-        if told.outcome != "done":
-            raise _ERRORS[told.outcome](told.why)
+            reporting.cancel()
+            await client.aclose()
+            await asyncio.gather(reporting, return_exceptions=True)
+        await self._told()
 
-
-_ERRORS: Final[dict[SyncOutcome, type[Exception]]] = {
-    "holder": SyncPeerLostError,
-    "full": DiskFullError,
-    "disk": DiskFailedError,
-    "store": StoreError,
-    "other": RebalanceWorkerError,
-}
+    async def _report(self, news: asyncio.Event) -> None:
+        while True:
+            await news.wait()
+            news.clear()
+            await self._told()
 
 
 def _add_difference(tally: SyncStats, before: SyncStats, now: SyncStats) -> None:
-    """What was done between two looks."""
+    """Count in `tally` what was done between two reports."""
     for field in fields(SyncStats):
         more = getattr(now, field.name) - getattr(before, field.name)
         setattr(tally, field.name, getattr(tally, field.name) + more)

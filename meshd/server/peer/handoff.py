@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from meshd.errors import MeshdError
 from meshd.rpc.peer_client import POOL_HEADER
-from meshd.rpc.unix_messages import StreamClosedError
+from meshd.rpc.process_rpc import Method
 from meshd.server.http_server import drain_server, make_server
 from meshd.server.peer.endpoint import peer_route
 from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
@@ -41,10 +42,13 @@ _MAX_HANDED_BODY: Final = 5 << 20
 _LAST_WORD: Final = 0.5
 
 
-class HandedConnection(msgspec.Struct, frozen=True, tag="guest"):
+class HandedConnection(msgspec.Struct, frozen=True):
     """A connection travels with this message, and the bytes of a request that were already read from it."""
 
     request: bytes
+
+
+HAND_OFF: Method[HandedConnection, None] = Method("hand-off", HandedConnection, None)
 
 
 def handoff_routes(routes: Sequence[HttpRoute], door: WorkerSocket) -> list[HttpRoute]:
@@ -70,17 +74,15 @@ class _HandoffHandler:
         if transport.is_closing() or transport.get_write_buffer_size():
             raise ConnectionResetError("the peer closed the connection")
         fd = os.dup(transport.get_extra_info("socket").fileno())
+        client = self._door.client()
         try:
-            stream = await self._door.connect()
-            try:
-                await stream.send(HandedConnection(_head(request) + body), [fd])
-            finally:
-                stream.close()
-        except (OSError, StreamClosedError) as error:
+            await client.notify(HAND_OFF, HandedConnection(_head(request) + body), [fd])
+        except MeshdError as error:
             raise S3Error(
                 "ServiceUnavailable", f"The rebalance process of this node cannot be reached: {error}"
             ) from error
         finally:
+            await client.aclose()
             os.close(fd)
         transport.abort()  # closes this process's descriptor, and nothing else
         return StreamedReply(200, keep_alive=False)
