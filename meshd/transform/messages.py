@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 import numpy as np
 
+from meshd.rpc.process_rpc import Method
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     ops: tuple[OpUse, ...] = ()
     reading: float = 0.0
+
+
+RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)
 
 
 def write_progress(fd: int, number: int, row: int) -> None:

@@ -12,22 +12,22 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
-from meshd.rpc.unix_messages import StreamClosedError, connect
-from meshd.transform.messages import RenderReply, read_progress
+from meshd.rpc.process_client import ProcessClient, Reconnect
+from meshd.rpc.process_rpc import ProcessLostError
+from meshd.transform.messages import RENDER, read_progress
 from meshd.transform.worker_main import MAX_PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from meshd.rpc.unix_messages import MessageStream
+    from meshd.rpc.process_client import Answer
+    from meshd.transform.messages import RenderReply
     from meshd.transform.render_calls import RowSlice
 
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
 QUICK_SLICE_SECONDS = 0.25  # seconds; a slice expected to take longer has its process alone
-_RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_RECONNECT = Reconnect((0.02, 0.05, 0.1, 0.2, 0.5, 1.0), forever=True)
 
 
 class SliceSource(Protocol):
@@ -73,36 +73,31 @@ class WorkerClient:
         """When the process could begin the first of what it has."""
 
     async def run(self) -> None:
+        client = ProcessClient(self._path, reconnect=_RECONNECT)
         try:
-            # A task group that fails while it is being cancelled swallows the cancelling: hence the flag.
             while not self._pool.closed:
-                stream = await self._connect()
-                await self._converse(stream)
+                await client.connect()
+                await self._serve_connection(client)
         finally:
+            await client.aclose()
             for item in self._sent:
                 self._pool.abandon_slice(item)
             self._finalizer()
 
-    async def _connect(self) -> MessageStream:
-        attempt = 0
-        while True:
-            try:
-                return await connect(self._path)
-            except OSError:
-                await asyncio.sleep(_RECONNECT[min(attempt, len(_RECONNECT) - 1)])
-                attempt += 1
-
-    async def _converse(self, stream: MessageStream) -> None:
-        """Send and receive until the process is gone; then blame the slice it was working on."""
+    async def _serve_connection(self, client: ProcessClient) -> None:
+        """Send slices until the process is gone; then blame the slice it was working on."""
         self._update_room()
+        sending = asyncio.ensure_future(self._send_all(client))
+        lost = asyncio.ensure_future(client.wait_until_lost())
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_all(stream))
-                group.create_task(self._receive_all(stream))
-        except* StreamClosedError:
-            pass
+            await asyncio.wait((sending, lost), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()  # raises what made it fail
+            await lost
         finally:
-            stream.close()
+            sending.cancel()
+            lost.cancel()
+            await asyncio.gather(sending, lost, return_exceptions=True)
         self._return_slices()
 
     def _return_slices(self) -> None:
@@ -115,7 +110,7 @@ class WorkerClient:
             else:
                 self._pool.on_slice_lost(item)
 
-    async def _send_all(self, stream: MessageStream) -> None:
+    async def _send_all(self, client: ProcessClient) -> None:
         texts: set[str] = set()
         while True:
             await self._room.wait()
@@ -131,18 +126,20 @@ class WorkerClient:
             request = item.to_request(self._number, with_text=program not in texts)
             texts.add(program)
             try:
-                await stream.send(request, (item.call.frame_fd, self._progress))
-            except StreamClosedError:
-                return  # the receiving side reads what was still answered, then notices too
+                answer = await client.start(RENDER, request, (item.call.frame_fd, self._progress))
+            except ProcessLostError:
+                return  # what was still answered is taken before the loss is noticed
+            answer.add_done_callback(self._on_answer)
 
-    async def _receive_all(self, stream: MessageStream) -> None:
-        while True:
-            body, fds = await stream.receive()
-            reply = msgspec.convert(body, RenderReply)
-            item = self._sent.popleft()
-            self._since = self._now()
-            self._update_room()
-            self._pool.on_reply(item, reply, fds)
+    def _on_answer(self, answer: asyncio.Future[Answer[RenderReply]]) -> None:
+        """The process answers in order. A slice without an answer is returned when the connection ends."""
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        item = self._sent.popleft()
+        self._since = self._now()
+        self._update_room()
+        reply = answer.result()
+        self._pool.on_reply(item, reply.message, reply.fds)
 
     def _update_room(self) -> None:
         """Whether the process should be given more. What is expected to take long is not waited behind."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshd.rpc.unix_messages import BlockingMessageStream, MessageError, StreamClosedError
+from meshd.rpc.process_server import serve_blocking
+from meshd.rpc.unix_messages import MessageError
 from meshd.transform.assets import LoadedAssets
 from meshd.transform.compiler import load_program
 from meshd.transform.errors import OutOfMemoryError
-from meshd.transform.messages import Failure, RenderReply, RenderRequest, write_progress
+from meshd.transform.messages import RENDER, Failure, RenderReply, write_progress
 from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
 from meshd.transform.slice_renderer import SliceRenderer
 from meshd.transform.source_files import SourceFiles, SourceGoneError
@@ -26,9 +26,10 @@ from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from meshd.transform.compiler import Program
-    from meshd.transform.messages import FailureKind
+    from meshd.transform.messages import FailureKind, RenderRequest
 
 _log = logging.getLogger(__name__)
 _USUAL = RowLimits()
@@ -46,10 +47,9 @@ def main(listener: socket.socket, limits: RowLimits = _USUAL) -> None:
     watch = RowWatchdog(limits)
     while True:
         sock, _ = listener.accept()
-        stream = BlockingMessageStream(sock)
         try:
-            _PoolConnection(stream, watch).run()
-        except (StreamClosedError, MessageError):
+            _PoolConnection(watch).serve(sock)
+        except MessageError:
             pass
         except WornOutError as error:
             _log.info("%s", error)
@@ -57,8 +57,6 @@ def main(listener: socket.socket, limits: RowLimits = _USUAL) -> None:
         except (MemoryError, OutOfMemoryError):
             _log.warning("a row needs more memory than the process has left; it is tried again in a new one")
             return
-        finally:
-            stream.close()
 
 
 def program_key(text: str) -> str:
@@ -77,28 +75,24 @@ def _broken(request: RenderRequest, error: Exception) -> RenderReply:
 
 
 class _PoolConnection:
-    def __init__(self, stream: BlockingMessageStream, watch: RowWatchdog) -> None:
-        self._stream, self._watch = stream, watch
+    def __init__(self, watch: RowWatchdog) -> None:
+        self._watch = watch
         self._files = SourceFiles()
         self._assets = LoadedAssets(self._files)
         self._texts: OrderedDict[str, str] = OrderedDict()
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._clock = SystemClock()
 
-    def run(self) -> None:
+    def serve(self, sock: socket.socket) -> None:
+        """Answer until the pool has gone. Raises WornOutError, OutOfMemoryError, MessageError."""
         try:
-            while True:
-                body, fds = self._stream.receive()
-                try:
-                    self._answer(msgspec.convert(body, RenderRequest), fds[0], fds[1])
-                finally:
-                    self._watch.end_row()
-                    for fd in fds:
-                        os.close(fd)
+            serve_blocking(sock, RENDER, self._answer)
         finally:
+            self._watch.end_row()
             self._files.close()
 
-    def _answer(self, request: RenderRequest, frame_fd: int, progress_fd: int) -> None:
+    def _answer(self, request: RenderRequest, fds: Sequence[int]) -> tuple[RenderReply, Sequence[int]]:
+        frame_fd, progress_fd = fds
         clock = self._clock.monotonic
         began = clock()
         self._check_room(request)
@@ -118,19 +112,12 @@ class _PoolConnection:
             reply, scratch = _broken(request, error), None
         self._watch.end_row()
         reply = msgspec.structs.replace(reply, seconds=clock() - began)
-        self._send(reply, scratch)
+        return reply, () if scratch is None else (scratch,)
 
     def _check_room(self, request: RenderRequest) -> None:
         """End before a row is begun in too small a room; the pool gives the slice to another process."""
         if self._watch.is_worn() or (request.last and not self._watch.is_fresh()):
             raise WornOutError(f"{self._watch.used_bytes()} bytes are held; making room by starting anew")
-
-    def _send(self, reply: RenderReply, scratch: int | None) -> None:
-        try:
-            self._stream.send(reply, () if scratch is None else (scratch,))
-        finally:
-            if scratch is not None:
-                os.close(scratch)
 
     def _program(self, request: RenderRequest) -> Program:
         known: Any = self._programs.get(request.program)
