@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +22,7 @@ import msgspec
 from meshd.errors import MeshdError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
     from pathlib import Path
 
 _HEADER = struct.Struct("!IH")
@@ -281,26 +281,15 @@ def _connected(path: Path) -> socket.socket:
     return sock
 
 
-StreamHandler = Callable[[MessageStream], Awaitable[None]]
-
-
-async def accept_streams(listener: socket.socket, serve: StreamHandler) -> None:
-    """Run `serve(stream)` for every connection until cancelled; its tasks then end with it.
-
-    A stream that ends or breaks ends its task quietly; other errors of `serve` go to the loop's handler.
-    """
-
-    async def stream(sock: socket.socket) -> None:
-        await _serve_one(MessageStream(sock), serve)
-
-    await accept_sockets(listener, stream)
-
-
 async def accept_sockets(
     listener: socket.socket, serve: Callable[[socket.socket], Awaitable[None]], most: int = 0
 ) -> None:
-    """The same with bare sockets, which are closed when `serve` returns. `most`: connections at a time, 0
-    for any number; those beyond are closed at once."""
+    """Run `serve(sock)` for every connection until cancelled; its tasks then end with it.
+
+    A socket is closed when `serve` returns. A connection that ends or breaks ends its task quietly; other
+    errors of `serve` go to the loop's handler. `most`: connections at a time, 0 for any number; those beyond
+    are closed at once.
+    """
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
     try:
@@ -331,11 +320,3 @@ async def accept_sockets(
 async def _closing(sock: socket.socket, serve: Callable[[socket.socket], Awaitable[None]]) -> None:
     with sock, contextlib.suppress(ConnectionError, TimeoutError):
         await serve(sock)
-
-
-async def _serve_one(stream: MessageStream, serve: StreamHandler) -> None:
-    try:
-        with contextlib.suppress(StreamClosedError):
-            await serve(stream)
-    finally:
-        stream.close()

@@ -23,7 +23,7 @@ from meshd.rpc.unix_messages import (
     MessageError,
     MessageStream,
     StreamClosedError,
-    accept_streams,
+    accept_sockets,
     connect,
     connect_blocking,
     encode_message,
@@ -193,7 +193,8 @@ def test_a_server_and_its_clients_whatever_the_length_of_the_path(run: Runner, t
     place.mkdir()
     path = place / "service.sock"
 
-    async def serve(stream: MessageStream) -> None:
+    async def serve(sock: socket.socket) -> None:
+        stream = MessageStream(sock)
         while True:
             body, fds = await stream.receive()
             await stream.send({"echo": body}, fds)
@@ -202,7 +203,7 @@ def test_a_server_and_its_clients_whatever_the_length_of_the_path(run: Runner, t
 
     async def check() -> None:
         listener = listen(path)
-        serving = asyncio.ensure_future(accept_streams(listener, serve))
+        serving = asyncio.ensure_future(accept_sockets(listener, serve))
         streams = [await connect(path) for _ in range(3)]
         for number, stream in enumerate(streams):
             fd = memfd(b"%d" % number)
