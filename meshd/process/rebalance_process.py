@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node import NodeContext
     from meshd.rpc.process_server import ServerCall
-    from meshd.server.peer.rebalance_handlers import HandedConnection
+    from meshd.server.peer.handoff import HandedConnection
 
 REBALANCE_PROCESS: Final = "mover-0"
 _IDLE_TIMEOUT: Final = 5.0  # seconds without work after which it ends
