@@ -31,8 +31,6 @@ from meshwire.sigv4 import read_claim, verify
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
 
-    from aiohttp import web
-
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
@@ -82,7 +80,7 @@ class PeerCaller:
         return b"".join(found)
 
 
-PeerHandler = Callable[["MeshRequest", PeerCaller], Awaitable["web.StreamResponse"]]
+PeerHandler = Callable[["MeshRequest", PeerCaller], Awaitable["Reply"]]
 
 
 def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
@@ -100,7 +98,7 @@ class _PeerHandlerAdapter:
     def __init__(self, handler: PeerHandler) -> None:
         self._handler = handler
 
-    async def handle(self, request: MeshRequest) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest) -> Reply:
         gate = request.gate
         if gate is None:
             raise S3Error("AccessDenied", "This node belongs to no cluster.")
@@ -149,7 +147,7 @@ def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
 async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:
     """A response to a node that is produced as it is sent, each piece with its checksum. An error before the
     first piece is raised; a later one closes the connection."""
-    transport, keep_alive = request.transport, bool(request.keep_alive)
+    transport, keep_alive = request.transport, request.keep_alive
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the peer closed the connection")
     headers = [(FRAMED_HEADER, "1"), ("Transfer-Encoding", "chunked")]
@@ -163,12 +161,12 @@ async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: 
                 head = b""
                 transport.write(part)
                 transport.write(b"\r\n")
-            await request.writer.drain()
+            await request.drain()
     except Exception as error:
         if head:
             raise
         transport.abort()
         raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
     transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
-    await request.writer.drain()
+    await request.drain()
     return StreamedReply(200, keep_alive=keep_alive)

@@ -28,8 +28,6 @@ from meshwire.http_values import percent_encoding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp import web
-
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
     from meshd.server.http_server import HttpRoute, UnsignedHandler
@@ -62,7 +60,7 @@ class _HandoffHandler:
     def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
         self._here, self._door = cast("UnsignedHandler", route.handler), door
 
-    async def hand_off(self, request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+    async def hand_off(self, request: MeshRequest, call: PeerCaller) -> Reply:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the peer closed the connection")
@@ -126,7 +124,7 @@ class HandoffServer:
         """Close all connections."""
         await drain_server(self._server, self._clock, _LAST_WORD)
 
-    async def _handle(self, request: MeshRequest) -> web.StreamResponse:
+    async def _handle(self, request: MeshRequest) -> Reply:
         path = request.raw_path.partition("?")[0]
         request.trace = trace = RequestTrace(self._clock, None, request.remote)
         trace.target = path
@@ -150,7 +148,7 @@ class HandoffServer:
                 return route
         raise S3Error("NoSuchKey", "Only rebalance calls are answered on this connection.")
 
-    async def _answer(self, request: MeshRequest, path: str) -> web.StreamResponse:
+    async def _answer(self, request: MeshRequest, path: str) -> Reply:
         try:
             route = self._route(request.method, path)
             request.trace.operation = f"{route.method} {route.prefix}"

@@ -27,7 +27,6 @@ from meshd.store.errors import StoreError
 from meshwire.errors import CODES, S3Error
 
 if TYPE_CHECKING:
-    from aiohttp import web
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_rpc import RegisteredHandler
@@ -53,7 +52,7 @@ class _TypedRoute:
         self._call, self._method = registered.call, registered.method
         self._mesh, self._clock = mesh, clock
 
-    async def handle(self, request: MeshRequest, caller: PeerCaller) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest, caller: PeerCaller) -> Reply:
         try:
             context = self._context(request, caller)
             message = await self._read_request(request, context)
@@ -88,7 +87,7 @@ class _TypedRoute:
         whole = call.target is None or (call.max_bytes == 0 and call.method != "GET")
         return call.decode_request(request.raw_path, await context.read_body() if whole else b"")
 
-    async def _respond(self, request: MeshRequest, result: Any) -> web.StreamResponse:
+    async def _respond(self, request: MeshRequest, result: Any) -> Reply:
         if hasattr(result, "__aiter__"):
             async with aclosing(result) as pieces:
                 return await stream_reply(request, pieces, self._now())
