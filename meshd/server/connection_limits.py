@@ -13,44 +13,29 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from aiohttp.http_exceptions import BadStatusLine, LineTooLong
-from aiohttp.streams import EMPTY_PAYLOAD
-from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
-
+from meshd.server.body_stream import MalformedBodyError
+from meshd.server.http_parser import MalformedRequestError
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from aiohttp.http import RawRequestMessage
-    from aiohttp.streams import StreamReader
-
     from meshd.config import HttpSettings
+    from meshd.server.body_stream import BodyStream
     from meshd.server.connection import Connection
 
 
 _TOO_LARGE: Final = 431  # RFC 6585 §5; S3's own table has 400 for the code
 
 
-def is_malformed(message: RawRequestMessage | _ErrInfo) -> bool:
-    """Whether a parser's message stands for what it could not read."""
-    return isinstance(message, _ErrInfo)
-
-
-def oversized_head_message(limit: int) -> tuple[_ErrInfo, StreamReader]:
-    """The message that stands for a head of more than `limit` bytes."""
-    error = LineTooLong(b"", limit)
-    return _ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD
-
-
-def malformed_request_error(error: BaseException | None, status: int) -> tuple[S3Error, int]:
-    """(error, status) for what aiohttp could not parse or did not catch."""
-    if isinstance(error, LineTooLong):
+def malformed_request_error(error: Exception) -> tuple[S3Error, int]:
+    """(error, status) for what could not be parsed, or a handler's failure."""
+    if not isinstance(error, MalformedRequestError):
+        return S3Error("InternalError"), 500
+    if error.too_large:
         return S3Error("RequestHeaderSectionTooLarge"), _TOO_LARGE
-    if status == 400 and not isinstance(error, BadStatusLine):
-        return S3Error("BadRequest", "An error occurred when parsing the HTTP request."), 400
-    if status == 400:
+    if error.request_line:
         return S3Error("BadRequest", "The request line is not valid HTTP."), 400
-    return S3Error("InternalError"), 500
+    return S3Error("BadRequest", "An error occurred when parsing the HTTP request."), 400
 
 
 _SILENCE: Final = 5.0  # seconds without a byte: such a client has stopped sending, or is gone
@@ -62,7 +47,7 @@ class LingeringClose:
     malformed, nobody knows where the rest ends: with the client, who is told of by `came` and
     `client_gone`."""
 
-    def __init__(self, body: StreamReader | None, seconds: float) -> None:
+    def __init__(self, body: BodyStream | None, seconds: float) -> None:
         self._body, self._loop = body, asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._end = self._loop.time() + seconds
@@ -80,13 +65,13 @@ class LingeringClose:
         except TimeoutError:
             metrics.http_turned_away.labels("refused body").inc()
 
-    async def _ends(self, body: StreamReader) -> bool:
+    async def _ends(self, body: BodyStream) -> bool:
         """Read it; whether it came to an end."""
         try:
-            while not body.is_eof():
-                await body.readany()
+            while not body.complete:
+                await body.read_available()
                 self.data_arrived()
-        except RequestPayloadError:
+        except MalformedBodyError:
             return False
         return True
 
@@ -104,8 +89,8 @@ class LingeringClose:
         """Nothing comes any more. Idempotent."""
         if not self._gone.done():
             self._gone.set_result(None)
-        if self._body is not None and not self._body.is_eof():
-            self._body.feed_eof()
+        if self._body is not None:
+            self._body.end()
 
     def _next(self) -> float:
         return min(self._end, self._loop.time() + _SILENCE)

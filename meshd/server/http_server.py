@@ -1,9 +1,8 @@
 """The HTTP server of a worker: its services, its routes, request dispatch, and graceful shutdown.
 
-Law: uses aiohttp's low-level server and parser only; the S3 path has no router and no middleware. Paths
-under `/-/` and an unsigned `/metrics` belong to the route table; every other request is S3. Shutdown: a
-connection ends only after its request has arrived in full, or when the grace period is over, because
-aiohttp's own shutdown discards the rest of a request body that is still arriving.
+Law: there is no router beside one table, and no middleware. Paths under `/-/` and an unsigned `/metrics`
+belong to the route table; every other request is S3. Shutdown: a connection ends only after its request has
+arrived in full and is answered, or when the grace period is over.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from aiohttp import web
-
 from meshd.auth.authorizer import Identity
 from meshd.config import HttpSettings
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3
-from meshd.server.connection import Connection, MeshServer
+from meshd.server.connection import MeshServer
 from meshd.server.connection_limits import ConnectionLimiter
-from meshd.server.request import RequestBody, request_factory
+from meshd.server.request import RequestBody
 from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
 from meshd.server.response import Reply
 from meshd.server.s3.authentication import Authenticator, VirtualHosts, request_context, request_head
@@ -70,13 +67,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SignedHandler = Callable[["MeshRequest", Identity], Awaitable[web.StreamResponse]]
-UnsignedHandler = Callable[["MeshRequest"], Awaitable[web.StreamResponse]]
-
-# One header or request line may hold a long key or token; together they are capped by max_header_bytes.
-_MAX_FIELD = 16 << 10
-_MAX_HEADERS = 128
-_READ_BUFFER = 128 << 10
+_VERSIONS = ("1.1", "1.0")
+SignedHandler = Callable[["MeshRequest", Identity], Awaitable["Reply"]]
+UnsignedHandler = Callable[["MeshRequest"], Awaitable["Reply"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +156,7 @@ def make_server(
         clock=clock,
         hot=hot,
         guard=ConnectionLimiter(http, _connection_limit(http.max_connections)),
-        request_factory=request_factory(),
         keepalive_timeout=http.idle_timeout,
-        lingering_time=0,  # `Connection` does it, by other rules
-        access_log=None,
-        max_line_size=_MAX_FIELD,
-        max_field_size=_MAX_FIELD,
-        max_headers=_MAX_HEADERS,
-        read_bufsize=_READ_BUFFER,
-        auto_decompress=False,  # what a client compressed is stored as it is
     )
 
 
@@ -195,36 +180,33 @@ class RequestDispatcher:
         self._s3 = S3Endpoint(deps, authenticator)
         self._hosts = VirtualHosts(deps.http.domains)
 
-    async def handle(self, request: MeshRequest) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest) -> Reply:
         target = request.raw_path
-        if request.version.major != 1:  # aiohttp reads the line of 0.9 and of 2.0, too, and answers in kind
+        if request.http_version not in _VERSIONS:  # the parser reads the line of 0.9 and of 2.0, too
             return await self._handle_native(request, target.partition("?")[0])
-        if self._hosts.bucket_of(request.headers.get("Host", "")):
+        if self._hosts.bucket_of(request.headers.get("host", "")):
             return await self._s3.handle(request)  # its keys may have any name
-        if target.startswith("/-/") or (target == "/metrics" and "Authorization" not in request.headers):
+        if target.startswith("/-/") or (target == "/metrics" and "authorization" not in request.headers):
             return await self._handle_native(request, target.partition("?")[0])
         return await self._s3.handle(request)
 
-    async def _handle_native(self, request: MeshRequest, path: str) -> web.StreamResponse:
+    async def _handle_native(self, request: MeshRequest, path: str) -> Reply:
         route = next((route for route in self._native if route.matches(request.method, path)), None)
         audit = self._deps.audit if route is None or route.auth else None  # probes and scrapes are no news
         request.trace = trace = RequestTrace(self._deps.clock, audit, request.remote)
         trace.target = path
         try:
             response = await self._native_response(request, path, route)
-            if isinstance(response, Reply):
-                response.add_retry_after(self._deps.mesh)
-                await finish_response(request, response)
-                trace.sent += response.body_length
+            response.add_retry_after(self._deps.mesh)
+            await finish_response(request, response)
+            trace.sent += response.body_length
         except BaseException:
             trace.finish(CLIENT_GONE)
             raise
         trace.finish(response.status)
         return response
 
-    async def _native_response(
-        self, request: MeshRequest, path: str, route: HttpRoute | None
-    ) -> web.StreamResponse:
+    async def _native_response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
         """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
         try:
             return await self._call_native(request, path, route)
@@ -238,10 +220,8 @@ class RequestDispatcher:
             log.exception("request %s (%s) failed", request.trace.request_id, request.trace.operation)
             return self._refuse(S3Error("InternalError"), request.trace)
 
-    async def _call_native(
-        self, request: MeshRequest, path: str, route: HttpRoute | None
-    ) -> web.StreamResponse:
-        if request.version.major != 1:
+    async def _call_native(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
+        if request.http_version not in _VERSIONS:
             raise S3Error("BadRequest", "HTTP/1.1 and HTTP/1.0 are spoken here.")
         if route is None:
             known = any(route.matches(route.method, path) for route in self._native)
@@ -290,7 +270,7 @@ _LOOK_AGAIN = 0.02
 _LAST_WORD = 0.5  # seconds for handlers that are cancelled
 
 
-async def drain_server(server: web.Server, clock: Clock, grace: float) -> None:
+async def drain_server(server: MeshServer, clock: Clock, grace: float) -> None:
     """Close idle connections now, busy ones after their answer; after `grace` seconds cut what is left.
 
     Call it when the listening socket is closed.
@@ -298,8 +278,7 @@ async def drain_server(server: web.Server, clock: Clock, grace: float) -> None:
     deadline = clock.monotonic() + grace
     while server.connections and clock.monotonic() < deadline:
         for connection in server.connections:
-            if isinstance(connection, Connection):
-                connection.close_when_idle()
+            connection.close_when_idle()
         await asyncio.sleep(_LOOK_AGAIN)
     server.pre_shutdown()
     await server.shutdown(_LAST_WORD)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestPayloadError
-
+from meshd.server.body_stream import NO_BODY, MalformedBodyError
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
 from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error
@@ -23,14 +22,12 @@ from meshwire.sigv4.aws_chunked import ChunkedDecoder
 from meshwire.sigv4.parse_authorization import read_payload_hash
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http import RawRequestMessage
-    from aiohttp.streams import StreamReader
-    from aiohttp.web_protocol import RequestHandler
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from meshd.auth.authorizer import RequestContext
+    from meshd.server.body_stream import BodyStream
+    from meshd.server.connection import Connection
+    from meshd.server.http_parser import ParsedHead
     from meshd.server.peer.endpoint import PeerAuthenticator
     from meshd.server.proxy.hop_headers import Hop
     from meshd.server.request_trace import RequestTrace
@@ -39,62 +36,117 @@ if TYPE_CHECKING:
     from meshwire.s3.parse_request import RequestHead
 
 
-class MeshRequest(web.BaseRequest):
-    """`truncated`: the client ended its side before the body was whole. `continued`: it was told `100
-    Continue`.
+class MeshRequest:
+    """A request: its head as parsed (`headers` by names in lower case), its body as it arrives (`content`),
+    and what handlers learn of it.
 
-    `pressed`: answers should not be kept in memory for slow clients just now.
-
-    `verified_body`: a small body that was read and compared with its signed digest before the handler was
-    called. `held_body`: the whole body, not verified, read to be passed on. `hop`: the node that passed this
-    request on, and what it says of the client. `gate` verifies other nodes' calls. `trace`, `signer`
-    (who signed) and `context` (what policies may ask) are there for native requests.
+    `continued`: the client was sent `100 Continue`. `verified_body`: a small body that was read and compared
+    with its signed digest before the handler was called. `held_body`: the whole body, not verified, read to
+    be forwarded. `hop`: what the node says that forwarded this request. `gate` verifies other nodes' calls.
+    `trace`, `signer` (who signed) and `context` (what policies may ask) are set for native requests.
+    `response_started`: bytes of the answer may have gone out.
     """
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset(
-        {"context", "continued", "gate", "held_body", "hop", "signer", "trace", "verified_body"}
+    __slots__ = (
+        "connection",
+        "content",
+        "content_length",
+        "context",
+        "continued",
+        "gate",
+        "head_size",
+        "headers",
+        "held_body",
+        "hop",
+        "http_version",
+        "keep_alive",
+        "method",
+        "raw_headers",
+        "raw_path",
+        "response_started",
+        "signer",
+        "trace",
+        "verified_body",
     )
 
-    continued: bool = False
-    verified_body: bytes | None = None
-    signer: VerifiedSigner | None = None
-    context: RequestContext | None = None
-    gate: PeerAuthenticator | None = None
-    held_body: bytes | None = None
-    hop: Hop | None = None
     trace: RequestTrace
+
+    def __init__(self, connection: Connection, head: ParsedHead, content: BodyStream) -> None:
+        self.connection, self.content = connection, content
+        (
+            self.method,
+            self.raw_path,
+            self.http_version,
+            self.headers,
+            self.raw_headers,
+            self.head_size,
+            self.keep_alive,
+            self.content_length,
+            _,
+        ) = head
+        self.continued = self.response_started = False
+        self.verified_body: bytes | None = None
+        self.held_body: bytes | None = None
+        self.signer: VerifiedSigner | None = None
+        self.context: RequestContext | None = None
+        self.gate: PeerAuthenticator | None = None
+        self.hop: Hop | None = None
+
+    def __repr__(self) -> str:
+        return f"<MeshRequest {self.method} {self.raw_path[:100]}>"
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The connection's; None once it is closed."""
+        return self.connection.transport
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        return self.connection.remote
+
+    @property
+    def secure(self) -> bool:
+        """Whether the client speaks TLS."""
+        return self.connection.secure
+
+    @property
+    def path(self) -> str:
+        """The target's path, decoded."""
+        return unquote(self.raw_path.partition("?")[0])
+
+    @property
+    def body_exists(self) -> bool:
+        """Whether the head announces a body."""
+        return self.content is not NO_BODY
 
     @property
     def truncated(self) -> bool:
-        return getattr(self.protocol, "truncated_body", None) is self.content
+        """Whether the client ended its side before the body was complete."""
+        return self.connection.truncated_body is self.content
 
     @property
     def is_last(self) -> bool:
-        return getattr(self.protocol, "at_its_last", False)
+        """Whether the client sends nothing after this."""
+        return self.connection.at_its_last
 
     @property
     def pressed(self) -> bool:
-        return getattr(self.protocol, "pressed", False)
+        """Whether answers should not be kept in memory for slow clients just now."""
+        return self.connection.pressed
 
     async def read(self) -> bytes:
         """The whole body, the verified one where there is one."""
-        return await super().read() if self.verified_body is None else self.verified_body
+        if self.verified_body is not None:
+            return self.verified_body
+        pieces: list[bytes] = []
+        while not self.content.exhausted:
+            pieces.append(await self.content.read_available())
+        return b"".join(pieces)
 
-
-def request_factory() -> Callable[..., MeshRequest]:
-    """What the server calls for every request head. Must be made in the running loop."""
-    loop = asyncio.get_running_loop()
-
-    def make(
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> MeshRequest:
-        return MeshRequest(message, payload, protocol, writer, task, loop)
-
-    return make
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what waits for it. Raises ConnectionResetError."""
+        await self.connection.drain()
 
 
 # Hashing a piece of this size takes about as long as a thread hop costs; smaller ones are hashed in place.
@@ -188,19 +240,19 @@ class RequestBody:
         patience = _MinimumRate(self._idle_seconds)
         try:
             while True:
-                data = content.read_nowait() if content.total_bytes > self.received else b""
+                data = content.read_nowait()
                 if not data:
-                    if content.at_eof():
+                    if content.exhausted:
                         break
                     async with asyncio.timeout(self._idle_seconds):
-                        data = await content.readany()
+                        data = await content.read_available()
                 self.received += len(data)
                 patience.check(self.received)
                 if data:
                     yield data
         except TimeoutError:
             raise S3Error("RequestTimeout") from None
-        except RequestPayloadError as error:
+        except MalformedBodyError as error:
             raise S3Error("IncompleteBody") from error
         if self._request.truncated:
             raise S3Error("IncompleteBody")

@@ -227,13 +227,13 @@ async def finish_response(request: MeshRequest, reply: Reply) -> None:
 
 def must_close_connection(request: MeshRequest) -> bool:
     """Whether the connection is of no use after the answer, as `settle` says."""
-    waiting = "Expect" in request.headers and not request.continued
+    waiting = "expect" in request.headers and not request.continued
     return waiting or request.is_last or _unread(request)
 
 
 def _unread(request: MeshRequest) -> bool:
     """Whether more of the body is left than is worth reading for nothing."""
-    if request.content.is_eof():
+    if request.content.complete:
         return False
     length = request.content_length
-    return length is None or length - request.content.total_bytes > _DRAINABLE
+    return length is None or length - request.content.received > _DRAINABLE

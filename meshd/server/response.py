@@ -11,17 +11,13 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-from aiohttp.http import HttpVersion11
-
 from meshwire.http_values.dates import format_http
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aiohttp.abc import AbstractStreamWriter
-
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.server.request import MeshRequest
 
 Header = tuple[str, str]
 
@@ -60,26 +56,20 @@ def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: 
     return f"{_status_line(status)}{_date_line(now)}{text}\r\n".encode("utf-8", "surrogateescape")
 
 
-def connection_header(request: web.BaseRequest, keep_alive: bool) -> str:
+def connection_header(request: MeshRequest, keep_alive: bool) -> str:
     """What the Connection header must say (RFC 9112 §9.3): nothing where the version's default holds."""
     if keep_alive:
-        return "" if request.version >= HttpVersion11 else "keep-alive"
+        return "keep-alive" if request.http_version == "1.0" else ""
     return "close"
 
 
-class Reply(web.StreamResponse):
-    """A whole answer. aiohttp asks it to `prepare` and to `write_eof`; both are one write.
-
-    StreamResponse's own constructor is skipped on purpose: it builds a header multidict that nobody would
-    read. `_headers`, `_state` and the rest keep their class defaults or are never touched.
-    """
+class Reply:
+    """A whole answer; head and body are one write. `prepare` writes it, once."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes, now: int) -> None:
-        self._status = status
-        self._keep_alive = None
-        self._fields = headers
-        self._bytes = body
-        self._now = now
+        """`now` in seconds since the epoch."""
+        self._status, self._fields, self._bytes, self._now = status, headers, body, now
+        self._keep_alive: bool | None = None
         self._written = False
 
     def __repr__(self) -> str:
@@ -94,22 +84,33 @@ class Reply(web.StreamResponse):
         if self._status == 503 and not self._written and not any(_is_retry_after(f) for f in self._fields):
             self._fields = [*self._fields, ("Retry-After", str(mesh.retry_after))]
 
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write everything. Raises ConnectionResetError when the client is gone."""
+    @property
+    def status(self) -> int:
+        return self._status
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may serve another request; known once it is written."""
+        return bool(self._keep_alive)
+
+    def force_close(self) -> None:
+        """Have the connection end after it."""
+        self._keep_alive = False
+
+    async def prepare(self, request: MeshRequest) -> None:
+        """Write everything, unless it is written. Raises ConnectionResetError when the client is gone."""
         if self._written:
-            return None
+            return
         self._written = True
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
+        if request.method == "HEAD":
+            self._bytes = b""
         connection = connection_header(request, self._keep_alive)
         write_head(
             request, head_bytes(self._status, self._fields, self._now, connection=connection), self._bytes
         )
-        await request.writer.drain()
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
+        await request.drain()
 
 
 def _is_retry_after(field: Header) -> bool:
@@ -124,16 +125,15 @@ class StreamedReply(Reply):
         self._written, self._keep_alive = True, keep_alive
 
 
-def write_head(request: web.BaseRequest, head: bytes, body: bytes = b"") -> None:
+def write_head(request: MeshRequest, head: bytes, body: bytes = b"") -> None:
     """Queue head and body on the connection. Raises ConnectionResetError when the client is gone."""
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
+    request.response_started = True
     if len(body) <= _JOIN_LIMIT:
         transport.write(head + body)
     else:
         transport.write(head)
         transport.write(body)
-    wrote = getattr(request.protocol, "wrote", None)
-    if wrote is not None:
-        wrote(len(head) + len(body))
+    request.connection.wrote(len(head) + len(body))

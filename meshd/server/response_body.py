@@ -20,8 +20,7 @@ from meshd.util import failpoints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp import web
-
+    from meshd.server.request import MeshRequest
     from meshd.store.records import Span
 
 
@@ -46,7 +45,7 @@ def is_encrypted(transport: asyncio.BaseTransport) -> bool:
 
 
 async def write_spans_encrypted(
-    request: web.BaseRequest, head: bytes, spans: Sequence[Span], resident: Callable[[int, int, int], bool]
+    request: MeshRequest, head: bytes, spans: Sequence[Span], resident: Callable[[int, int, int], bool]
 ) -> None:
     """Write a head and then the bytes of `spans`. Raises ConnectionError when the client went away, TornError
     when they cannot be read."""
@@ -79,15 +78,15 @@ def _read(fd: int, size: int, offset: int) -> bytes:
     return data
 
 
-async def write_piece(request: web.BaseRequest, data: bytes) -> None:
+async def write_piece(request: MeshRequest, data: bytes) -> None:
     """At the client's pace, by way of the connection's transport. Raises ConnectionError."""
-    transport, protocol = request.transport, request.protocol
+    transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
+    request.response_started = True
     transport.write(data)
-    await request.writer.drain()
-    if hasattr(protocol, "moved"):
-        protocol.moved += len(data)
+    await request.drain()
+    request.connection.moved += len(data)
     await asyncio.sleep(0)
 
 

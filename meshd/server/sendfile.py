@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
-    from aiohttp import web
-
+    from meshd.server.request import MeshRequest
     from meshd.server.response import Header
     from meshd.server.response_body import BodyResumer
     from meshd.store.records import Span
@@ -37,7 +36,7 @@ _ADVICE = 4 << 20  # what the kernel is asked to fetch ahead of a cold window
 
 
 async def send_spans(
-    request: web.BaseRequest,
+    request: MeshRequest,
     status: int,
     headers: Iterable[Header],
     spans: Sequence[Span],
@@ -51,7 +50,7 @@ async def send_spans(
     what it raises, or TornError without it, comes after the connection was cut. Raises ConnectionError when
     the client went away or stopped reading; the connection is then of no further use.
     """
-    keep_alive = bool(request.keep_alive)
+    keep_alive = request.keep_alive
     head = _head(request, status, headers, now)
     try:
         await _send(request, head, spans, mendable=rest is not None)
@@ -62,7 +61,7 @@ async def send_spans(
     return keep_alive
 
 
-async def _go_on(request: web.BaseRequest, rest: BodyResumer, torn: PartialReadError) -> None:
+async def _go_on(request: MeshRequest, rest: BodyResumer, torn: PartialReadError) -> None:
     """What `rest` gives, behind what went out already."""
     transport = _open_transport(request)
     try:
@@ -75,7 +74,7 @@ async def _go_on(request: web.BaseRequest, rest: BodyResumer, torn: PartialReadE
 
 
 async def send_groups(
-    request: web.BaseRequest,
+    request: MeshRequest,
     status: int,
     headers: Iterable[Header],
     groups: AsyncGenerator[Sequence[Span], None],
@@ -85,7 +84,7 @@ async def send_groups(
     """As `send_spans`, for a body that comes a group of spans at a time; each must stay valid until the next
     is asked for. What fails after the first group has the connection cut. `torn` is told how many bytes went
     out of one that cannot be read to its end: the next must begin behind them. Without it that fails, too."""
-    keep_alive, transport = bool(request.keep_alive), request.transport
+    keep_alive, transport = request.keep_alive, request.transport
     head = _head(request, status, headers, now)
     pump: _Pump | None = None
     try:
@@ -116,7 +115,7 @@ class ResponseWriter:
     """An answer that goes out piece by piece. Small pieces ride with their neighbours: every segment of its
     own wakes the client. `close` it."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    def __init__(self, request: MeshRequest) -> None:
         """Raises ConnectionResetError."""
         self._request, self._transport = request, _open_transport(request)
         self._pump = None if is_encrypted(self._transport) else _Pump(self._transport)
@@ -133,6 +132,7 @@ class ResponseWriter:
             await _send_encrypted(self._request, self._transport, data, spans)
             return
         await _drain(self._request, self._transport)
+        self._request.response_started = True
         try:
             await self._pump.run(data, spans, warm=True)
         except BaseException:
@@ -148,11 +148,11 @@ class ResponseWriter:
             pump.close()
 
 
-def _head(request: web.BaseRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
-    return head_bytes(status, headers, now, connection=connection_header(request, bool(request.keep_alive)))
+def _head(request: MeshRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
+    return head_bytes(status, headers, now, connection=connection_header(request, request.keep_alive))
 
 
-def _open_transport(request: web.BaseRequest) -> asyncio.Transport:
+def _open_transport(request: MeshRequest) -> asyncio.Transport:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
@@ -160,7 +160,7 @@ def _open_transport(request: web.BaseRequest) -> asyncio.Transport:
 
 
 async def _send(
-    request: web.BaseRequest,
+    request: MeshRequest,
     head: bytes,
     spans: Sequence[Span],
     *,
@@ -174,6 +174,7 @@ async def _send(
         await _send_encrypted(request, transport, head, spans, mendable=mendable)
         return
     await _drain(request, transport)
+    request.response_started = True
     turn = pump or _Pump(transport)
     try:
         await turn.run(head, spans)
@@ -186,7 +187,7 @@ async def _send(
 
 
 async def _send_encrypted(
-    request: web.BaseRequest,
+    request: MeshRequest,
     transport: asyncio.Transport,
     head: bytes | memoryview,
     spans: Sequence[Span],
@@ -302,7 +303,7 @@ async def load_into_page_cache(spans: Sequence[Span]) -> None:
             await loop.run_in_executor(None, _read_in, span.fd, span.offset, span.length)
 
 
-async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None:
+async def _drain(request: MeshRequest, transport: asyncio.Transport) -> None:
     """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own
     queue."""
     if transport.get_write_buffer_size() == 0:
@@ -310,7 +311,7 @@ async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None
     low, high = transport.get_write_buffer_limits()
     transport.set_write_buffer_limits(high=0)
     try:
-        await request.writer.drain()
+        await request.drain()
     finally:
         transport.set_write_buffer_limits(high=high, low=low)
 

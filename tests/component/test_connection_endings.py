@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from aiohttp import web
-
     from meshd.server.connection import MeshServer
     from meshd.server.request import MeshRequest
 
@@ -35,13 +33,13 @@ ANSWER = 10_000
 ASK = b"GET /-/x HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def _answer(request: MeshRequest) -> web.StreamResponse:
+async def _answer(request: MeshRequest) -> Reply:
     return Reply(200, [("Content-Length", str(ANSWER))], bytes(ANSWER), 0)
 
 
 @asynccontextmanager
 async def serving(
-    http: HttpSettings, handler: Callable[[MeshRequest], Awaitable[web.StreamResponse]] = _answer
+    http: HttpSettings, handler: Callable[[MeshRequest], Awaitable[Reply]] = _answer
 ) -> AsyncIterator[tuple[MeshServer, int]]:
     """A server that answers everything with ANSWER bytes, or as `handler` does, and its port. Its sockets'
     buffers are small."""
@@ -179,7 +177,7 @@ def test_a_request_that_comes_as_its_client_goes() -> None:
     async def scene() -> None:
         begun, told = list[str](), list[dict[str, Any]]()
 
-        async def answer(request: MeshRequest) -> web.StreamResponse:
+        async def answer(request: MeshRequest) -> Reply:
             begun.append(request.path)
             return await _answer(request)
 

@@ -38,43 +38,43 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from aiohttp import web
 
     from meshd.rpc.peer_rpc import (
         CallContext,
     )
     from meshd.server.peer.endpoint import PeerCaller
     from meshd.server.request import MeshRequest
+    from meshd.server.response import Reply
     from tests.component.mesh_nodes import Running
 
 
-async def _echo(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _echo(request: MeshRequest, call: PeerCaller) -> Reply:
     return await stream_reply(request, call.iter_body(request), 0)
 
 
-async def _early(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _early(request: MeshRequest, call: PeerCaller) -> Reply:
     async for piece in call.iter_body(request):
         return peer_reply(piece, 0)
     raise AssertionError("a body")
 
 
-async def _whole(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _whole(request: MeshRequest, call: PeerCaller) -> Reply:
     return peer_reply(await call.read_body(request, 1 << 20), 0)
 
 
-async def _who(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _who(request: MeshRequest, call: PeerCaller) -> Reply:
     return peer_reply(f"{call.node_id} {call.map_version} {request.raw_path}".encode(), 0)
 
 
-async def _stale(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _stale(request: MeshRequest, call: PeerCaller) -> Reply:
     raise StaleMapError(call.map_version + 1)
 
 
-async def _refuse(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _refuse(request: MeshRequest, call: PeerCaller) -> Reply:
     raise S3Error("NoSuchKey", "not here")
 
 
-async def _cut(request: MeshRequest, call: PeerCaller) -> web.StreamResponse:
+async def _cut(request: MeshRequest, call: PeerCaller) -> Reply:
     async def some() -> AsyncIterator[bytes]:
         yield b"one"
         raise ValueError("no more")

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from aiohttp import web
 from botocore.exceptions import BotoCoreError
 
+from meshd.config import HttpSettings
+from meshd.server.http_server import make_server
 from meshd.server.response import StreamedReply
 from meshd.server.sendfile import send_groups, send_spans
 from meshd.store.integrity.verification import drain_damage_reports
 from meshd.store.records import NULL, Meta, Span
 from meshd.util import failpoints
+from meshd.util.clock import SystemClock
 from tests.archive_making import tar_of
 from tests.component.mesh_nodes import NodesBeside
 from tests.support.certificates import Authority
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
     from pathlib import Path
 
+    from meshd.server.request import MeshRequest
     from meshd.server.response_body import PartialReadError
     from meshd.store.records import Extent
     from tests.component.mesh_nodes import Running
@@ -194,7 +197,7 @@ def _served(tmp_path: Path, handle: Any, *, encrypted: bool) -> None:
     served.load_cert_chain(pair.cert, pair.key)
 
     async def run() -> None:
-        loop, server = asyncio.get_running_loop(), web.Server(handle, access_log=None)
+        loop, server = asyncio.get_running_loop(), make_server(handle, SystemClock(), HttpSettings())
         listener = await loop.create_server(server, "127.0.0.1", 0, ssl=served if encrypted else None)
         port = listener.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=told if encrypted else None)
@@ -221,7 +224,7 @@ def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted:
         yield DATA[torn.sent : torn.sent + 10]
         yield DATA[torn.sent + 10 :]
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(request: MeshRequest) -> StreamedReply:
         with file.open("rb") as found:
             spans = [Span(found.fileno(), 0, len(DATA))]
             keep = await send_spans(request, 200, [("content-length", str(len(DATA)))], spans, 0, rest)
@@ -245,7 +248,7 @@ def test_groups_go_on_behind_what_was_sent(tmp_path: Path, ends: int, *, encrypt
             yield [Span(ending.fileno(), 0, len(DATA))]
             yield [Span(found.fileno(), told[-1], len(DATA) - told[-1])]
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(request: MeshRequest) -> StreamedReply:
         length = [("content-length", str(len(DATA)))]
         return StreamedReply(
             200, keep_alive=await send_groups(request, 200, length, groups(), 0, told.append)

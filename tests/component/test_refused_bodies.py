@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from aiohttp import web
-
     from meshd.server.connection import MeshServer
     from meshd.server.request import MeshRequest
 
@@ -157,7 +155,7 @@ def test_who_has_ended_with_what_is_no_http_is_told_so(wire: Wire) -> None:
 # --- limits, of a server of its own -----------------------------------------------------------------------
 
 
-async def _refuse(request: MeshRequest) -> web.StreamResponse:
+async def _refuse(request: MeshRequest) -> Reply:
     reply = Reply(403, [("Content-Length", "2")], b"no", 0)
     reply.force_close()
     return reply

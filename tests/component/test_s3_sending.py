@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import uvloop
-from aiohttp import web
 
+from meshd.config import HttpSettings
 from meshd.server import sendfile
+from meshd.server.http_server import make_server
 from meshd.server.response import StreamedReply
 from meshd.store.records import Span
+from meshd.util.clock import SystemClock
 from tests.component.s3_raw import read_answer
 from tests.support.bounded_wait import await_true
 from tests.support.server_shutdown import stop_listening
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from meshd.server.request import MeshRequest
     from tests.component.s3_raw import Wire
     from tests.support.daemons import Daemon
 
@@ -52,7 +55,7 @@ def data_file(tmp_path: Path) -> Iterator[int]:
 async def serving(handle: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of one handler."""
     loop = asyncio.get_running_loop()
-    server = web.Server(handle, access_log=None)
+    server = make_server(handle, SystemClock(), HttpSettings())
     listener = await loop.create_server(server, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=64 << 10)
     try:
@@ -69,7 +72,7 @@ async def fetch(spans: list[Span], requests: int, pace: int) -> bytes:
     """What a client reads from a server that answers every request with `spans`; `pace` bytes a read."""
     total = sum(span.length for span in spans)
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(request: MeshRequest) -> StreamedReply:
         headers = [("content-length", str(total))]
         try:
             keep_alive = await sendfile.send_spans(request, 200, headers, spans, 0)
@@ -139,7 +142,7 @@ def test_a_client_that_takes_nothing_is_given_up(
     async def stall() -> str:
         given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        async def handle(request: MeshRequest) -> StreamedReply:
             try:
                 await sendfile.send_spans(request, 200, [], spans_of(data_file, *[(0, 6 * MIB)] * 8), 0)
             except ConnectionError as error:

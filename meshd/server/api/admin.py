@@ -23,8 +23,6 @@ from meshd.server.response import Reply
 from meshwire.sigv4.parse_authorization import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.auth.identities.admin_responses import Code, Page
     from meshd.auth.identities.named_policies import PolicyAdmin
@@ -111,7 +109,7 @@ class AdminEndpoint:
         methods = sorted({method for method, _ in self._table})
         return [HttpRoute(method, _PREFIX, self._administer) for method in methods]
 
-    async def _administer(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def _administer(self, request: MeshRequest, identity: Identity) -> Reply:
         try:
             check_root(identity)
             check_fully_signed(request)
@@ -331,7 +329,7 @@ class StsEndpoint:
             HttpRoute("GET", "/-/whoami", self._whoami),
         ]
 
-    async def _sts(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def _sts(self, request: MeshRequest, identity: Identity) -> Reply:
         try:
             check_fully_signed(request)
             wanted = await read_document(request, SessionRequest)
@@ -340,7 +338,7 @@ class StsEndpoint:
             return admin_error_reply(request, error, self._now())
         return json_reply(200, document, self._now())
 
-    async def _whoami(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def _whoami(self, request: MeshRequest, identity: Identity) -> Reply:
         if request.method == "HEAD":
             return admin_error_reply(request, AdminError("MethodNotAllowed", "use GET"), self._now())
         session = identity.session

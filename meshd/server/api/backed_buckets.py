@@ -18,14 +18,13 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.objects.buckets.replication_factor import ReplicationFactors
     from meshd.origins.admin import BackedAdmin
     from meshd.origins.cache.residency import CacheResidency
     from meshd.server.api.batches import BatchEndpoint
     from meshd.server.request import MeshRequest
+    from meshd.server.response import Reply
 
 
 _BUCKETS_PREFIX = "/-/buckets/"
@@ -56,24 +55,24 @@ class BackedBucketEndpoint:
             HttpRoute("PATCH", _BUCKETS_PREFIX, guarded(self.change)),
         ]
 
-    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         found = [*self._admin.list_all(identity), *self._counts.list_buckets(identity)]
         return self._native.reply_json({"buckets": sorted(found, key=lambda bucket: bucket["name"])})
 
-    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         name = _bucket_name(request)
         owner = self._admin if self._counts.is_backed(name) else self._counts
         return self._native.reply_json(owner.show(identity, name))
 
-    async def create(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def create(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         document = _document(await request.read())
         owner = self._admin if "url" in document else self._counts
         return self._native.reply_json(await owner.create(identity, _bucket_name(request), document))
 
-    async def change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def change(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         document = _document(await request.read())
         owner = self._counts if "copies" in document else self._admin
@@ -115,7 +114,7 @@ class CacheResidencyEndpoint:
             HttpRoute("DELETE", _RESIDENCE_PREFIX, guarded(self.evict)),
         ]
 
-    async def count(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def count(self, request: MeshRequest, identity: Identity) -> Reply:
         """`?prefix=PREFIX`; without a bucket: of the whole node."""
         if not _resident_bucket(request):
             return self._native.reply_json(await self._residence.node_usage(identity))
@@ -124,7 +123,7 @@ class CacheResidencyEndpoint:
             await self._residence.count_bucket(identity, _resident_bucket(request), prefix)
         )
 
-    async def evict(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def evict(self, request: MeshRequest, identity: Identity) -> Reply:
         prefix = parse_query(request, ("prefix",)).get("prefix", "")
         return self._native.reply_json(
             await self._residence.evict_cached(identity, _resident_bucket(request), prefix)

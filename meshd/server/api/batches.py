@@ -43,8 +43,6 @@ from meshwire.strict_json import PlanError, checked_choice, suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.batches.gather import GatherService
     from meshd.batches.sample_stream import StreamBody
@@ -104,7 +102,7 @@ _FORMATS = ("tensors", "samples", "tar")
 _MAX_PARAMETERS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
-Handler = Callable[["MeshRequest", "Identity"], Awaitable["web.StreamResponse"]]
+Handler = Callable[["MeshRequest", "Identity"], Awaitable["Reply"]]
 
 
 def batch_api_routes(
@@ -161,7 +159,7 @@ class BatchEndpoint:
         """`handler`, a bounded number of times at once: for what holds a thread or much memory. Beyond, Busy,
         but not for those who have less than an even share."""
 
-        async def bound(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        async def bound(request: MeshRequest, identity: Identity) -> Reply:
             with _admission(self._works, identity, 1, "requests of this kind"):
                 return await handler(request, identity)
 
@@ -170,7 +168,7 @@ class BatchEndpoint:
     def handle_errors(self, handler: Handler) -> Handler:
         """`handler` with its errors turned into the protocol's documents."""
 
-        async def guard(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        async def guard(request: MeshRequest, identity: Identity) -> Reply:
             refuse = partial(self._refusal, request.trace)
             if request.method == "HEAD":
                 return refuse(BatchError("MethodNotAllowed", "there is no HEAD here; use GET"))
@@ -187,22 +185,22 @@ class BatchEndpoint:
 
         return guard
 
-    async def create_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def create_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(
             await self._datasets.create_snapshot(caller_of(request, identity), await request.read())
         )
 
-    async def get_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def get_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
         (digest,) = _path(request, "/-/snapshots/", 1)
         document = await self._datasets.snapshot_document(caller_of(request, identity), digest)
         return self._reply(200, build_snapshot.CONTENT_TYPE, document)
 
-    async def create_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def create_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(
             await self._batches.register_plan(caller_of(request, identity), await request.read())
         )
 
-    async def get_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def get_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         parts = _path(request, "/-/plans/", 1, 2, 3)
         if len(parts) == 1:
             return self.reply_json(
@@ -214,9 +212,7 @@ class BatchEndpoint:
             return self.reply_json(await self._batches.bad_samples(caller_of(request, identity), parts[0]))
         return await self._get_frame(request, identity, parts)
 
-    async def _get_frame(
-        self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
-    ) -> web.StreamResponse:
+    async def _get_frame(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         query = parse_query(request, _QUERY)
         _note_report(request)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
@@ -245,7 +241,7 @@ class BatchEndpoint:
             return await self._batches.get_part(caller, address, _number(query["part"], "part"))
         return await self._batches.get_frame(caller, address, share=query.get("share", ""))
 
-    async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def post_rows(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/plans/", 2)
         if what != "rows":
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
@@ -255,20 +251,20 @@ class BatchEndpoint:
         )
         return await send_frame(request, frame, self._now(), self.location_headers(), self._local_frames)
 
-    async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def gather(self, request: MeshRequest, identity: Identity) -> Reply:
         body = await request.read()
         with _admission(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
             outgoing = await self._gathers.gather(caller_of(request, identity), body)
             return await send_stream(request, outgoing, self._now(), self.location_headers())
 
-    async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def create_view(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(await self._views.create(caller_of(request, identity), await request.read()))
 
-    async def list_views(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def list_views(self, request: MeshRequest, identity: Identity) -> Reply:
         bucket = parse_query(request, ("bucket",)).get("bucket", "")
         return self.reply_json({"views": self._views.list_all(caller_of(request, identity), bucket)})
 
-    async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def get_view(self, request: MeshRequest, identity: Identity) -> Reply:
         name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
         return self.reply_json(self._views.describe(caller_of(request, identity), name))
 
@@ -346,7 +342,7 @@ async def send_frame(
     now: int,
     more: Sequence[Header] = (),
     desk: LocalFrameService | None = None,
-) -> web.StreamResponse:
+) -> Reply:
     """A finished frame, from its memory, or where to fetch it as such; its handle is closed."""
     asked = request.headers.get(HANDS, "")
     handed = desk.offer_frame(frame, asked) if desk is not None and asked else None
@@ -371,10 +367,10 @@ async def send_frame(
 
 async def send_stream(
     request: MeshRequest, outgoing: StreamBody, now: int, more: Sequence[Header] = ()
-) -> web.StreamResponse:
+) -> Reply:
     """Blobs as they are read. What cannot be read any more cuts the connection."""
     headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows)), *more]
-    keep_alive = bool(request.keep_alive)
+    keep_alive = request.keep_alive
     connection = connection_header(request, keep_alive)
     head = head_bytes(200, headers, now, connection=connection)
     try:

@@ -24,12 +24,11 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.api.cluster_admin import ClusterAdmin
     from meshd.server.request import MeshRequest
+    from meshd.server.response import Reply
     from meshd.util.clock import Clock
 
 _NODES = "/-/cluster/nodes/"
@@ -53,18 +52,18 @@ class ClusterEndpoint:
             HttpRoute("POST", _NODES, self._change),
         ]
 
-    async def _map(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def _map(self, request: MeshRequest, identity: Identity) -> Reply:
         document = {"node": self._mesh.node_id, "map": json.loads(self._mesh.current_map().to_json())}
         return await self._respond(request, lambda: _immediate(document))
 
-    async def _status(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def _status(self, request: MeshRequest, identity: Identity) -> Reply:
         return await self._respond(request, lambda: self._status_document(identity))
 
     async def _status_document(self, identity: Identity) -> object:
         check_root(identity)
         return await self._admin.status()
 
-    async def _change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def _change(self, request: MeshRequest, identity: Identity) -> Reply:
         return await self._respond(request, lambda: self._apply_change(request, identity))
 
     async def _apply_change(self, request: MeshRequest, identity: Identity) -> object:
@@ -73,9 +72,7 @@ class ClusterEndpoint:
         node_id = unquote(request.raw_path.partition("?")[0].removeprefix(_NODES))
         return await self._admin.change(node_id, await read_document(request, NodeChange))
 
-    async def _respond(
-        self, request: MeshRequest, work: Callable[[], Awaitable[object]]
-    ) -> web.StreamResponse:
+    async def _respond(self, request: MeshRequest, work: Callable[[], Awaitable[object]]) -> Reply:
         now = self._clock.now_ms() // 1000
         if request.method == "HEAD":
             return admin_error_reply(request, AdminError("MethodNotAllowed", "use GET"), now)

@@ -16,12 +16,11 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.documents.admin import DocumentAdmin, Kind
     from meshd.server.api.batches import BatchEndpoint
     from meshd.server.request import MeshRequest
+    from meshd.server.response import Reply
 
 PREFIX = "/-/kept/"
 _LIMIT = 100
@@ -50,7 +49,7 @@ class DocumentEndpoint:
             HttpRoute("DELETE", PREFIX, guarded(bounded(self.remove))),
         ]
 
-    async def get(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def get(self, request: MeshRequest, identity: Identity) -> Reply:
         """A page of a kind, or one document."""
         kind, digest = _document_path(request)
         caller = caller_of(request, identity)
@@ -65,7 +64,7 @@ class DocumentEndpoint:
             raise BatchError("BadRequest", "after is the hash that `next` of the page before says")
         return self._native.reply_json(await self._documents.list_documents(caller, kind, after, int(limit)))
 
-    async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
         """`?force=1`: also one that was used lately."""
         kind, digest = _document_path(request)
         if not digest:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from meshd.cluster.peer_checks import MAP_VERSION_HEADER
 from meshd.server.http_server import HttpRoute
 from meshd.server.request_trace import flush_request_counters
+from meshd.server.response import Reply
 from meshd.telemetry import metrics
-from meshwire.http_values.dates import format_http
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshd.server.request import MeshRequest
+    from meshd.server.response import Header
     from meshd.util.clock import Clock
-
-_PLAIN = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
 
 
 def health_routes(
@@ -30,18 +28,21 @@ def health_routes(
     """The routes. `trouble` says in words why the node should get no traffic; empty text when it should.
     `map_version` is the one of the cluster map that this process goes by."""
 
-    async def healthy(_: web.BaseRequest) -> web.StreamResponse:
-        told = {MAP_VERSION_HEADER: str(map_version()), "Date": format_http(clock.now_ms() // 1000)}
-        return web.Response(text="healthy\n", headers=_PLAIN | told)
+    def reply(status: int, body: bytes, *more: Header, kind: str = "text/plain; charset=utf-8") -> Reply:
+        headers = [("Content-Type", kind), ("Cache-Control", "no-store"), ("Content-Length", str(len(body)))]
+        return Reply(status, [*headers, *more], body, clock.now_ms() // 1000)
 
-    async def ready(_: web.BaseRequest) -> web.StreamResponse:
+    async def healthy(_: MeshRequest) -> Reply:
+        return reply(200, b"healthy\n", (MAP_VERSION_HEADER, str(map_version())))
+
+    async def ready(_: MeshRequest) -> Reply:
         reason = trouble()
-        return web.Response(text=f"{reason or 'ready'}\n", status=503 if reason else 200, headers=_PLAIN)
+        return reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
 
-    async def scrape(_: web.BaseRequest) -> web.StreamResponse:
+    async def scrape(_: MeshRequest) -> Reply:
         flush_request_counters()
         body = await asyncio.to_thread(metrics.render_metrics)  # reads a file of every process
-        return web.Response(body=body, headers=_PLAIN | {"Content-Type": metrics.CONTENT_TYPE})
+        return reply(200, body, kind=metrics.CONTENT_TYPE)
 
     return [
         HttpRoute("GET", "/-/healthy", healthy, auth=False),

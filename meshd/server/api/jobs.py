@@ -15,12 +15,11 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.jobs.job_service import JobService
     from meshd.server.api.batches import BatchEndpoint
     from meshd.server.request import MeshRequest
+    from meshd.server.response import Reply
 
 _PREFIX = "/-/jobs/"
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -49,17 +48,17 @@ class JobEndpoint:
             HttpRoute("DELETE", _PREFIX, guarded(self.cancel)),
         ]
 
-    async def start(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def start(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json(
             await self._service.start(caller_of(request, identity), await request.read())
         )
 
-    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json({"jobs": self._service.list_all(caller_of(request, identity))})
 
-    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         """`?wait=SECONDS`: when it has ended, or after so long."""
         wait = parse_query(request, ("wait",)).get("wait", "0")
         if _SECONDS.fullmatch(wait) is None:
@@ -67,7 +66,7 @@ class JobEndpoint:
         caller = caller_of(request, identity)
         return self._native.reply_json(await self._service.wait(caller, _job_id(request), float(wait)))
 
-    async def cancel(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def cancel(self, request: MeshRequest, identity: Identity) -> Reply:
         """`?pause=1`: to be started again."""
         pause = parse_query(request, ("pause",)).get("pause", "0")
         if pause not in {"0", "1"}:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.batches.op_trials import OpTrials
     from meshd.batches.user_modules import UserModules
@@ -53,10 +51,10 @@ class OpCatalogEndpoint:
     def __repr__(self) -> str:
         return "<LibraryEndpoint>"
 
-    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         return self._json({"ops": op_docs.list_ops(self._user_ops.definitions())})
 
-    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{OPS_PREFIX}/"))
         try:
             version = self._user_ops.latest_version(name) if is_user_op(name) else ""
@@ -96,7 +94,7 @@ class UserModuleEndpoint:
             HttpRoute("DELETE", f"{MODULES_PREFIX}/", guarded(self.remove)),
         ]
 
-    async def push(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def push(self, request: MeshRequest, identity: Identity) -> Reply:
         """`?name=NAME`, `draft=1`: to be taken by its version alone."""
         query = parse_query(request, ("name", "draft"))
         if query.get("draft", "0") not in ("0", "1"):
@@ -107,11 +105,11 @@ class UserModuleEndpoint:
             await self._user_ops.push(caller, query.get("name", ""), source, draft=draft)
         )
 
-    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json({"modules": self._user_ops.list_all(caller_of(request, identity))})
 
-    async def remove(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
         """`?version=sha256:HEX`: that build alone."""
         version = parse_query(request, ("version",)).get("version", "")
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{MODULES_PREFIX}/"))
@@ -119,7 +117,7 @@ class UserModuleEndpoint:
             await self._user_ops.remove(caller_of(request, identity), name, version)
         )
 
-    async def test(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def test(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json(
             await self._tests.run_trial(caller_of(request, identity), await request.read())

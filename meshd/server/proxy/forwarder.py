@@ -9,7 +9,7 @@ never forwards it again.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.cluster.read_barrier import ReadBarrier
 from meshd.cluster.replication.write_forwarding import reject_if_abandoned
@@ -174,7 +174,7 @@ class Forwarder:
         value = request.headers.get(HOP_HEADER)
         if value is None:
             return None
-        authorization = request.headers.get("Authorization", "")
+        authorization = request.headers.get("authorization", "")
         return self._hops.verify_hop(value, request.method, request.raw_path, authorization)
 
     def hop_of_head(self, head: RequestHead) -> Hop | None:
@@ -364,9 +364,8 @@ class Forwarder:
         Raises PeerUnreachableError while nothing of an answer went out."""
         request, sending = errand.request, errand.sending
         wire = await self._peers.acquire_connection(node)
-        relay = ResponseRelay(request.protocol, wire, sending.connection_header, is_peer_status)
-        protocol = cast("Connection", request.protocol)
-        protocol.on_lost = relay.cancel
+        relay = ResponseRelay(request.connection, wire, sending.connection_header, is_peer_status)
+        request.connection.on_lost = relay.cancel
         try:
             if not errand.name.reading:
                 self._require_caller()
@@ -387,7 +386,7 @@ class Forwarder:
                 metrics.forwarded.labels("broken").inc()
             raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
         finally:
-            protocol.on_lost = None
+            request.connection.on_lost = None
             sending.relay = relay
             errand.trace.sent += relay.sent
             errand.trace.received += sending.received
@@ -449,7 +448,7 @@ class Forwarder:
             aim,
         )
         return self._hops.sign_hop(
-            hop, request.method, request.raw_path, request.headers.get("Authorization", "")
+            hop, request.method, request.raw_path, request.headers.get("authorization", "")
         )
 
 

@@ -179,7 +179,7 @@ class ResponseRelay:
         """Until the client has taken most of what waits for it."""
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
-                await self._protocol._drain_helper()
+                await self._protocol.drain()
         except (ConnectionError, TimeoutError) as error:
             self.fail(error)
         else:
@@ -217,7 +217,7 @@ class ResponseRelay:
                 transport.set_write_buffer_limits(high=0)
                 try:
                     async with asyncio.timeout(_IDLE_SECONDS):
-                        await self._protocol._drain_helper()
+                        await self._protocol.drain()
                 finally:
                     transport.set_write_buffer_limits(high=high, low=low)
         except (OSError, TimeoutError) as error:

@@ -42,7 +42,7 @@ class UpstreamRequest:
         self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: PartialBody | None
     ) -> None:
         self._request, self._begun = request, begun
-        announced = request.body_exists or "Expect" in request.headers
+        announced = request.body_exists or "expect" in request.headers
         self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
         self.streams = False
         """Whether the body goes out as it comes."""
@@ -57,7 +57,7 @@ class UpstreamRequest:
         self.streams = self._begun is not None
         if self.streams or self._body is None or self._request.held_body is not None:
             return
-        if length is None or length > most or (length and "Expect" in self._request.headers):
+        if length is None or length > most or (length and "expect" in self._request.headers):
             self.streams = True
             return
         self._request.held_body = b"".join([data async for data in self._body.iter_raw()])
@@ -110,14 +110,14 @@ class UpstreamRequest:
     def connection_header(self) -> str:
         """What the answer says of the client's connection; asked when its head is here."""
         request = self._request
-        return connection_header(request, bool(request.keep_alive) and not must_close_connection(request))
+        return connection_header(request, request.keep_alive and not must_close_connection(request))
 
     def reply(self) -> StreamedReply:
         """What was sent."""
         relay = self.relay
         assert relay is not None
         assert relay.head is not None
-        keep_alive = bool(self._request.keep_alive) and not relay.closes_connection
+        keep_alive = self._request.keep_alive and not relay.closes_connection
         return StreamedReply(relay.head.status, keep_alive=keep_alive)
 
 
@@ -127,13 +127,13 @@ def upstream_head(request: MeshRequest, hop: str, *, streams: bool = False) -> b
     lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
     lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
     held = None if streams else request.held_body
-    if "Host" not in request.headers:
+    if "host" not in request.headers:
         lines.append(b"host: ")
     if streams:
         lines.append(b"expect: 100-continue")
         if request.content_length is None:
             lines.append(b"transfer-encoding: chunked")
-    elif held is not None and "Content-Length" not in request.headers:
+    elif held is not None and "content-length" not in request.headers:
         lines.append(b"content-length: %d" % len(held))
     lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
     return b"\r\n".join(lines) + b"\r\n\r\n" + (held or b"")

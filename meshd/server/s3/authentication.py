@@ -24,11 +24,10 @@ from meshwire.sigv4.sigv2 import SigV2Claim, read_sigv2_claim, verify_sigv2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.server.connection import Connection
+    from meshd.server.request import MeshRequest
     from meshd.server.request_trace import RequestTrace
     from meshd.util.clock import Clock
     from meshwire.sigv4 import Verified
@@ -83,17 +82,12 @@ PATH_STYLE = VirtualHosts()
 ANONYMOUS = VerifiedSigner(ANONYMOUS_IDENTITY, None, None)
 
 
-def request_head(request: web.BaseRequest, max_bytes: int, hosts: VirtualHosts = PATH_STYLE) -> RequestHead:
+def request_head(request: MeshRequest, max_bytes: int, hosts: VirtualHosts = PATH_STYLE) -> RequestHead:
     """The head as `meshwire` reads it. Raises S3Error RequestHeaderSectionTooLarge above `max_bytes`."""
     raw_path, _, raw_query = _origin_form(request.raw_path).partition("?")
-    headers: dict[str, str] = {}
-    size = len(raw_path) + len(raw_query)
-    for name, value in request.headers.items():
-        lower = name.lower()
-        size += len(lower) + len(value)
-        headers[lower] = f"{headers[lower]},{value}" if lower in headers else value
-    if size > max_bytes:
+    if request.head_size + len(raw_path) + len(raw_query) > max_bytes:
         raise S3Error("RequestHeaderSectionTooLarge")
+    headers = request.headers
     bucket = hosts.bucket_of(headers.get("host", ""))
     return RequestHead(request.method, raw_path, raw_query, headers, bucket)
 
@@ -107,7 +101,7 @@ def _origin_form(target: str) -> str:
 
 
 def request_context(
-    request: web.BaseRequest | Connection | Hop, head: RequestHead, signer: VerifiedSigner
+    request: MeshRequest | Connection | Hop, head: RequestHead, signer: VerifiedSigner
 ) -> RequestContext:
     """What policies may ask about the connection (that of the client, where another node was asked: a hop)
     and the headers."""
@@ -130,7 +124,7 @@ def _hoisted(head: RequestHead) -> Mapping[str, str]:
     return with_presigned_headers(head.headers, query, read_auth_mechanism(head.headers, query))
 
 
-def _tls_version(request: web.BaseRequest | Connection | Hop) -> str:
+def _tls_version(request: MeshRequest | Connection | Hop) -> str:
     """As conditions compare it: `1.3`."""
     if isinstance(request, Hop):
         return request.tls

@@ -51,8 +51,6 @@ from meshwire.s3.responses import object_response_headers, render, render_error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from aiohttp import web
-
     from meshd.auth.authorizer import Identity, RequestContext
     from meshd.core.object_io import LookupResult
     from meshd.server.http_server import ServerServices
@@ -94,7 +92,7 @@ class S3Endpoint:
         self._execute = OperationDispatcher(deps, authenticator)
         self._hosts = VirtualHosts(deps.http.domains)
 
-    async def handle(self, request: MeshRequest) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest) -> Reply:
         """One request, one answer."""
         trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote)
         try:
@@ -430,7 +428,7 @@ class S3Endpoint:
         trace.sent += found.length
         return StreamedReply(status, keep_alive=keep_alive)
 
-    def _refuse(self, request: web.BaseRequest, trace: RequestTrace, error: S3Error) -> Reply:
+    def _refuse(self, request: MeshRequest, trace: RequestTrace, error: S3Error) -> Reply:
         trace.code = error.code
         resource = request.raw_path.partition("?")[0]
         rendered = render_error(error, trace.request_id, resource, head=request.method == "HEAD")

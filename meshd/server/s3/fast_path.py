@@ -68,10 +68,6 @@ _HEADERS = (
     "x-amz-user-agent",
 )
 _KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title())}
-_FOLDED = re.compile(rb"\r\n[ \t]")
-_FRAMING = re.compile(
-    rb"\r\n(content-length|transfer-encoding|upgrade|connection)[ \t]*:[ \t]*([^\r\n]*)", re.I
-)
 
 
 class FastPath:
@@ -217,44 +213,3 @@ def parse_simple_head(data: bytes) -> RequestHead | None:
     if "host" not in headers or headers.get("connection", "keep-alive").lower() != "keep-alive":
         return None
     return RequestHead(asked[1], asked[2], "", headers)
-
-
-class RequestBoundary:
-    """Knows whether the parser behind it stands between two requests, from the bytes that it was fed.
-
-    Invariant: never says so wrongly; what it cannot follow it calls unknown for good.
-    """
-
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = 0  # bytes of the present request that are still to come; -1: unknown
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether the next byte begins a request."""
-        return self._left == 0
-
-    def feed(self, data: bytes) -> None:
-        """Take note of what the parser is given."""
-        if self._left > 0:
-            self._left = max(self._left - len(data), -1)
-        elif self._left == 0:
-            self._left = self._begin(data)
-
-    @staticmethod
-    def _begin(data: bytes) -> int:
-        end = data.find(_END) + 4
-        if end < 4 or data.count(b"\n", 0, end) != data.count(b"\r\n", 0, end):
-            return -1  # a head in pieces, or lines that end in a way a parser may take or not
-        if _FOLDED.search(data, 0, end):
-            return -1
-        length = 0
-        for name, value in _FRAMING.findall(data, 0, end):
-            lower = name.lower()
-            if lower == b"connection" and b"upgrade" not in value.lower():
-                continue
-            if lower != b"content-length" or length or not value.strip().isdigit():
-                return -1
-            length = int(value)
-        return max(end + length - len(data), -1)
