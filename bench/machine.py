@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CORES = 2
 PACKAGES = (
     "shardmesh",
-    "aiohttp",
+    "httptools",
     "uvloop",
     "lmdb",
     "numpy",

@@ -422,7 +422,8 @@ class Connection(asyncio.Protocol):
             return
         last = (self._closing or self._half_closed) and not self._queue and not self._unparsed
         if not keep or last:
-            self.force_close()
+            self._ended = True  # one turn later: what has arrived is read first, for unread input resets it
+            self._loop.call_soon(self.force_close)
             return
         self._keep_alive()
         if self._queue:

@@ -141,7 +141,8 @@ class RequestParser:
         return b""
 
     def _partial_head(self, data: bytes, start: int) -> int:
-        """Where the next piece of a head ends whose end is not in sight. llhttp keeps a field of any length."""
+        """Where the next piece ends of a head whose end is not in sight. Raises MalformedRequestError for a
+        line that is too long: llhttp keeps a field of any length."""
         end = min(start + _HEAD_SLICE, len(data))
         line = data.rfind(b"\n", start, end)
         self._line = self._line + end - start if line < 0 else end - line - 1

@@ -24,6 +24,7 @@ import meshsdk, meshsdk.ops, meshsdk.cli
 """
 _EXTRAS = (
     "aiohttp",
+    "httptools",
     "uvloop",
     "lmdb",
     "msgspec",
