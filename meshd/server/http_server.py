@@ -26,10 +26,10 @@ from meshd.server.connection_limits import ConnectionLimiter
 from meshd.server.request import RequestBody
 from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
 from meshd.server.response import Reply
-from meshd.server.s3.authentication import Authenticator, VirtualHosts, request_context, request_head
+from meshd.server.s3.admission import RequestAdmission
+from meshd.server.s3.authentication import Authenticator, VirtualHosts, request_head
 from meshd.server.s3.endpoint import S3Endpoint
 from meshd.server.s3.fast_path import FastPath
-from meshd.util.admission import set_tenant
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.http_values import mesh_headers
@@ -141,10 +141,9 @@ def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot:
     closed. Without `hot` every request takes the ordinary way.
     """
     authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
-    dispatcher = RequestDispatcher(deps, authenticator, native)
-    return make_server(
-        dispatcher.handle, deps.clock, deps.http, FastPath(deps, authenticator) if hot else None
-    )
+    admission = RequestAdmission(authenticator, deps.access)
+    dispatcher = RequestDispatcher(deps, admission, S3Endpoint(deps, admission, authenticator), native)
+    return make_server(dispatcher.handle, deps.clock, deps.http, FastPath(deps, admission) if hot else None)
 
 
 def make_server(
@@ -174,10 +173,13 @@ class RequestDispatcher:
     """Native routes first, S3 for everything else."""
 
     def __init__(
-        self, deps: ServerServices, authenticator: Authenticator, native: Sequence[HttpRoute]
+        self,
+        deps: ServerServices,
+        admission: RequestAdmission,
+        s3: S3Endpoint,
+        native: Sequence[HttpRoute],
     ) -> None:
-        self._deps, self._authenticator, self._native = deps, authenticator, tuple(native)
-        self._s3 = S3Endpoint(deps, authenticator)
+        self._deps, self._admission, self._s3, self._native = deps, admission, s3, tuple(native)
         self._hosts = VirtualHosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> Reply:
@@ -238,19 +240,18 @@ class RequestDispatcher:
         """Who signed; the body is read and compared with its signed digest."""
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
-        request.signer = signer = self._authenticator.authenticate(head, request.trace)
-        set_tenant(signer.identity.account)
+        request.signer, request.context = self._admission.identify(head, request, request.trace)
+        signer = request.signer
         # Version 2 signs neither the query, which says which rows are meant, nor the body.
         if not isinstance(signer.claim, Claim):
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
-        request.context = request_context(request, head, signer)
         if request.body_exists:
             body = RequestBody(request, head, signer, http.body_timeout)
             try:
                 request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
             finally:
                 request.trace.received += body.received
-            request.signer = signer = self._authenticator.reauthenticate(head, signer)
+            request.signer = signer = self._admission.readmit(head, None, signer, request.context)
         return signer.identity
 
     def _refuse(self, error: S3Error, trace: RequestTrace) -> Reply:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshd.server.http_server import ServerServices
     from meshd.server.request import MeshRequest, RequestBody
     from meshd.server.request_trace import RequestTrace
+    from meshd.server.s3.admission import RequestAdmission
     from meshd.server.s3.authentication import Authenticator, VerifiedSigner
     from meshd.store.records import Record
     from meshwire.s3.parse_request import RequestHead
@@ -93,8 +94,10 @@ class S3Call:
 class OperationDispatcher:
     """Carries out operations. One per process; holds no state of its own."""
 
-    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
-        self._deps, self._authenticator = deps, authenticator
+    def __init__(
+        self, deps: ServerServices, admission: RequestAdmission, authenticator: Authenticator
+    ) -> None:
+        self._deps, self._admission = deps, admission
         self._forms = PostObjectHandler(deps, authenticator)
         self._table: Mapping[type, Callable[[S3Call], Awaitable[Result]]] = {
             ops.ListBuckets: self._list_buckets,
@@ -154,8 +157,7 @@ class OperationDispatcher:
     async def _document(self, call: S3Call, digests: BodyDigests) -> bytes:
         """The whole body. Who sends it is admitted once more when it is here: it may come over hours."""
         document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
-        call.signer = self._authenticator.reauthenticate(call.head, call.signer)
-        self._deps.access.authorize(call.identity, call.admitted, call.context)
+        call.signer = self._admission.readmit(call.head, call.admitted, call.signer, call.context)
         return document
 
     # --- buckets ------------------------------------------------------------------------------------

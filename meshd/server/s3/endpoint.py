@@ -33,14 +33,13 @@ from meshd.server.request import RequestBody, reserve_body_memory
 from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
 from meshd.server.response import Reply, StreamedReply
 from meshd.server.response_body import PartialReadError
-from meshd.server.s3.authentication import ANONYMOUS, VirtualHosts, request_context, request_head
+from meshd.server.s3.authentication import ANONYMOUS, VirtualHosts, request_head
 from meshd.server.s3.cors import cors_headers
 from meshd.server.s3.dispatch import OperationDispatcher, S3Call
 from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
 from meshd.telemetry import metrics
-from meshd.util.admission import set_tenant
 from meshd.views.dispatch import AssembledRead
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from meshd.server.request import MeshRequest
     from meshd.server.response import Header
     from meshd.server.response_body import BodyResumer
+    from meshd.server.s3.admission import RequestAdmission
     from meshd.server.s3.authentication import Authenticator
     from meshd.store.records import Record, Span
     from meshwire.s3.parse_request import RequestHead
@@ -87,9 +87,11 @@ class PreparedRequest(NamedTuple):
 class S3Endpoint:
     """Answers every request that is not for a native route. One per process."""
 
-    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
-        self._deps, self._authenticator = deps, authenticator
-        self._execute = OperationDispatcher(deps, authenticator)
+    def __init__(
+        self, deps: ServerServices, admission: RequestAdmission, authenticator: Authenticator
+    ) -> None:
+        self._deps, self._admission = deps, admission
+        self._execute = OperationDispatcher(deps, admission, authenticator)
         self._hosts = VirtualHosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> Reply:
@@ -143,15 +145,9 @@ class S3Endpoint:
             trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
             operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
-            if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
-                signer, context = ANONYMOUS, request_context(request.hop or request, head, ANONYMOUS)
-            else:
-                signer = self._authenticator.authenticate(head, trace)
-                set_tenant(signer.identity.account)
-                context = request_context(request.hop or request, head, signer)
-                if elsewhere is None:
-                    operation = trace.target = deps.members.resolve_member_key(operation)
-                deps.access.authorize(signer.identity, operation, context)
+            resolve = deps.members.resolve_member_key if elsewhere is None else None
+            admitted = self._admission.admit(head, operation, request.hop or request, trace, resolve)
+            operation, signer, context = admitted.operation, admitted.signer, admitted.context
         try:
             if elsewhere is not None and elsewhere.error is not None:
                 raise elsewhere.error
@@ -218,7 +214,8 @@ class S3Endpoint:
         if isinstance(operation, ops.ListObjects) and MEMBER_SEPARATOR in operation.prefix:
             name, aim = await self._archive_of(operation), AIM_MEMBERS
         if isinstance(operation, ops.DeleteObjects):
-            self._admit(request, head, operation, trace)
+            with deps.control_snapshot():  # a body of those who have no right to it is not kept
+                self._admission.admit(head, operation, request, trace)
             await self._hold(request, head)
         if name is not None and not deps.mesh.lease_valid and forwarder.is_local(name):
             await forwarder.wait_until_current(name)
@@ -283,15 +280,6 @@ class S3Endpoint:
             return PreparedRequest(operation, None, error)
         REMOTE_RECORD.set(((source.bucket, source.key, source.version), record))
         return PreparedRequest(operation, record)
-
-    def _admit(
-        self, request: MeshRequest, head: RequestHead, operation: ops.Operation, trace: RequestTrace
-    ) -> None:
-        """Raises S3Error for whoever has no right to it: a body of theirs is not kept."""
-        with self._deps.control_snapshot():
-            signer = self._authenticator.authenticate(head, trace)
-            set_tenant(signer.identity.account)
-            self._deps.access.authorize(signer.identity, operation, request_context(request, head, signer))
 
     async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
         """Read a small body as it comes: it goes to several nodes."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from meshd.server.proxy.hop_headers import map_headers
 from meshd.server.request_trace import RequestTrace
 from meshd.server.response import head_bytes
-from meshd.server.s3.authentication import VirtualHosts, request_context
+from meshd.server.s3.authentication import VirtualHosts
 from meshd.server.s3.cors import cors_headers
 from meshd.server.s3.endpoint import SMALL_BYTES, body_resumer, object_response_head
 from meshd.store.errors import StoreError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.server.connection import Connection
     from meshd.server.http_server import ServerServices
     from meshd.server.proxy.hop_headers import Hop
-    from meshd.server.s3.authentication import Authenticator
+    from meshd.server.s3.admission import RequestAdmission
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ _KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title(
 class FastPath:
     """Answers what it can. One per process; `answered` and `passed_on` count."""
 
-    def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
-        self._deps, self._authenticator = deps, authenticator
+    def __init__(self, deps: ServerServices, admission: RequestAdmission) -> None:
+        self._deps, self._admission = deps, admission
         self._hosts = VirtualHosts(deps.http.domains)
         self._longest = min(_MAX_HEAD, deps.http.max_header_bytes)
         self.answered = self.passed_on = 0
@@ -151,8 +151,7 @@ class FastPath:
         trace.operation, trace.target = operation_name(operation), operation
         asking = connection if hop is None else hop
         trace.remote = asking.remote
-        signer = self._authenticator.authenticate(head, trace)
-        deps.access.authorize(signer.identity, operation, request_context(asking, head, signer))
+        self._admission.admit(head, operation, asking, trace)
         if counted is not None:
             counted()
         found = deps.objects.find_object(operation)

@@ -1,0 +1,92 @@
+"""Admission of a request: one sequence for every way in, from the signature to the permission.
+
+Law: a request is authenticated, then accounted to its tenant, then authorized, in this order; nothing of its
+body is read before. A request whose body took its time is admitted once more, by what holds then. The limits
+on connections come first (`connection_limits`), and a forwarded request's origin is its client's connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshd.server.s3.authentication import ANONYMOUS, request_context
+from meshd.util.admission import set_tenant
+from meshwire.s3.operations import Preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.auth.authorizer import Authorizer, RequestContext
+    from meshd.server.connection import Connection
+    from meshd.server.proxy.hop_headers import Hop
+    from meshd.server.request import MeshRequest
+    from meshd.server.request_trace import RequestTrace
+    from meshd.server.s3.authentication import Authenticator, VerifiedSigner
+    from meshwire.s3.operations import Operation
+    from meshwire.s3.parse_request import RequestHead
+
+
+class Identified(NamedTuple):
+    """Who asks, and what policies may know of the request."""
+
+    signer: VerifiedSigner
+    context: RequestContext
+
+
+class Admitted(NamedTuple):
+    """Who may do what, and what policies know of the request."""
+
+    operation: Operation
+    signer: VerifiedSigner
+    context: RequestContext
+
+
+class RequestAdmission:
+    """Admits requests, or raises S3Error. One a process."""
+
+    def __init__(self, authenticator: Authenticator, access: Authorizer) -> None:
+        self._authenticator, self._access = authenticator, access
+
+    def __repr__(self) -> str:
+        return "<RequestAdmission>"
+
+    def identify(
+        self, head: RequestHead, origin: MeshRequest | Connection | Hop, trace: RequestTrace
+    ) -> Identified:
+        """Authenticate the request that came from `origin`, and account it to its tenant. Nothing is
+        authorized yet."""
+        signer = self._authenticator.authenticate(head, trace)
+        set_tenant(signer.identity.account)
+        return Identified(signer, request_context(origin, head, signer))
+
+    def admit(
+        self,
+        head: RequestHead,
+        operation: Operation,
+        origin: MeshRequest | Connection | Hop,
+        trace: RequestTrace,
+        resolve: Callable[[Operation], Operation] | None = None,
+    ) -> Admitted:
+        """Identify, then authorize. `resolve` says what the operation means, which only an authenticated
+        client may learn."""
+        if isinstance(operation, Preflight):  # browsers do not sign it: the bucket's CORS rules decide
+            return Admitted(operation, ANONYMOUS, request_context(origin, head, ANONYMOUS))
+        signer, context = self.identify(head, origin, trace)
+        if resolve is not None:
+            operation = trace.target = resolve(operation)
+        self._access.authorize(signer.identity, operation, context)
+        return Admitted(operation, signer, context)
+
+    def readmit(
+        self,
+        head: RequestHead,
+        operation: Operation | None,
+        signer: VerifiedSigner,
+        context: RequestContext,
+    ) -> VerifiedSigner:
+        """Admit a request once more whose body has arrived, perhaps over hours: keys and policies may have
+        changed. Without an `operation` it is only authenticated."""
+        signer = self._authenticator.reauthenticate(head, signer)
+        if operation is not None:
+            self._access.authorize(signer.identity, operation, context)
+        return signer
