@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-
     from meshd.rpc.peer_rpc import (
         CallContext,
     )

@@ -27,7 +27,6 @@ from meshd.store.errors import StoreError
 from meshwire.errors import CODES, S3Error
 
 if TYPE_CHECKING:
-
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_rpc import RegisteredHandler
     from meshd.server.http_server import HttpRoute
