@@ -95,7 +95,7 @@ def measure(album: Album, scale: Scale, say: Callable[[str], None]) -> Iterator[
     """Epochs of both kinds, each both ways, in turn."""
     say(f"{NAME}: starting a mesh")
     with (
-        DaemonCluster.start(3, args=("--copies", "2", "--transforms", "1")) as nodes,
+        DaemonCluster.start(3, args=("--copies", "2", "--transform-workers", "1")) as nodes,
         _over_tcp(),
         mesh.connect(
             ",".join(nodes.endpoints.values()), access_key=nodes.access_key, secret_key=nodes.secret_key

@@ -44,7 +44,7 @@ P99: Final = 2.0
 _LARGE, _SMALL, _READ = 64 * MIB, 100 * KIB, 10 * KIB
 _BUCKET: Final = "restored"
 _LEFT: Final = ("n1", "n2")
-_DROPPED: Final = "meshd_moves_dropped_total"
+_DROPPED: Final = "meshd_rebalance_dropped_total"
 _PACE: Final = 0.005
 _ROUND: Final = 3.0  # seconds of reading before a node is lost
 _COPYING: Final = """
@@ -170,7 +170,7 @@ def _whole(cluster: ClusterMap) -> bool:
 
 def _carried(mesh: DaemonCluster) -> float:
     """Bytes that the nodes that are left have fetched from each other."""
-    return sum(mesh.metric(name, "meshd_moves_bytes_total") for name in _LEFT)
+    return sum(mesh.metric(name, "meshd_rebalance_bytes_total") for name in _LEFT)
 
 
 def _p99(taken: list[float]) -> float:

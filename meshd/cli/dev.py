@@ -111,7 +111,7 @@ class _Nodes:
         command += ["--listen", listen, "--control", f"etcd://{members}", "--weight", "1"]
         command += ["--zone", f"z{number % self._zones + 1}"] if self._zones else []
         share = max(1, len(os.sched_getaffinity(0)) // len(self._ids))
-        return [*command, "--workers", str(min(share, 4)), "--transforms", str(share), *self._flags]
+        return [*command, "--workers", str(min(share, 4)), "--transform-workers", str(share), *self._flags]
 
     def _start(self, node_id: str, number: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._place / f"{node_id}.log").open("ab") as log:

@@ -49,7 +49,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--tls-cert", metavar="FILE", help="PEM certificate (and its chain): serve https.")
 @click.option("--tls-key", metavar="FILE", help="Its private key. Both are read again when they change.")
 @click.option("--workers", metavar="N", help="HTTP processes.  [cores, at most 4]")
-@click.option("--transforms", metavar="N", help="Processes that decode and augment.  [cores]")
+@click.option("--transform-workers", metavar="N", help="Processes that decode and augment.  [cores]")
 @click.option("--transform-memory", metavar="SIZE", help="Most that one of them takes for samples.  [2GiB]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
 @click.option("--local-frames", metavar="on|off|DIR", help="Shared memory for jobs on this host.  [on]")
@@ -67,7 +67,9 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--scrub-interval", metavar="SECONDS", help="Between looks at all bytes.  [1209600: 14 days]")
 @click.option("--scrub-rate", metavar="SIZE", help="Most bytes a second that it reads then.  [64MiB]")
 @click.option("--repair-interval", metavar="SECONDS", help="Between looks at the other copies.  [21600: 6 h]")
-@click.option("--remember-removals", metavar="SECONDS", help="For nodes that are away.  [864000: 10 days]")
+@click.option(
+    "--tombstone-ttl", metavar="SECONDS", help="How long deletions are remembered.  [864000: 10 days]"
+)
 @click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
 @click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
 @click.option("--keep-documents", metavar="DAYS", help="Plans and snapshots nobody uses; 0 for ever.  [90]")
@@ -97,8 +99,11 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--head-timeout", metavar="SECONDS", help="For a request's line and headers to come.  [20]")
 @click.option("--max-connections", metavar="N", help="Open client connections of the node.  [16384]")
 @click.option("--drain-timeout", metavar="SECONDS", help="For running requests after SIGTERM.  [30]")
+@click.option("--legacy-metric-names", metavar="on|off", help="Export renamed metrics twice.  [on]")
 @click.option("--log-format", metavar="FORMAT", help="text or json.  [text]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [info]")
+@click.option("--transforms", hidden=True)  # earlier names, see meshd.config.options.RENAMED
+@click.option("--remember-removals", hidden=True)
 def serve(config: str | None, **flags: Any) -> None:
     """Run a storage node until SIGTERM. Prints `meshd ready endpoint=…` when it serves."""
     file = config or os.environ.get("MESHD_CONFIG")

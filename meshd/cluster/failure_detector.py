@@ -187,7 +187,7 @@ class FailureDetector:
 def record_map_metrics(cluster: ClusterMap) -> None:
     """Updates the metrics of the map."""
     metrics.cluster_map_version.set(cluster.version)
-    metrics.cluster_moving.set(cluster.is_rebalancing)
+    metrics.cluster_rebalancing.set(cluster.is_rebalancing)
     if cluster.version:
         short, lost = replica_shortfall(cluster, cluster.copies)
         metrics.cluster_slots_short.set(short)

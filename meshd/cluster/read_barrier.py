@@ -60,7 +60,7 @@ class ReadBarrier:
             silent = [node_id for node_id, theirs in zip(others, found, strict=True) if theirs is None]
             newest = max((theirs for theirs in found if theirs is not None), default=0)
             newest = max(newest, self._mesh.newest_version)
-            metrics.cluster_doubts.labels(
+            metrics.cluster_read_barrier_checks.labels(
                 "silent" if silent else "newer" if newest > version else "none"
             ).inc()
             if not silent and newest <= version:

@@ -11,7 +11,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from meshd.config.options import OPTIONS
+from meshd.config.options import OPTIONS, RENAMED, env_name
 from meshd.config.settings import (
     ClusterSettings,
     ConfigError,
@@ -44,15 +44,37 @@ def load_settings(
     given: dict[str, object] = {}
     if config_file is not None:
         given.update(_read_file(config_file))
-    sources = dict.fromkeys(given, str(config_file))
-    for option in OPTIONS.values():
-        if environment.get(option.env):
-            given[option.name], sources[option.name] = environment[option.env], option.env
+    sources = {name: f"{name} in {config_file}" if name in RENAMED else str(config_file) for name in given}
+    for name in (*OPTIONS, *RENAMED):
+        if environment.get(env_name(name)):
+            given[name], sources[name] = environment[env_name(name)], env_name(name)
     for name, value in flags.items():
         key = _require_known(name, "the command line")
         if value is not None and value != ():
             given[key], sources[key] = value, f"--{key}"
-    return _assemble({name: _value(option, given, sources) for name, option in OPTIONS.items()})
+    warnings = _rename_settings(given, sources)
+    values = {name: _value(option, given, sources) for name, option in OPTIONS.items()}
+    return _assemble(values, warnings)
+
+
+def _rename_settings(given: dict[str, object], sources: dict[str, str]) -> tuple[str, ...]:
+    """Moves settings given under an earlier name to the new one; returns a warning for each.
+
+    Raises ConfigError when a setting is given under both names."""
+    warnings = []
+    for old, new in RENAMED.items():
+        if old in given:
+            if new in given:
+                raise ConfigError(
+                    f"{new} is given twice, as {new} (from {sources[new]}) and under its earlier name {old} "
+                    f"(from {sources[old]}); remove {old}"
+                )
+            given[new], sources[new] = given.pop(old), sources.pop(old)
+            warnings.append(
+                f"the setting {old} is deprecated (from {sources[new]}): use {new}; the next release refuses "
+                f"{old}"
+            )
+    return tuple(warnings)
 
 
 def _value(option: Option, given: Mapping[str, object], sources: Mapping[str, str]) -> object:
@@ -67,7 +89,7 @@ def _value(option: Option, given: Mapping[str, object], sources: Mapping[str, st
 
 def _require_known(name: str, source: str) -> str:
     key = str(name).replace("_", "-")
-    if key in OPTIONS:
+    if key in OPTIONS or key in RENAMED:
         return key
     close = difflib.get_close_matches(key, OPTIONS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known settings: {', '.join(OPTIONS)}"
@@ -99,7 +121,7 @@ def _one_line(error: yaml.YAMLError) -> str:
     return f"{getattr(error, 'problem', None) or 'unreadable characters'}{place}"
 
 
-def _assemble(values: Mapping[str, object]) -> NodeSettings:
+def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> NodeSettings:
     value = cast("Mapping[str, Any]", values)
     if value["data-dir"] is None:
         raise ConfigError("data-dir is required: say where the node keeps its data, as in --data-dir ./data")
@@ -136,7 +158,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         store=store,
         http=http,
         transform=TransformSettings(
-            value["transforms"],
+            value["transform-workers"],
             value["frame-cache"],
             process_bytes=value["transform-memory"],
             local_frames=value["local-frames"],
@@ -156,12 +178,14 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
         keep_documents_days=value["keep-documents"],
-        remember_removals=value["remember-removals"],
+        tombstone_ttl=value["tombstone-ttl"],
         scrub_interval=value["scrub-interval"],
         scrub_rate=value["scrub-rate"],
         audit_log=value["audit-log"],
         audit_bytes=value["audit-size"],
         audit_files=value["audit-files"],
+        legacy_metric_names=value["legacy-metric-names"],
+        deprecations=deprecations,
         region=value["region"],
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],
@@ -182,13 +206,13 @@ def _connections(value: Mapping[str, Any]) -> int:
 
 
 def _tombstone_ttl(value: Mapping[str, Any]) -> float:
-    """How long removals are remembered: longer than a node may be away without being given up."""
-    seconds: float = value["remember-removals"]
+    """Returns how long deletions are remembered: longer than a node may be away before it is given up."""
+    seconds: float = value["tombstone-ttl"]
     least = max(_MIN_TOMBSTONE_TTL, 2 * value["down-after"])
     if seconds < least:
         raise ConfigError(
-            f"remember-removals: {seconds:g} seconds are too few: a node that is away for longer begins "
-            f"anew. Say at least {least:g} (twice down-after, and an hour)"
+            f"tombstone-ttl: {seconds:g} seconds are too few, because a node that is away for longer "
+            f"discards its data and starts empty; set at least {least:g} (twice down-after, and an hour)"
         )
     return seconds
 

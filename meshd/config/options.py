@@ -234,7 +234,16 @@ class Option:
 
     @property
     def env(self) -> str:
-        return "MESHD_" + self.name.replace("-", "_").upper()
+        return env_name(self.name)
+
+
+def env_name(name: str) -> str:
+    """The environment variable of a setting."""
+    return "MESHD_" + name.replace("-", "_").upper()
+
+
+RENAMED: Final[Mapping[str, str]] = {"transforms": "transform-workers", "remember-removals": "tombstone-ttl"}
+"""Settings by the name that they had before; accepted for one release, with a warning."""
 
 
 OPTIONS: Mapping[str, Option] = {
@@ -260,7 +269,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("sigv2", parse_sigv2, lambda: "presigned"),
         Option("hang-timeout", parse_seconds, lambda: 60.0),
         Option("workers", parse_positive, lambda: min(4, cores())),
-        Option("transforms", parse_positive, cores),
+        Option("transform-workers", parse_positive, cores),
         Option("transform-memory", at_least(64 << 20), lambda: 2 << 30),
         Option("frame-cache", at_least(1 << 20), lambda: 1 << 30),
         Option("local-frames", parse_local, lambda: True),
@@ -278,7 +287,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("scrub-interval", parse_seconds, lambda: 14 * 86400.0),
         Option("scrub-rate", at_least(1 << 20), lambda: 64 << 20),
         Option("repair-interval", parse_seconds, lambda: 6 * 3600.0),
-        Option("remember-removals", parse_seconds, lambda: 10 * 86400.0),
+        Option("tombstone-ttl", parse_seconds, lambda: 10 * 86400.0),
         Option("users", parse_path, lambda: None),
         Option("audit-log", parse_audit, lambda: None),
         Option("audit-size", parse_size, lambda: 0),
@@ -296,6 +305,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("down-after", parse_seconds, lambda: 900.0),
         Option("node-id", parse_name, lambda: parse_name(socket.gethostname())),
         Option("region", parse_name, lambda: "us-east-1"),
+        Option("legacy-metric-names", parse_switch, lambda: True),
         Option("log-format", choice("text", "json"), lambda: "text"),
         Option("log-level", choice(*LOG_LEVELS), lambda: "info"),
     )

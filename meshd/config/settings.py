@@ -189,7 +189,7 @@ class NodeSettings:
     transform: TransformSettings = field(default_factory=TransformSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     workers: int = 1
-    """HTTP processes on the one port. Default: min(4, cores). With 1, the steward lives in the worker."""
+    """HTTP processes on the one port. Default: min(4, cores). With 1, the coordinator lives in the worker."""
     lost_disks: tuple[Path, ...] = ()
     """Disks that are gone for good: the node starts without what was on them, whoever else has it."""
     users_file: Path | None = None
@@ -216,8 +216,8 @@ class NodeSettings:
     """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
     keep_documents_days: int = 90
     """Days without use after which a plan, snapshot or asset goes that nothing names; 0: never."""
-    remember_removals: float = 10 * 86400.0
-    """Seconds for which it is remembered that one went: longer than a node may be away."""
+    tombstone_ttl: float = 10 * 86400.0
+    """Seconds for which the deletion of one is remembered: longer than a node may be away."""
     audit_log: Path | None = None
     """JSON lines, one a request; `-` is the standard output. Opened anew on SIGHUP."""
     audit_bytes: int = 0
@@ -228,6 +228,10 @@ class NodeSettings:
     """What GetBucketLocation answers, and the region new buckets get."""
     log_format: LogFormat = "text"
     log_level: str = "info"
+    legacy_metric_names: bool = True
+    """Whether `/metrics` repeats renamed metrics under their earlier names."""
+    deprecations: tuple[str, ...] = ()
+    """Warnings about settings given under an earlier name, to be logged once at start."""
 
     @property
     def endpoint(self) -> str:
@@ -299,13 +303,13 @@ class NodeSettings:
 
     @property
     def coordinator_socket(self) -> Path:
-        """Unix socket on which the steward serves the workers."""
-        return self.run_dir / "steward.sock"
+        """Unix socket on which the coordinator serves the workers."""
+        return self.run_dir / "coordinator.sock"
 
     @property
     def rebalancer_socket(self) -> Path:
-        """Unix socket on which the mover is told what to fetch, and whom to serve."""
-        return self.run_dir / "mover.sock"
+        """Unix socket on which the rebalancer is told what to fetch, and whom to serve."""
+        return self.run_dir / "rebalancer.sock"
 
     def transform_socket(self, index: int) -> Path:
         """Unix socket of transform process `index`."""

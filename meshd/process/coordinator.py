@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node import NodeContext
 
-_log = logging.getLogger("meshd.steward")
+_log = logging.getLogger("meshd.coordinator")
 
 
 def run_coordinator(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
-    """The steward as a process of its own, from start to end."""
-    logs.configure(settings.log_format, settings.log_level, "steward")
+    """The coordinator as a process of its own, from start to end."""
+    logs.configure(settings.log_format, settings.log_level, "coordinator")
     logs.follow_runtime_level(settings.log_level)
     with (
         open_node(settings, "s", rebalance_socket(settings)) as node,
@@ -64,8 +64,8 @@ async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporte
 
 @asynccontextmanager
 async def start_coordinator(node: NodeContext, listener: socket.socket) -> AsyncIterator[Assembler]:
-    """The steward's work, running in this process for the length of the block; gives its assembler."""
-    tasks, settings = BackgroundTasks("steward"), node.settings
+    """The coordinator's work, running in this process for the length of the block; gives its assembler."""
+    tasks, settings = BackgroundTasks("coordinator"), node.settings
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
     assembler = Assembler(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 _log = logging.getLogger("meshd.chores")
-_ROLES = ("supervisor", "worker", "steward", "transform", "mover")
+_ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
 _COMPACTION_SHARE = 0.5  # below this, rewriting a segment costs more than the room it wins
 
 
@@ -77,7 +77,7 @@ def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTa
 
 
 def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
-    """What is done once a node: the steward's."""
+    """What is done once a node: the coordinator's."""
     settings = node.settings
     lifecycle = LifecycleRunner(
         node.replicated_store, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshd.rpc.process_server import ServerCall
     from meshd.server.peer.handoff import HandedConnection
 
-REBALANCE_PROCESS: Final = "mover-0"
+REBALANCE_PROCESS: Final = "rebalancer-0"
 _IDLE_TIMEOUT: Final = 5.0  # seconds without work after which it ends
 _POLL_INTERVAL: Final = 0.5
 
@@ -54,7 +54,7 @@ def rebalance_socket(settings: NodeSettings) -> WorkerSocket | None:
 
 def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
     """From start to end."""
-    logs.configure(settings.log_format, settings.log_level, "mover")
+    logs.configure(settings.log_format, settings.log_level, "rebalancer")
     logs.follow_runtime_level(settings.log_level)
     keep_freed_pages()
     with (
@@ -66,7 +66,7 @@ def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter
 
 
 async def _until_idle(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
-    stop, tasks = asyncio.Event(), BackgroundTasks("mover")
+    stop, tasks = asyncio.Event(), BackgroundTasks("rebalancer")
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     work = _Connections(node)
     start_periodic_tasks(process_tasks(node, reporter), tasks)
@@ -90,7 +90,7 @@ class _Connections:
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
-        rest = BackgroundThrottle(node.clock, metrics.moves_pause.set).yield_to_clients
+        rest = BackgroundThrottle(node.clock, metrics.rebalance_pause.set).yield_to_clients
         given, holder = sync_source(node, rest), partial(RemoteSyncPeer, node.peers)
         self._carrier = LocalWorker(node.store, given, node.mesh, holder, rest, node.clock)
         gate = PeerAuthenticator(ClusterSecret(node.control).derive_key, node.clock)

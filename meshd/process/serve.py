@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from meshd.process.listen_sockets import ListenSockets
 
 
+_log = logging.getLogger("meshd.config")
 _disk_log = logging.getLogger("meshd.disks")
 
 
@@ -123,6 +124,8 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     logs.configure(settings.log_format, settings.log_level, "supervisor")
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # ask for another log level once it runs
         signal.signal(number, signal.SIG_IGN)
+    for warning in settings.deprecations:
+        _log.warning("%s", warning)
     _set_limits()
     _warn_if_open(settings.store.data_dir)
     require_readable_index(settings.store)
@@ -189,7 +192,7 @@ def _supervise(
 def _names(settings: NodeSettings) -> list[str]:
     workers = [f"worker-{index}" for index in range(settings.workers)]
     transforms = [f"transform-{index}" for index in range(settings.transform.processes)]
-    return [*workers, *(["steward-0"] if settings.workers > 1 else []), *transforms]
+    return [*workers, *(["coordinator-0"] if settings.workers > 1 else []), *transforms]
 
 
 def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, name: str) -> ChildSpec:
@@ -199,12 +202,12 @@ def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, na
         sock = doors.transforms[index]
         body = partial(run_transform, settings, index, sock)
         return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
-    if role == "mover":
+    if role == "rebalancer":
         door = doors.rebalancer.fileno()
         return ChildSpec(
             name, partial(run_rebalance_process, settings, doors), frozenset([door]), listen_fd=door
         )
-    if role == "steward":
+    if role == "coordinator":
         return ChildSpec(
             name, partial(run_coordinator, settings, doors), frozenset([doors.coordinator.fileno()])
         )
@@ -213,10 +216,10 @@ def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, na
 
 
 def _stages(settings: NodeSettings) -> Sequence[Stage]:
-    """Workers finish their requests first, for these may need the steward, and it the transforms."""
+    """Workers finish their requests first, for these may need the coordinator, and it the transforms."""
     return (
         Stage(frozenset({"worker"}), settings.http.drain_timeout + _STAGE_GRACE),
-        Stage(frozenset({"steward", "mover"}), _STAGE_GRACE),
+        Stage(frozenset({"coordinator", "rebalancer"}), _STAGE_GRACE),
         Stage(frozenset({"transform"}), _STAGE_GRACE),
     )
 

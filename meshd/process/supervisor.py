@@ -69,7 +69,7 @@ class ProcessStatus:
         self._page[self._slots[name]] = phase
 
     def names_of_role(self, role: str) -> list[str]:
-        """The processes of a role: `worker`, `steward`, `transform`."""
+        """The processes of a role: `worker`, `coordinator`, `transform`."""
         return [name for name in self._slots if name.partition("-")[0] == role]
 
     def unready_reason(self) -> str:
@@ -80,8 +80,8 @@ class ProcessStatus:
             return f"the node is {self.node_phase.name.lower()}" + (
                 f": {', '.join(waiting)}" if waiting else ""
             )
-        if any(self[name] is not Phase.READY for name in self.names_of_role("steward")):
-            return "the steward is being restarted"
+        if any(self[name] is not Phase.READY for name in self.names_of_role("coordinator")):
+            return "the coordinator is being restarted"
         transforms = self.names_of_role("transform")
         if transforms and all(self[name] is not Phase.READY for name in transforms):
             return "no transform process is up"
@@ -97,7 +97,7 @@ _SIGNALS = (
     signal.SIGUSR2,
 )
 _log = logging.getLogger("meshd.supervisor")
-_INDEX_ROLES = frozenset({"worker", "steward"})  # roles that have the index in memory
+_INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that have the index in memory
 _MAX_INDEX_DEATHS = 3  # deaths of it, in
 _DEATH_WINDOW = 600.0  # seconds
 

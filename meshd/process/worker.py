@@ -124,8 +124,13 @@ async def _serve_node(
         if node.rebalance_socket is not None:
             chores.spawn(measure_loop_delay(node.clock, index + 1), "waits")
         native = native_routes(node, access, data, backed.cache_manager, desk)
-        routes = [*health_routes(trouble, lambda: node.mesh.current_map().version, node.clock), *native]
-        routes += admin_routes(node, deps.sessions) + peer_services(node, backed).routes()
+        routes = health_routes(
+            trouble,
+            lambda: node.mesh.current_map().version,
+            node.clock,
+            legacy_metric_names=node.settings.legacy_metric_names,
+        )
+        routes += native + admin_routes(node, deps.sessions) + peer_services(node, backed).routes()
         if doors.tls is not None:
             start_periodic_tasks([_tls_refresh_task(doors.tls)], chores)
         _handle_sighup(audit, doors.tls)

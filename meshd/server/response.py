@@ -79,6 +79,10 @@ class Reply:
     def body_length(self) -> int:
         return len(self._bytes)
 
+    def add_headers(self, *headers: Header) -> None:
+        """Adds headers to a reply that has not been written."""
+        self._fields = [*self._fields, *headers]
+
     def add_retry_after(self, mesh: ClusterView) -> None:
         """A 503 says when it is worth repeating the request, whatever it was refused for."""
         if self._status == 503 and not self._written and not any(_is_retry_after(f) for f in self._fields):

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from meshd.telemetry import mmap_metrics
+from meshd.telemetry.legacy_names import LegacyNamesCollector
 from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
+
+if TYPE_CHECKING:
+    from meshd.telemetry.legacy_names import MetricSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,7 +38,7 @@ _names: dict[str, set[str]] = {
 
 
 class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here
-    """A counter some of whose labels users choose: bounded here, whoever counts."""
+    """A counter with labels that users choose; `labels` bounds their number."""
 
     def labels(self, *values: str) -> _BoundedCounter:
         given = zip(self._labelnames, values, strict=True)
@@ -78,29 +82,34 @@ audit_dropped = _counter("meshd_audit_dropped_total", "Audit lines that could no
 
 # the cluster
 cluster_lease_held = _gauge(
-    "meshd_cluster_lease_held", "1 while this node holds the lease that says it lives.", mode="mostrecent"
+    "meshd_cluster_lease_held", "1 while this node holds its membership lease.", mode="mostrecent"
 )
 cluster_map_version = _gauge("meshd_cluster_map_version", "Version of the cluster map.", mode="mostrecent")
 cluster_nodes = _gauge(
-    "meshd_cluster_nodes", "Nodes in the map this node goes by, by state.", "state", mode="mostrecent"
+    "meshd_cluster_nodes",
+    "Nodes in the cluster map that this node uses, by state.",
+    "state",
+    mode="mostrecent",
 )
-cluster_moving = _gauge(
-    "meshd_cluster_moving", "1 while data is carried to where the map wants it.", mode="mostrecent"
+cluster_rebalancing = _gauge(
+    "meshd_cluster_rebalancing",
+    "1 while data moves to the nodes that the cluster map assigns it to.",
+    mode="mostrecent",
 )
 cluster_slots_short = _gauge(
-    "meshd_cluster_slots_short", "Slots of which fewer copies are there than are to be.", mode="mostrecent"
+    "meshd_cluster_slots_short", "Slots with fewer copies than configured.", mode="mostrecent"
 )
 cluster_names_short = _gauge(
     "meshd_cluster_names_short",
-    "Objects that the node decides about of which fewer copies are there than asked.",
+    "Objects with fewer copies than their bucket asks for, of those that this node is the primary of.",
     mode="mostrecent",
 )
 cluster_slots_lost = _gauge(
-    "meshd_cluster_slots_lost", "Slots of which no node that has everything answers.", mode="mostrecent"
+    "meshd_cluster_slots_lost", "Slots without a reachable node that has all their data.", mode="mostrecent"
 )
 cluster_refused = _gauge(
     "meshd_cluster_certificates_refused",
-    "Other nodes whose TLS certificates this node does not believe.",
+    "Other nodes whose TLS certificates this node does not trust.",
     mode="mostrecent",
 )
 cluster_clock_ahead = _gauge(
@@ -109,51 +118,54 @@ cluster_clock_ahead = _gauge(
     mode="mostrecent",
 )
 cluster_control_failures = _counter(
-    "meshd_cluster_control_failures_total", "Calls to the control store that failed, of the steward."
+    "meshd_cluster_control_failures_total", "Calls of the coordinator to the control store that failed."
 )
-cluster_doubts = _counter(
-    "meshd_cluster_doubts_total",
-    "Questions to other owners whether the map still holds, asked before reads while the node's lease is not "
-    "sure: none has a newer one, one has (newer), one does not answer (silent).",
+cluster_read_barrier_checks = _counter(
+    "meshd_cluster_read_barrier_checks_total",
+    "Read barriers: while the node's lease is not valid, reads first ask the other owners for their map "
+    "version; none has a newer map, one has (newer), or one does not answer (silent).",
     "found",
 )
 cluster_marked = _counter(
-    "meshd_cluster_marked_total", "Nodes that this node had marked in the map, by their new state.", "state"
+    "meshd_cluster_marked_total",
+    "Changes of node states that this node made in the cluster map, by the new state.",
+    "state",
 )
 
 # replication
 replication_facts = _counter(
-    "meshd_replication_facts_total", "Facts that other nodes took from this one, by what they are.", "what"
+    "meshd_replication_facts_total", "Changes that other nodes accepted from this one, by kind.", "what"
 )
 replication_seconds = _histogram(
-    "meshd_replication_seconds", "From the commit here until every node that must have a write has it."
+    "meshd_replication_seconds", "From the local commit of a write until every required replica has it."
 )
 replication_bytes = _counter("meshd_replication_bytes_total", "Bytes of objects and parts sent to replicas.")
 replication_retries = _counter(
-    "meshd_replication_retries_total", "Tries to replicate a fact that failed, by why.", "why"
+    "meshd_replication_retries_total", "Failed attempts to replicate a change, by reason.", "why"
 )
-replication_ceded = _counter(
-    "meshd_replication_ceded_total",
-    "Writes received here that another node decides about by now; decided there, or asked for again.",
+replication_writes_forwarded = _counter(
+    "meshd_replication_writes_forwarded_total",
+    "Writes received here and forwarded to the primary: done there, or sent again (retry).",
     "result",
 )
 replication_handovers = _counter(
     "meshd_replication_handovers_total",
-    "Names that a former decider was asked to hand over, after a newer map; what came of it.",
+    "Names that a former primary was asked to hand over after a newer cluster map, by result.",
     "result",
 )
 replication_given_up = _counter(
     "meshd_replication_given_up_total",
-    "Writes not done because the node they came through, or this one, was marked away since.",
+    "Writes abandoned because the receiving node, or this one, has been marked away since.",
 )
 replication_refused = _counter(
-    "meshd_replication_refused_total", "Writes answered with 503: not all nodes that must have them did."
+    "meshd_replication_refused_total",
+    "Writes answered with 503 because a required replica did not accept them.",
 )
 replication_behind = _gauge(
-    "meshd_replication_behind", "Writes committed here that not every node that must have them has."
+    "meshd_replication_behind", "Writes committed here that a required replica still lacks."
 )
 replica_facts = _counter(
-    "meshd_replica_facts_total", "Facts that this node took from others; changed is yes or no.", "changed"
+    "meshd_replica_facts_total", "Changes received from other nodes; changed is yes or no.", "changed"
 )
 
 # batches and transforms
@@ -178,23 +190,25 @@ origin_errors = _counter(
     "Requests that an origin did not answer as it should, or was not asked while it is down.",
 )
 origin_fetches = _counter("meshd_origin_fetches_total", "Objects and chunks read from origins.")
-origin_lent_bytes = _counter(
-    "meshd_origin_lent_bytes_total",
-    "Bytes that another node gave instead of an origin.",
+peer_cache_bytes = _counter(
+    "meshd_peer_cache_bytes_total",
+    "Bytes read from the cache of another node instead of an origin.",
 )
-origin_lends = _counter(
-    "meshd_origin_lends_total", "Questions to other nodes for a piece of an origin; given or none.", "result"
+peer_cache_fetches = _counter(
+    "meshd_peer_cache_fetches_total",
+    "Reads of origin data tried in the cache of another node first; hit or miss.",
+    "result",
 )
 origin_joined = _counter("meshd_origin_joined_total", "Readers that shared another's fetch.")
 origin_checks = _counter("meshd_origin_checks_total", "Questions to origins whether something changed.")
 origin_passed = _counter(
     "meshd_origin_passed_total",
-    "Writes and removals that another node brought to an origin, for it decides by now; push or remove.",
+    "Writes (push) and deletions (remove) received here and written back by the present primary.",
     "what",
 )
 origin_unanswered = _counter(
     "meshd_origin_unanswered_total",
-    "Reads that were given what is cached because the origin did not say in time whether it is still so.",
+    "Reads answered from the cache because the origin did not revalidate the object in time.",
 )
 cache_reads = _counter(
     "meshd_cache_reads_total",
@@ -224,14 +238,13 @@ reads_continued = _counter(
     "view's object again, or cut.",
     "result",
 )
-near_reads = _counter(
-    "meshd_near_reads_total",
-    "Parts of objects and batches looked for among this node's copies; kind is part or frame, result hit or "
-    "miss.",
+near_cache_reads = _counter(
+    "meshd_near_cache_reads_total",
+    "Look-ups in the near cache of a node without a store; kind is part or frame, result hit or miss.",
     "kind",
     "result",
 )
-near_refused = _counter("meshd_near_refused_total", "Copies that were not kept.")
+near_cache_refused = _counter("meshd_near_cache_refused_total", "Copies that the near cache did not admit.")
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
 asset_bytes = _counter("meshd_asset_bytes_total", "Bytes of assets taken in for plans and views.")
 samples_evaluated = _counter(
@@ -294,7 +307,7 @@ job_bytes = _counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.
 job_outputs = _counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
 job_failures = _counter("meshd_job_failures_total", "Sources that jobs could not read, and skipped.")
 
-# store, as the steward measures it
+# store, as the coordinator measures it
 store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
 store_versions = _gauge("meshd_store_versions", "Older versions and delete markers.", mode="mostrecent")
 store_uploads = _gauge("meshd_store_uploads", "Multipart uploads in progress.", mode="mostrecent")
@@ -318,37 +331,53 @@ store_disks_lost = _gauge(
 quarantined = _counter("meshd_quarantined_total", "Versions and parts that were put in quarantine.")
 scrub_bytes = _counter("meshd_scrub_bytes_total", "Bytes the scrub has compared with their checksums.")
 scrub_passes = _counter("meshd_scrub_passes_total", "Passes of the scrub over all data files.")
-scrub_mended = _counter("meshd_scrub_mended_total", "Versions restored from another node.")
+scrub_repaired = _counter("meshd_scrub_repaired_total", "Damaged versions restored from another node.")
 scrub_ended = _gauge(
     "meshd_scrub_ended_seconds", "End of the last whole pass, in seconds since 1970.", mode="mostrecent"
 )
-store_displaced = _counter(
-    "meshd_store_displaced_total", "Writes that another disk of the node took: their own had no room."
+store_off_home_writes = _counter(
+    "meshd_store_off_home_writes_total",
+    "Writes placed on another disk of the node because their home disk had no room.",
 )
 store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind")
 
-# movement of data between nodes
-moves_entered = _counter("meshd_moves_entered_total", "Versions, parts and facts fetched from other nodes.")
-moves_bytes = _counter("meshd_moves_bytes_total", "Bytes fetched from other nodes to be kept here.")
-moves_lacking = _gauge("meshd_moves_lacking", "What this node is known to lack.", mode="mostrecent")
-moves_lacking_bytes = _gauge(
-    "meshd_moves_lacking_bytes", "Bytes this node is known to lack.", mode="mostrecent"
+# rebalancing: data that moves between nodes
+rebalance_applied = _counter(
+    "meshd_rebalance_applied_total", "Versions, parts and changes fetched from other nodes and applied."
 )
-moves_dropped = _counter("meshd_moves_dropped_total", "Names let go of, which other nodes own.")
-moves_kept = _gauge(
-    "meshd_moves_kept", "Names of others that stay until their owners have them.", mode="mostrecent"
+rebalance_bytes = _counter("meshd_rebalance_bytes_total", "Bytes fetched from other nodes and stored.")
+rebalance_missing = _gauge(
+    "meshd_rebalance_missing", "Items known to be missing on this node.", mode="mostrecent"
 )
-moves_blocked = _gauge(
-    "meshd_moves_blocked_slots", "Slots of which nobody who has all can be asked.", mode="mostrecent"
+rebalance_missing_bytes = _gauge(
+    "meshd_rebalance_missing_bytes", "Bytes known to be missing on this node.", mode="mostrecent"
 )
-moves_pause = _gauge("meshd_moves_pause_seconds", "Of the mover, after half a MiB: while event loops wait.")
-moves_rounds = _counter("meshd_moves_rounds_total", "Comparisons with all owners, each from end to end.")
-moves_repaired = _counter("meshd_moves_repaired_total", "What regular comparisons found lacking.")
+rebalance_dropped = _counter(
+    "meshd_rebalance_dropped_total", "Names removed here because other nodes own them."
+)
+rebalance_retained = _gauge(
+    "meshd_rebalance_retained",
+    "Names that other nodes own and that stay here until their owners have them.",
+    mode="mostrecent",
+)
+rebalance_blocked = _gauge(
+    "meshd_rebalance_blocked_slots",
+    "Slots without a reachable node that has all their data.",
+    mode="mostrecent",
+)
+rebalance_pause = _gauge(
+    "meshd_rebalance_pause_seconds",
+    "Pause of the rebalancer after each half MiB, while event loops are kept waiting.",
+)
+rebalance_rounds = _counter("meshd_rebalance_rounds_total", "Complete comparisons with all other owners.")
+rebalance_repaired = _counter(
+    "meshd_rebalance_repaired_total", "Missing items that periodic comparisons found."
+)
 
 # lifecycle; action is expire (a current object), noncurrent, marker or upload
 lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle rules removed.", "action")
 
-# processes; role is worker, steward or transform
+# processes; role is supervisor, worker, coordinator, transform or rebalancer
 process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
 memory_bytes = _gauge("meshd_memory_bytes", "Memory there is, or the limit set for it.", mode="mostrecent")
 memory_free_bytes = _gauge("meshd_memory_free_bytes", "What of it may still be taken.", mode="mostrecent")
@@ -382,14 +411,20 @@ def _bounded_label(kind: str, name: str) -> str:
     return name
 
 
-def render_metrics() -> bytes:
-    """All metrics as Prometheus text: of every process when a shared directory is set, else of this one."""
+def render_metrics(*, legacy_names: bool = True) -> bytes:
+    """All metrics as Prometheus text: of every process when a shared directory is set, else of this one.
+
+    With `legacy_names`, renamed metrics also appear under their earlier names (see `legacy_names`)."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return bytes(generate_latest(_registry))
-    merged = CollectorRegistry()
-    MultiProcessCollector(merged)
+        return _render(_registry, legacy_names)
     with scrape_lock(_directory()):
-        return bytes(generate_latest(merged))
+        return _render(MultiProcessCollector(CollectorRegistry()), legacy_names)
+
+
+def _render(source: MetricSource, legacy_names: bool) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(LegacyNamesCollector(source) if legacy_names else source)
+    return bytes(generate_latest(registry))
 
 
 def drop_dead_processes() -> None:

@@ -13,6 +13,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshsdk.earlier_paths import install_earlier_paths
+
 if TYPE_CHECKING:
     from meshsdk import errors, ops
     from meshsdk.client.gather import Gathered, Item
@@ -68,6 +70,7 @@ _HOMES = {
     "open": "open_dataset",
 }
 
+install_earlier_paths()
 
 if not TYPE_CHECKING:  # or checkers would let every name pass
 

@@ -49,7 +49,7 @@ FORMS: dict[str, tuple[Callable[[Any], bytes], Any]] = {
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        Daemon.start(args=("--transforms", "2")) as daemon,
+        Daemon.start(args=("--transform-workers", "2")) as daemon,
         mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
     ):
         client.create_bucket("arrays")

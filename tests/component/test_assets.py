@@ -30,7 +30,7 @@ ORACLE = Tokenizer.from_buffer(FILE)
 
 @pytest.fixture(scope="module", params=[1, 2])
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    with Daemon.start(workers=request.param, args=("--transforms", "2")) as daemon:
+    with Daemon.start(workers=request.param, args=("--transform-workers", "2")) as daemon:
         s3 = daemon.client()
         s3.create_bucket(Bucket="texts")
         s3.create_bucket(Bucket="models")
@@ -135,7 +135,7 @@ def test_a_view_is_made_with_assets_too(daemon: Daemon) -> None:
 
 
 def test_it_survives_the_death_of_the_node() -> None:
-    with Daemon.start(args=("--transforms", "1")) as node:
+    with Daemon.start(args=("--transform-workers", "1")) as node:
         s3 = node.client()
         s3.create_bucket(Bucket="texts")
         s3.put_object(Bucket="texts", Key="a/0.txt", Body=TEXTS[3].encode())

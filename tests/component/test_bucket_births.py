@@ -95,9 +95,9 @@ def asked(mesh: Mesh, snapshot: str, plan: str) -> dict[str, tuple[int, str]]:
         "source bytes": refused(mesh.raw(plan, batch=4, format="tar")),
         "chosen samples": refused(mesh.post(f"/-/plans/{plan}/rows", {"samples": [0]})),
         "bad samples": refused(mesh.call("GET", f"/-/plans/{plan}/bad")),
-        "what is kept of the plan": refused(mesh.call("GET", f"/-/kept/plans/{plan}")),
-        "what is kept of the snapshot": refused(mesh.call("GET", f"/-/kept/snapshots/{snapshot}")),
-        "its removal": refused(mesh.call("DELETE", f"/-/kept/plans/{plan}?force=1")),
+        "what is kept of the plan": refused(mesh.call("GET", f"/-/documents/plans/{plan}")),
+        "what is kept of the snapshot": refused(mesh.call("GET", f"/-/documents/snapshots/{snapshot}")),
+        "its removal": refused(mesh.call("DELETE", f"/-/documents/plans/{plan}?force=1")),
     }
 
 
@@ -109,7 +109,7 @@ def require_nothing(mesh: Mesh, snapshot: str, plan: str) -> None:
         code = "NoSuchSnapshot" if what in OF_SNAPSHOT else "NoSuchPlan"
         assert answer == (404, code), what
     for kind in ("plans", "snapshots"):
-        assert mesh.ok(mesh.call("GET", f"/-/kept/{kind}"))[kind] == []
+        assert mesh.ok(mesh.call("GET", f"/-/documents/{kind}"))[kind] == []
 
 
 def test_the_next_owner_of_a_name_gets_nothing_of_its_predecessor(
@@ -125,7 +125,7 @@ def test_the_next_owner_of_a_name_gets_nothing_of_its_predecessor(
     require_nothing(alt.mesh, snapshot, plan)
     with contextlib.closing(Mesh(node.endpoint, node.access_key, node.secret_key)) as root:
         assert root.raw(plan, batch=4).body == frame  # a snapshot of a former bucket is root's alone
-        kept = root.ok(root.call("GET", f"/-/kept/plans/{plan}"))
+        kept = root.ok(root.call("GET", f"/-/documents/plans/{plan}"))
         assert kept["buckets"] == [bucket]
 
 
@@ -144,7 +144,7 @@ def test_the_same_content_uploaded_anew_is_registered_anew(main: User, alt: User
     assert made(alt, bucket) == first  # hashes and frames do not depend on the bucket's birth
     alt.s3.delete_object(Bucket=bucket, Key="train/cat/0001.png")
     assert alt.mesh.raw(first[1], batch=4).body == first[2]
-    (kept,) = alt.mesh.ok(alt.mesh.call("GET", "/-/kept/plans"))["plans"]
+    (kept,) = alt.mesh.ok(alt.mesh.call("GET", "/-/documents/plans"))["plans"]
     assert kept["hash"] == first[1]
 
 

@@ -26,8 +26,8 @@ STEPS, BATCH = 12, 8
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Daemon]:
-    """Two workers, a steward, two transforms, and a dataset whose frames do not fit the cache."""
-    with Daemon.start(workers=2, args=("--transforms", "2", "--frame-cache", "1MiB")) as daemon:
+    """Two workers, a coordinator, two transforms, and a dataset whose frames do not fit the cache."""
+    with Daemon.start(workers=2, args=("--transform-workers", "2", "--frame-cache", "1MiB")) as daemon:
         with contextlib.closing(daemon.client()) as client:
             client.create_bucket(Bucket="photos")
             for number in range(STEPS * BATCH):
@@ -91,7 +91,7 @@ def test_a_frame_is_the_same_from_every_worker_and_after_a_restart(pair: Daemon,
     assert all(frame(pair, plan, 0, 3) == first for _ in range(6))
 
 
-@pytest.mark.parametrize("victim", ["transform-0", "transform-1", "steward-0", "worker-0"])
+@pytest.mark.parametrize("victim", ["transform-0", "transform-1", "coordinator-0", "worker-0"])
 def test_killing_a_process_delays_frames_and_changes_none(pair: Daemon, plan: str, victim: str) -> None:
     reference = [frame(pair, plan, 1, step) for step in range(STEPS)]
     for round_ in range(2):

@@ -69,8 +69,8 @@ def refused(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Daemon]:
-    """A daemon with two workers, a steward of its own and two transforms, whose children may be killed."""
-    with Daemon.start(workers=2, args=("--transforms", "2")) as daemon:
+    """A daemon with two workers, a coordinator and two transforms, whose children may be killed."""
+    with Daemon.start(workers=2, args=("--transform-workers", "2")) as daemon:
         client = daemon.client()
         client.create_bucket(Bucket="kept")
         client.put_object(Bucket="kept", Key="a", Body=b"value")
@@ -174,7 +174,7 @@ def test_help_teaches_with_an_example() -> None:
     assert "SIGTERM" in outcome.stdout
 
 
-@pytest.mark.parametrize("child", ["worker-0", "worker-1", "steward-0", "transform-0"])
+@pytest.mark.parametrize("child", ["worker-0", "worker-1", "coordinator-0", "transform-0"])
 def test_a_killed_child_is_replaced_and_the_service_goes_on(pair: Daemon, child: str) -> None:
     before = pair.children()[child]
     pair.signal_child(child)
@@ -232,7 +232,7 @@ def test_no_child_outlives_a_killed_supervisor_and_the_directory_opens_again() -
             client.create_bucket(Bucket="kept")
             client.put_object(Bucket="kept", Key="a", Body=b"value")
         children = daemon.children()
-        assert set(children) == {"worker-0", "worker-1", "steward-0", "transform-0"}
+        assert set(children) == {"worker-0", "worker-1", "coordinator-0", "transform-0"}
         daemon.kill()
         wait_until(lambda: all(gone(pid) for pid in children.values()))
         daemon.up()

@@ -35,7 +35,7 @@ def _until_ready(process: subprocess.Popen[str]) -> str:
 def test_three_nodes_serve_and_end_together(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-m", "meshd", "dev", "--port", "0", "--data-dir", str(tmp_path / "mesh")]
     with subprocess.Popen(
-        [*command, "--", "--workers", "1", "--transforms", "1"], stdout=subprocess.PIPE, text=True
+        [*command, "--", "--workers", "1", "--transform-workers", "1"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             said = _until_ready(process)

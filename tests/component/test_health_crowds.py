@@ -72,7 +72,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     ]
     users.write_text(yaml.safe_dump(entries))
     users.chmod(0o600)
-    args = ["--users", str(users), "--transforms", "2", "--transform-memory", "512MiB"]
+    args = ["--users", str(users), "--transform-workers", "2", "--transform-memory", "512MiB"]
     with Daemon.start(args=args, workers=2) as running:
         yield running
         assert running.running
@@ -291,7 +291,7 @@ def test_slow_readers_of_one_key_leave_room_for_another(tmp_path: Path) -> None:
     ]
     users.write_text(yaml.safe_dump(entries))
     users.chmod(0o600)
-    with Daemon.start(args=["--users", str(users), "--transforms", "1"], workers=1) as node:
+    with Daemon.start(args=["--users", str(users), "--transform-workers", "1"], workers=1) as node:
         for name in PEOPLE:
             stock(node, name, f"{name}s", {"big": bytes(24 << 20)})
         items = {name: {"items": [{"bucket": f"{name}s", "key": "big"}]} for name in PEOPLE}
@@ -355,7 +355,7 @@ def test_corrupt_archives_are_named_and_cost_nobody_anything(node: Daemon) -> No
 
 def test_a_damaged_object_is_named_and_nothing_stands_in_for_it(tmp_path: Path) -> None:
     photographs = {f"p/{number}.jpg": photograph(number) for number in range(4)}
-    with Daemon.start(args=["--transforms", "1"], workers=1) as node:
+    with Daemon.start(args=["--transform-workers", "1"], workers=1) as node:
         client = node.client()
         client.create_bucket(Bucket="pictures")
         for key, body in photographs.items():

@@ -28,7 +28,7 @@ CHAIN = (ops.decode("image"), ops.random_resized_crop("image", SIDE), ops.hflip(
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Daemon]:
-    started = Daemon.start(args=["--transforms", "2"], workers=1)
+    started = Daemon.start(args=["--transform-workers", "2"], workers=1)
     with started as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESH_ENDPOINT", running.endpoint)
         patch.setenv("AWS_ACCESS_KEY_ID", running.access_key)

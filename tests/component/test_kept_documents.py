@@ -14,8 +14,8 @@ from meshsdk.admin.documents import list_documents, remove_document, show_docume
 from meshsdk.admin.views import batches_view, create_view
 from meshsdk.cli.bad_samples import bad as bad_group
 from meshsdk.cli.cluster import cluster
-from meshsdk.cli.documents import plan as plan_group
-from meshsdk.cli.documents import snapshot as snapshot_group
+from meshsdk.cli.documents import plans as plan_group
+from meshsdk.cli.documents import snapshots as snapshot_group
 from meshsdk.errors import AccessError, NotFoundError, ServerError
 from tests.component.plans_working import fill, make
 from tests.support.daemons import Daemon
@@ -77,6 +77,21 @@ def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
     assert plan[:16] not in run(daemon, plan_group, "ls")
     assert make(daemon, seed=11) == (snapshot, plan)
     assert plan[:16] in run(daemon, plan_group, "ls")
+
+
+def test_the_earlier_path_answers_the_same_and_says_that_it_is_deprecated(daemon: Daemon) -> None:
+    _, plan = make(daemon, seed=15)
+    for path, status in ((f"plans/{plan}", 200), ("plans?limit=1000", 200), ("boxes", 404)):
+        new, old = (daemon.request("GET", f"/-/{prefix}/{path}") for prefix in ("documents", "kept"))
+        assert (new.status, old.status) == (status, status)
+        assert status == 404 or json.loads(new.body) == json.loads(old.body)
+        assert "deprecation" not in new.headers
+        assert re.fullmatch(r"@\d{10}", old.headers["deprecation"])
+        link = f'</-/documents/{path.partition("?")[0]}>; rel="successor-version"'
+        assert old.headers["link"] == link
+    gone = daemon.request("DELETE", f"/-/kept/plans/{plan}?force=1")
+    assert (gone.status, json.loads(gone.body)["removed"]) == (200, plan)
+    assert "deprecation" in gone.headers
 
 
 def test_where_nothing_is_kept_that_is_told(daemon: Daemon) -> None:

@@ -54,7 +54,7 @@ HERE = Endpoint("http", "127.0.0.1", 9000)
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Daemon]:
     """Two workers, so that a frame may be offered by another than the one that told where."""
-    with Daemon.start(workers=2, args=("--transforms", "1")) as daemon:
+    with Daemon.start(workers=2, args=("--transform-workers", "1")) as daemon:
         with contextlib.closing(daemon.client()) as client:
             client.create_bucket(Bucket="photos")
             for number in range(PICTURES):

@@ -109,7 +109,7 @@ def test_all_processes_follow_and_requests_are_told_of(node: Daemon, audit: Path
     assert (json.loads(wrote)["path"], json.loads(wrote)["user"]) == ("/-/admin/log-level/debug", "root")
 
 
-@pytest.mark.parametrize("role", ["worker-0", "worker-1", "steward-0", "transform-0"])
+@pytest.mark.parametrize("role", ["worker-0", "worker-1", "coordinator-0", "transform-0"])
 def test_each_process_of_the_node_has_the_level(node: Daemon, role: str) -> None:
     """Where /proc says that it heeds the signal, it is sent one and lives; what it logs then is its own."""
     pid = child(node, role)

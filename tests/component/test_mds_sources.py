@@ -52,7 +52,7 @@ def put(client: Client, place: str, files: dict[str, bytes]) -> None:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        Daemon.start(args=("--transforms", "2")) as daemon,
+        Daemon.start(args=("--transform-workers", "2")) as daemon,
         mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
     ):
         client.create_bucket("mds")

@@ -155,14 +155,14 @@ def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_a
     kept = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["documents"]
     assert kept["plans"]["count"] >= 1
     assert kept["snapshots"]["bytes"] > 0
-    listed = json.loads(mesh["n1"].request("GET", "/-/kept/plans").body)
+    listed = json.loads(mesh["n1"].request("GET", "/-/documents/plans").body)
     assert plan in {row["hash"] for row in listed["plans"]}
     assert "n3" in listed["silent"]
-    refused = mesh["n1"].request("DELETE", f"/-/kept/plans/{plan}")
+    refused = mesh["n1"].request("DELETE", f"/-/documents/plans/{plan}")
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (409, "InUse")
-    named = mesh["n1"].request("DELETE", f"/-/kept/snapshots/{snapshot}?force=1")
+    named = mesh["n1"].request("DELETE", f"/-/documents/snapshots/{snapshot}?force=1")
     assert f"plan {plan}" in json.loads(named.body)["error"]["detail"]["kept_by"]
-    done = json.loads(mesh["n1"].request("DELETE", f"/-/kept/plans/{plan}?force=1").body)
+    done = json.loads(mesh["n1"].request("DELETE", f"/-/documents/plans/{plan}?force=1").body)
     assert done["removed"] == plan
     assert "n3" in done["silent"]
     await_status(mesh["n2"], plan, 410)

@@ -104,13 +104,13 @@ def await_drained(mesh: DaemonCluster, node_id: str) -> dict[str, Any]:
 
 
 def await_mover(mesh: DaemonCluster, node_id: str, *, there: bool) -> int:
-    """The process id of the node's mover; 0 when it is gone."""
+    """The process id of the node's rebalancer; 0 when it is gone."""
     for _ in range(1200):
-        found = mesh[node_id].children().get("mover-0", 0)
+        found = mesh[node_id].children().get("rebalancer-0", 0)
         if bool(found) == there:
             return found
         threading.Event().wait(0.05)
-    raise AssertionError(f"mover of {node_id}: {found}\n{mesh.output()}")
+    raise AssertionError(f"rebalancer of {node_id}: {found}\n{mesh.output()}")
 
 
 def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: DaemonCluster) -> None:
@@ -216,7 +216,7 @@ def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: DaemonCluster) 
         cluster = mesh.await_map(lambda found: len(found.nodes) == count and settled(found))
         assert {node.state for node in cluster.nodes} == {"up"}
         traffic.check("n1", new)
-    assert mesh[new].output().count("mover-0 ended") > 0
+    assert mesh[new].output().count("rebalancer-0 ended") > 0
     assert "worker-0 ended" not in mesh[new].output()  # it waits behind its door, and the steward asks again
 
 
@@ -229,7 +229,7 @@ def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh:
     for number in range(40):
         client.put_object(Bucket=BUCKET, Key=f"kept/{number}", Body=b"x" * 1000)
     await_mover(mesh, "n1", there=False)
-    assert "mover-0 ended" not in mesh["n1"].output()  # nobody ended it
+    assert "rebalancer-0 ended" not in mesh["n1"].output()  # nobody ended it
     change(mesh, "n1", "reweigh", weight=2)
     mover, ordinary = psutil.Process(await_mover(mesh, "n1", there=True)), psutil.Process().nice()
     while mover.nice() <= min(ordinary, 18):  # it gives way from when it has opened its store

@@ -223,7 +223,7 @@ def test_writes_under_way_take_place_once_while_nodes_join_leave_and_weigh_other
             await_settled(mesh, "n4", has=True)
     assert busy.refused == []
     assert busy.rounds > 10
-    assert sum(mesh.metric(node_id, "meshd_replication_ceded_total") for node_id in mesh.nodes) > 0
+    assert sum(mesh.metric(node_id, "meshd_replication_writes_forwarded_total") for node_id in mesh.nodes) > 0
 
 
 @contextmanager
@@ -284,6 +284,6 @@ def test_writes_to_buckets_with_origins_under_way_take_place_once(
             await_settled(mesh, "n4", has=True)
     assert busy.refused == []
     assert busy.rounds > 5
-    assert sum(mesh.metric(node_id, "meshd_replication_ceded_total") for node_id in mesh.nodes) > 0
+    assert sum(mesh.metric(node_id, "meshd_replication_writes_forwarded_total") for node_id in mesh.nodes) > 0
     assert sum(mesh.metric(node_id, "meshd_origin_passed_total") for node_id in mesh.nodes) > 0
     eventually(lambda: not [file for place in places.values() for file in place.iterdir() if file.is_file()])

@@ -80,7 +80,7 @@ def counted(mesh: DaemonCluster, node_id: str, name: str, **labels: str) -> floa
 
 
 def near_parts(mesh: DaemonCluster, result: str) -> float:
-    return counted(mesh, "n4", "meshd_near_reads_total", kind="part", result=result)
+    return counted(mesh, "n4", "meshd_near_cache_reads_total", kind="part", result=result)
 
 
 def copied(s3: Any, mesh: DaemonCluster, things: str, key: str) -> bytes:
@@ -151,9 +151,9 @@ def test_batches_are_made_where_it_is_computed_and_kept_beside_the_trainers(mesh
     hits = 0.0
     while hits < STEPS:  # written behind the answers
         moved = counted(mesh, "n4", "meshd_remote_bytes_total")
-        before = counted(mesh, "n4", "meshd_near_reads_total", kind="frame", result="hit")
+        before = counted(mesh, "n4", "meshd_near_cache_reads_total", kind="frame", result="hit")
         assert list(epoch([mesh["n1"].endpoint], keys(mesh), number)) == expected
-        hits = counted(mesh, "n4", "meshd_near_reads_total", kind="frame", result="hit") - before
+        hits = counted(mesh, "n4", "meshd_near_cache_reads_total", kind="frame", result="hit") - before
     assert counted(mesh, "n4", "meshd_remote_bytes_total") == moved
 
 

@@ -112,7 +112,7 @@ def test_a_node_joins_and_one_is_drained(mesh: DaemonCluster, place: Path, bodie
     disks = [word for name in ("one", "two") for word in ("--disk", str(place / name))]
     mesh.add("n3", *disks)
     mesh.await_state("n3", "up")
-    assert mesh.metric("n3", "meshd_moves_bytes_total") > 0
+    assert mesh.metric("n3", "meshd_rebalance_bytes_total") > 0
     _read_everywhere(mesh, bodies)
     done = mesh["n1"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
     assert done.status == 200, done.body

@@ -20,6 +20,7 @@ if child == 0:
     metrics.http_requests.labels("Get", "200").inc(4)
     metrics.http_connections.inc(5)
     metrics.http_seconds.labels("Get").observe(0.2)
+    metrics.peer_cache_fetches.labels("hit").inc(2)
     os._exit(0)
 os.waitpid(child, 0)
 print(metrics.render_metrics().decode())
@@ -43,6 +44,8 @@ def test_counters_add_up_and_gauges_of_the_dead_go(tmp_path: Path) -> None:
     for text in (before, after):
         assert 'meshd_http_requests_total{operation="Get",status="200"} 5.0' in text
         assert 'meshd_http_request_seconds_count{operation="Get"} 1.0' in text
+        assert 'meshd_peer_cache_fetches_total{result="hit"} 2.0' in text
+        assert 'meshd_origin_lends_total{result="given"} 2.0' in text
     assert "meshd_http_connections 8.0" in before
     assert "meshd_http_connections 3.0" in after
 

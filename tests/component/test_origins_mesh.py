@@ -273,11 +273,11 @@ def test_a_new_home_is_filled_by_an_old_one_and_the_origin_is_not_asked(
         assert mesh["n1"].request("PATCH", "/-/buckets/moved", body).status == 200
 
     load()
-    before, lent = len(origin.faults.gets("moved/")), mesh.metric("n2", "meshd_origin_lent_bytes_total")
+    before, lent = len(origin.faults.gets("moved/")), mesh.metric("n2", "meshd_peer_cache_bytes_total")
     change("n1", "n2")
     load()
     assert len(origin.faults.gets("moved/")) == before
-    assert mesh.metric("n2", "meshd_origin_lent_bytes_total") == lent + 24_000 + 17 * MIB
+    assert mesh.metric("n2", "meshd_peer_cache_bytes_total") == lent + 24_000 + 17 * MIB
     change("n2")
     for number, (key, data) in enumerate(keys.items()):
         assert read(clients[number % 3], "moved", key) == data

@@ -44,7 +44,7 @@ def fill(daemon: Daemon) -> None:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    with Daemon.start(workers=request.param, args=("--transforms", "2")) as daemon:
+    with Daemon.start(workers=request.param, args=("--transform-workers", "2")) as daemon:
         fill(daemon)
         yield daemon
 
@@ -175,7 +175,7 @@ def test_measuring_goes_on_where_a_killed_node_stopped() -> None:
     count = 3 * PART
     # The first part and a bit more is measured as ever; the rest would take minutes.
     crawling = {FAILPOINTS: f"transform.row=sleep(20):after {PART * 5 // 8}"}
-    with Daemon.start(args=("--transforms", "2"), env=crawling) as node:
+    with Daemon.start(args=("--transform-workers", "2"), env=crawling) as node:
         keys: dict[str, Any] = {"access_key": node.access_key, "secret_key": node.secret_key}
         with mesh.connect(node.endpoint, **keys) as client:
             client.create_bucket("lines")
@@ -204,7 +204,7 @@ def measured(node: Daemon) -> int:
 
 
 def test_a_packed_plan_survives_the_death_of_the_node() -> None:
-    with Daemon.start(args=("--transforms", "1")) as node:
+    with Daemon.start(args=("--transform-workers", "1")) as node:
         fill(node)
         keys: dict[str, Any] = {"access_key": node.access_key, "secret_key": node.secret_key}
         with mesh.connect(node.endpoint, **keys) as client:

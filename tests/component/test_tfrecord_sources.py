@@ -45,7 +45,7 @@ def message(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon.start(args=("--transforms", "2")) as daemon:
+    with Daemon.start(args=("--transform-workers", "2")) as daemon:
         yield daemon
 
 

@@ -46,7 +46,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     add("labels", LABELS, chunks=(1,), compressors=None)
     add("long", np.arange(100.0), chunks=(50,), compressors=ZstdCodec())
     with (
-        Daemon.start(args=("--transforms", "2")) as daemon,
+        Daemon.start(args=("--transform-workers", "2")) as daemon,
         mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
     ):
         client.create_bucket("arrays")

@@ -49,7 +49,7 @@ def write(folder: Path) -> None:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("zarr") / "data.zarr"
     write(folder)
-    with Daemon.start(args=("--transforms", "2")) as daemon, contextlib.closing(daemon.client()) as s3:
+    with Daemon.start(args=("--transform-workers", "2")) as daemon, contextlib.closing(daemon.client()) as s3:
         s3.create_bucket(Bucket="arrays")
         for file in folder.rglob("*"):
             if file.is_file():

@@ -114,9 +114,9 @@ def test_killed_at_every_step(filled: Path, tmp_path: Path, kind: str, point: st
     daemon = Daemon(data, (), KEYS | {"MESHD_FAILPOINTS": text}, 2)
     try:
         daemon.up()
-        watched = os.pidfd_open(daemon.children()["steward-0"])
+        watched = os.pidfd_open(daemon.children()["coordinator-0"])
         job = start(daemon, **JOBS[kind], target="s3://made/out")
-        assert select.select([watched], [], [], 60)[0], "the steward was not killed"
+        assert select.select([watched], [], [], 60)[0], "the coordinator was not killed"
         os.close(watched)
         daemon.kill()
         del daemon.env["MESHD_FAILPOINTS"]
@@ -144,7 +144,7 @@ def test_killed_at_random(filled: Path, tmp_path: Path, kind: str, seed: int) ->
                 daemon.kill()
                 daemon.up()
             else:
-                os.kill(daemon.children()["steward-0"], signal.SIGKILL)
+                os.kill(daemon.children()["coordinator-0"], signal.SIGKILL)
         assert ended(daemon, job)["state"] == "done"
         check_made(daemon, kind)
         check_clean(daemon)
@@ -159,7 +159,7 @@ def test_a_job_cancelled_and_killed_stays_cancelled(filled: Path, tmp_path: Path
     try:
         daemon.up()
         job = start(daemon, **JOBS["extract"], target="s3://made/out")
-        daemon.signal_child("steward-0", signal.SIGSTOP)
+        daemon.signal_child("coordinator-0", signal.SIGSTOP)
         daemon.request("DELETE", f"/-/jobs/{job['id']}")
         daemon.kill()
         daemon.up()

@@ -39,7 +39,7 @@ POOL: dict[str, Any] = {
     "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh"}],
     "nodeSelector": {"disks": "nvme"},
     "weight": 1,
-    "extraArgs": ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"],
+    "extraArgs": ["--workers=1", "--transform-workers=1", "--lease=2", "--drain-timeout=1"],
 }
 SPEC = {"image": "registry.example.com/shardmesh/meshd:0.1.0", "nodePools": [POOL]}
 

@@ -44,7 +44,7 @@ Kind = Literal[
 KINDS: Final[dict[Kind, str]] = {
     "kill": "SIGKILL to the supervisor; its processes end with it",
     "kill-all": "SIGKILL to every process of a node at one blow",
-    "kill-process": "SIGKILL to one worker, steward, mover or transform process",
+    "kill-process": "SIGKILL to one worker, coordinator, rebalancer or transform process",
     "pause": "SIGSTOP to every process of a node, then SIGCONT",
     "pause-process": "SIGSTOP to one process, then SIGCONT",
     "pause-supervisor": "SIGSTOP to the supervisor alone, then SIGCONT",

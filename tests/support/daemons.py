@@ -136,7 +136,7 @@ class Daemon:
         """Start the process (again); a restart keeps the port."""
         listen = urlsplit(self.endpoint).netloc or f"{self.host}:{reserve_port(self.host)}"
         arguments = ["serve", "--data-dir", str(self.data_dir), "--listen", listen]
-        arguments += ["--workers", str(self.workers), "--transforms", "1"]
+        arguments += ["--workers", str(self.workers), "--transform-workers", "1"]
         if self.pair is not None:
             arguments += ["--tls-cert", str(self.pair.cert), "--tls-key", str(self.pair.key)]
         self._process = self._launched([*arguments, *self.args])

@@ -43,6 +43,15 @@ def _help(path: str) -> str:
     return done.output
 
 
+@pytest.mark.parametrize(("old", "new"), [("plan", "plans"), ("snapshot", "snapshots")])
+def test_an_earlier_command_works_with_a_notice(old: str, new: str) -> None:
+    done, wanted = (CliRunner().invoke(mesh, [word, "ls", "--help"]) for word in (old, new))
+    assert (done.exit_code, done.stdout) == (0, wanted.stdout)
+    assert f"`mesh {old}` is deprecated: use `mesh {new}`" in done.stderr
+    assert not wanted.stderr
+    assert old not in mesh.list_commands(click.Context(mesh))
+
+
 @pytest.mark.parametrize(
     "path", [path for path, command in COMMANDS.items() if not isinstance(command, click.Group)]
 )

@@ -16,7 +16,7 @@ def test_defaults_hang_together() -> None:
     assert (settings.http.host, settings.http.port) == ("127.0.0.1", 9000)
     assert 1 <= settings.workers <= 4
     assert settings.transform.processes >= 1
-    assert settings.coordinator_socket == Path("/data/run/steward.sock")
+    assert settings.coordinator_socket == Path("/data/run/coordinator.sock")
     assert settings.transform_socket(3) == Path("/data/run/transform-3.sock")
 
 
@@ -102,10 +102,10 @@ def test_removals_are_remembered_for_longer_than_a_node_may_be_away() -> None:
     mesh = {"data_dir": "/d", "control": "etcd://127.0.0.1:2379"}
     assert load_settings(mesh, env={}).store.tombstone_seconds == 10 * 86400
     assert load_settings({"data_dir": "/d"}, env={}).store.tombstone_seconds == 0  # nobody has to be told
-    short = load_settings(mesh | {"remember_removals": "3600", "repair_interval": "60"}, env={})
+    short = load_settings(mesh | {"tombstone_ttl": "3600", "repair_interval": "60"}, env={})
     assert (short.store.tombstone_seconds, short.cluster.repair_interval) == (3600, 60)
-    for wrong in ({"remember_removals": "3599"}, {"remember_removals": "7199", "down_after": "3600"}):
-        with pytest.raises(ConfigError, match=r"away for longer begins anew\. Say at least"):
+    for wrong in ({"tombstone_ttl": "3599"}, {"tombstone_ttl": "7199", "down_after": "3600"}):
+        with pytest.raises(ConfigError, match=r"starts empty; set at least"):
             load_settings(mesh | wrong, env={})
 
 
@@ -115,3 +115,39 @@ def test_connections_are_shared_by_the_workers() -> None:
     assert load_settings({**told, "max_connections": "3"}, env={}).http.max_connections == 1
     with pytest.raises(ConfigError, match="max-connections: 2 are too few for 3 workers"):
         load_settings({**told, "max_connections": "2"}, env={})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [("transforms", "transform-workers", 3), ("remember-removals", "tombstone-ttl", 7200.0)],
+)
+def test_earlier_names_are_accepted_everywhere_with_a_warning(
+    old: str, new: str, value: float, tmp_path: Path
+) -> None:
+    file = tmp_path / "meshd.yaml"
+    file.write_text(f"data-dir: /d\n{old}: {value}\n")
+    variable = f"MESHD_{old.replace('-', '_').upper()}"
+    given = {
+        f"{old} in {file}": load_settings({}, config_file=file, env={}),
+        variable: load_settings({"data_dir": "/d"}, env={variable: str(value)}),
+        f"--{old}": load_settings({"data_dir": "/d", old.replace("-", "_"): str(value)}, env={}),
+    }
+    for source, settings in given.items():
+        assert {"transforms": settings.transform.processes, "remember-removals": settings.tombstone_ttl}[
+            old
+        ] == value
+        assert settings.deprecations == (
+            f"the setting {old} is deprecated (from {source}): use {new}; the next release refuses {old}",
+        )
+    assert load_settings({"data_dir": "/d", new: str(value)}, env={}).deprecations == ()
+    with pytest.raises(ConfigError, match=rf"{new} is given twice, as {new} \(from --{new}\).*remove {old}"):
+        load_settings({new: str(value)}, config_file=file, env={})
+    with pytest.raises(ConfigError, match=rf"{new}: expected .* \(from {variable}\)"):
+        load_settings({"data_dir": "/d"}, env={variable: "many"})
+
+
+def test_renamed_metrics_are_exported_twice_unless_switched_off() -> None:
+    assert load_settings({"data_dir": "/d"}, env={}).legacy_metric_names
+    assert not load_settings(
+        {"data_dir": "/d"}, env={"MESHD_LEGACY_METRIC_NAMES": "false"}
+    ).legacy_metric_names

@@ -159,7 +159,7 @@ OPS = [
         (
             Split(0.2, 0.0, 0.8, 0.0, 1),
             PlanFacts(ops={"mine/slow": 9.0}, transforms=4),
-            "--transforms (now 4) up to the cores, or a node of role compute; mine/slow takes 100%",
+            "--transform-workers (now 4) up to the cores, or a node of role compute; mine/slow takes 100%",
             1 / 0.6,
         ),
         (

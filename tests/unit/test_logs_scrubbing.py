@@ -96,7 +96,7 @@ def test_configure_replaces_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     before, level = root.handlers[:], root.level
     try:
         for _ in range(2):
-            logs.configure("json", "info", "steward", stream=stream)
+            logs.configure("json", "info", "coordinator", stream=stream)
         logging.getLogger("meshd.y").info("hello")
         logging.getLogger("meshd.y").debug("not this")
     finally:
@@ -104,4 +104,4 @@ def test_configure_replaces_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
         root.setLevel(level)
         logging.captureWarnings(capture=False)
     (written,) = stream.getvalue().splitlines()
-    assert json.loads(written)["process"] == "steward"
+    assert json.loads(written)["process"] == "coordinator"

@@ -36,17 +36,17 @@ def test_giving_up_is_for_those_that_never_came_up() -> None:
 
 
 def test_the_board_says_why_a_node_is_not_ready() -> None:
-    board = ProcessStatus(["worker-0", "worker-1", "steward-0", "transform-0"])
-    assert board.unready_reason() == "the node is starting: worker-0, worker-1, steward-0, transform-0"
-    for name in ("worker-0", "worker-1", "steward-0", "transform-0"):
+    board = ProcessStatus(["worker-0", "worker-1", "coordinator-0", "transform-0"])
+    assert board.unready_reason() == "the node is starting: worker-0, worker-1, coordinator-0, transform-0"
+    for name in ("worker-0", "worker-1", "coordinator-0", "transform-0"):
         board[name] = Phase.READY
     board.node_phase = Phase.READY
     assert board.unready_reason() == ""
     board["worker-0"] = Phase.DOWN  # the other one answers
     assert board.unready_reason() == ""
-    board["steward-0"] = Phase.STARTING
-    assert board.unready_reason() == "the steward is being restarted"
-    board["steward-0"] = Phase.READY
+    board["coordinator-0"] = Phase.STARTING
+    assert board.unready_reason() == "the coordinator is being restarted"
+    board["coordinator-0"] = Phase.READY
     board["transform-0"] = Phase.DOWN
     assert board.unready_reason() == "no transform process is up"
     board.node_phase = Phase.DRAINING
@@ -56,4 +56,4 @@ def test_the_board_says_why_a_node_is_not_ready() -> None:
 def test_names_of_a_role() -> None:
     board = ProcessStatus(["worker-0", "transform-0", "transform-1"])
     assert board.names_of_role("transform") == ["transform-0", "transform-1"]
-    assert board.names_of_role("steward") == []
+    assert board.names_of_role("coordinator") == []

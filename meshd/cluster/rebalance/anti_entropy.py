@@ -397,9 +397,9 @@ class AntiEntropySync:
     def _count(self, size: int) -> None:
         self.stats.entered += 1
         self.stats.bytes += size
-        metrics.moves_entered.inc()
+        metrics.rebalance_applied.inc()
         failpoints.hit("moves.entered")
-        metrics.moves_bytes.inc(size)
+        metrics.rebalance_bytes.inc(size)
 
 
 class _Reservation:

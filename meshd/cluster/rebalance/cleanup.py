@@ -76,7 +76,7 @@ class Cleanup:
     async def _drop(self, gone: list[HeldName]) -> None:
         for start in range(0, len(gone), _PAGE):
             await self._store.drop_unowned(gone[start : start + _PAGE])
-            metrics.moves_dropped.inc(len(gone[start : start + _PAGE]))
+            metrics.rebalance_dropped.inc(len(gone[start : start + _PAGE]))
             await self._throttle(0)
 
 

@@ -151,8 +151,8 @@ class ProgressReporter:
             dropped=self.progress.dropped or stats.dropped,
             updated=now,
         )
-        metrics.moves_lacking.set(max(0, stats.lacked - stats.entered))
-        metrics.moves_lacking_bytes.set(total - stats.bytes)
+        metrics.rebalance_missing.set(max(0, stats.lacked - stats.entered))
+        metrics.rebalance_missing_bytes.set(total - stats.bytes)
         try:
             await self._control.put(self._key, msgspec.json.encode(self.progress))
         except ControlError as error:

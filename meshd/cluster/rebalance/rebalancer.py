@@ -203,7 +203,7 @@ class Rebalancer:
         stats, distrusted = self.reporter.stats, me.state == "joining"
         for number in range(_ROUNDS):
             plan = await self._plan(plan_sync, cluster, me.node_id, self._replica_counts(cluster))
-            metrics.moves_blocked.set(plan.blocked_slots)
+            metrics.rebalance_blocked.set(plan.blocked_slots)
             if plan.blocked_slots:
                 why = f"no complete node answers for {plan.blocked_slots} slots"
                 await self.reporter.report_blocked(why, plan.blocked_slots)
@@ -222,7 +222,7 @@ class Rebalancer:
             else:
                 for peer_id, scope in plan.peers.items():
                     await self._compare(cluster, peer_id, scope)
-            metrics.moves_rounds.inc()
+            metrics.rebalance_rounds.inc()
             if stats.failed == failed and (stats.lost == lost or number >= _STUBBORN_ROUNDS):
                 return True
         await self.reporter.report_blocked(f"data is still missing after {_ROUNDS} rounds")
@@ -300,7 +300,7 @@ class Rebalancer:
                 await self._compare(cluster, peer_id, scope, stats)
         if only is None:
             self._repaired = self._clock.monotonic()
-            metrics.moves_repaired.inc(stats.entered)
+            metrics.rebalance_repaired.inc(stats.entered)
         if stats.entered:
             _log.warning("repaired", extra={"entered": stats.entered, "bytes": stats.bytes})
         await self.reporter.end_phase()
@@ -337,7 +337,7 @@ class Rebalancer:
             more = await self._cleanup.drop_held_by_peer(self._open_peer(cluster, peer_id), scope)
             kept, dropped = kept + more[0], dropped + more[1]
             await self.reporter.update_counts(kept=kept, dropped=dropped)
-        metrics.moves_kept.set(kept)
+        metrics.rebalance_retained.set(kept)
         if kept:
             _log.warning("kept data that its owners do not have yet", extra={"kept": kept})
             self._retry_cleanup_at = self._clock.monotonic() + _STANDING_INTERVAL

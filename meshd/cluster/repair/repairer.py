@@ -130,7 +130,7 @@ class Repairer:
             peer_id = next(iter(left))
             tried.add(peer_id)
             restored = await self._fetch_from(peer_id, left[peer_id])
-            metrics.scrub_mended.inc(restored)
+            metrics.scrub_repaired.inc(restored)
             count(restored)
             repaired += restored
         return repaired

@@ -266,7 +266,7 @@ class WriteForwarder:
             node = self._mesh.route_for(bucket, key).primary
             if node is not None and node.node_id != self._mesh.node_id:
                 decided = await there(node)
-                metrics.replication_ceded.labels("again" if decided is None else "decided").inc()
+                metrics.replication_writes_forwarded.labels("retry" if decided is None else "done").inc()
                 if decided is not None:
                     _raise_error(decided)
                     return read(decided)

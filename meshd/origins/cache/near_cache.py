@@ -66,7 +66,7 @@ class NearCacheStore:
         else:
             found = await asyncio.to_thread(lambda: [self._read(record) for record in records])
         for part, record, data in zip(parts, records, found, strict=True):
-            metrics.near_reads.labels("part", "miss" if data is None else "hit").inc()
+            metrics.near_cache_reads.labels("part", "miss" if data is None else "hit").inc()
             if record is not None and data is not None:
                 self._cache_manager.record_read(Piece(NEAR_CACHE_NAME, part_name(part), -1, record.size))
         return found
@@ -74,7 +74,7 @@ class NearCacheStore:
     async def get_frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None:
         """A batch's bytes and rows, if all of it is here."""
         found = await asyncio.to_thread(self._frame, frame_key(address))
-        metrics.near_reads.labels("frame", "miss" if found is None else "hit").inc()
+        metrics.near_cache_reads.labels("frame", "miss" if found is None else "hit").inc()
         return found
 
     def _frame(self, name: str) -> tuple[list[bytes], int] | None:
@@ -135,14 +135,14 @@ class NearCacheStore:
                 if last is not None and self._cache.get(NEAR_CACHE_NAME, last[0]) is None:
                     await self._put(*last)
         except StoreError:
-            metrics.near_refused.inc()
+            metrics.near_cache_refused.inc()
         finally:
             self._waiting -= size
             os.close(fd)
 
     async def _put(self, name: str, data: bytes) -> None:
         if not await self._cache_manager.admit_piece(Piece(NEAR_CACHE_NAME, name, -1, len(data))):
-            metrics.near_refused.inc()
+            metrics.near_cache_refused.inc()
             return
         writer = self._cache.writer(NEAR_CACHE_NAME, name, size=len(data))
         try:

@@ -124,7 +124,7 @@ class PeerCacheClient:
         ask = PeerCacheRequest(bucket.name, bucket.created_ms, key, number, wanted)
         for node in nodes:
             found = await self._ask(node, ask)
-            metrics.origin_lends.labels("none" if found is None else "given").inc()
+            metrics.peer_cache_fetches.labels("miss" if found is None else "hit").inc()
             if found is not None:
                 return found
         return None
@@ -176,7 +176,7 @@ class PeerCacheClient:
         async with aclosing(pieces):
             try:
                 async for piece in pieces:
-                    metrics.origin_lent_bytes.inc(len(piece))
+                    metrics.peer_cache_bytes.inc(len(piece))
                     yield piece
             except MeshdError as error:
                 raise OriginDownError(f"{node.node_id} stopped giving what it has") from error

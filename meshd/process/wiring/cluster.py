@@ -102,7 +102,7 @@ def local_rebalance_routes(node: NodeContext, given: SyncSource) -> list[HttpRou
 
 
 def rebalancer(node: NodeContext) -> Rebalancer:
-    """The one of this node, to be run in its steward."""
+    """The one of this node, to be run in its coordinator."""
     sources = RebalancerDeps(
         partial(RemoteSyncPeer, node.peers),
         lambda: replica_counts_in_use(node),
@@ -275,7 +275,7 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
     tasks.spawn(guardian.run(), "guardian")
     tasks.spawn(increment_generation_hourly(control, settings.store.data_dir, belonging), "directory")
     moving = rebalancer(node)
-    tasks.spawn(moving.run(), "mover")
+    tasks.spawn(moving.run(), "rebalancer")
     return moving
 
 
@@ -286,7 +286,7 @@ _REPORT_TIMEOUT: Final = 5.0  # seconds for it
 
 
 def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubScheduler:
-    """The one of this node, to be run in its steward."""
+    """The one of this node, to be run in its coordinator."""
     rest = InLoopThrottle(node.clock).yield_to_clients
     mender = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
     return ScrubScheduler(

@@ -77,7 +77,7 @@ class ClusterAdmin:
         return f"<ClusterAdmin of {self._mesh!r}>"
 
     async def status(self) -> dict[str, Any]:
-        """The map in words and numbers, and what movers say of their work."""
+        """Returns the cluster map in words and numbers, and the reports of the rebalancers."""
         cluster, alive, trouble = self._mesh.current_map(), None, ""
         if not self._mesh.standalone:
             try:
@@ -107,6 +107,10 @@ class ClusterAdmin:
             )
             for node in cluster.nodes
         }
+        under_replicated = sum(
+            loads[node.node_id].debt for node in cluster.nodes if node.state not in ("away", "down")
+        )
+        rebalance = msgspec.to_builtins(rebalance_status(cluster, works))
         seen = await survey_peers(self._mesh, self._peers, self._clock, _PATIENCE)
         clocks = compare_clocks(seen.ahead)
         leaving, domains = drain_status(cluster, works), domain_mismatches(self._control, cluster)
@@ -115,16 +119,17 @@ class ClusterAdmin:
             "version": cluster.version,
             "copies": cluster.copies,
             "slots": cluster.slots,
-            "moving": cluster.is_rebalancing,
+            "rebalancing": cluster.is_rebalancing,
+            "moving": cluster.is_rebalancing,  # the earlier name; so are `movement`, `debt` and `work`
             "counts": [
                 {"bucket": count.bucket, "copies": count.relied, "wanted": count.wanted}
                 for count in cluster.counts
                 if count.is_rebalancing
             ],
-            "movement": msgspec.to_builtins(rebalance_status(cluster, works)),
-            "debt": sum(
-                loads[node.node_id].debt for node in cluster.nodes if node.state not in ("away", "down")
-            ),
+            "rebalance": rebalance,
+            "movement": rebalance,
+            "under_replicated": under_replicated,
+            "debt": under_replicated,
             "control": trouble or "reached",
             "clocks_agree": clocks.agree,
             "documents": {
@@ -135,11 +140,12 @@ class ClusterAdmin:
             "nodes": [
                 _node(node, alive, moves.get(node.node_id))
                 | {"slots": present.get(node.node_id, 0), "slots_wanted": future.get(node.node_id, 0)}
-                | {"scrub": json.loads(scrubs.get(node.node_id, b"null"))}
+                | {"scrub": _scrub_report(scrubs.get(node.node_id))}
                 | {
                     "empty": _empty(cluster, node),
                     "drain": leaving.get(node.node_id),
-                    "load": msgspec.to_builtins(loads[node.node_id]),
+                    "load": msgspec.to_builtins(loads[node.node_id])
+                    | {"under_replicated": loads[node.node_id].debt},
                     "domains": domains.get(node.node_id, ""),
                     "refused": seen.refused.get(node.node_id, ""),
                     "clock_ahead": clocks.ahead.get(node.node_id),
@@ -237,7 +243,17 @@ class ClusterAdmin:
         return self._buckets.min_replica_count(cluster.copies, cluster.counts)
 
 
+def _scrub_report(report: bytes | None) -> dict[str, Any] | None:
+    """A node's last scrub report, with the earlier keys next to the present ones."""
+    if report is None:
+        return None
+    told: dict[str, Any] = json.loads(report)
+    names = {"mended": "repaired", "lacking": "missing_bytes", "debt": "under_replicated"}
+    return told | {new: told[old] for old, new in names.items() if old in told}
+
+
 def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, Any]:
+    work = json.loads(moves) if moves else None
     return {
         "id": node.node_id,
         "state": node.state,
@@ -249,7 +265,8 @@ def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, 
         "weight": node.weight,
         "since": node.since,
         "lease": None if alive is None else node_lease_name(node.node_id) in alive,
-        "work": json.loads(moves) if moves else None,
+        "rebalancer": work,
+        "work": work,
     }
 
 

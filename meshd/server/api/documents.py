@@ -1,28 +1,32 @@
-"""Document API: stored plans and snapshots, their users and expiry, and removal (`/-/kept/`).
+"""Document API: stored plans and snapshots, their users and expiry, and removal (`/-/documents/`).
 
-Law: parse, call the service, answer JSON with the batch API's errors.
+Law: parse, call the service, answer JSON with the batch API's errors. The earlier path `/-/kept/` answers the
+same, with a `Deprecation` header (RFC 9745), for one release.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError
 from meshd.documents.admin import KINDS, MAX_PAGE
 from meshd.server.api.batches import caller_of, parse_query
 from meshd.server.http_server import HttpRoute
+from meshd.server.response import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.auth.authorizer import Identity
     from meshd.documents.admin import DocumentAdmin, Kind
-    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.api.batches import BatchEndpoint, Handler
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply
 
-PREFIX = "/-/kept/"
+PREFIX: Final = "/-/documents/"
+EARLIER_PREFIX: Final = "/-/kept/"
+_DEPRECATION: Final = ("Deprecation", "@1795651200")  # since 26 November 2026
 _LIMIT = 100
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(r"[0-9]{1,5}")
@@ -40,13 +44,14 @@ class DocumentEndpoint:
         self._documents, self._native = documents, native
 
     def __repr__(self) -> str:
-        return "<KeptEndpoint>"
+        return "<DocumentEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded, bounded = self._native.handle_errors, self._native.limit_concurrency
-        return [
-            HttpRoute("GET", PREFIX, guarded(bounded(self.get))),
-            HttpRoute("DELETE", PREFIX, guarded(bounded(self.remove))),
+        handlers = {"GET": guarded(bounded(self.get)), "DELETE": guarded(bounded(self.remove))}
+        routes = [HttpRoute(method, PREFIX, handler) for method, handler in handlers.items()]
+        return routes + [
+            HttpRoute(method, EARLIER_PREFIX, _deprecated(handler)) for method, handler in handlers.items()
         ]
 
     async def get(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -78,12 +83,27 @@ class DocumentEndpoint:
         )
 
 
+def _deprecated(handler: Handler) -> Handler:
+    """`handler` under the earlier path: its replies say so and name the new one."""
+
+    async def answer(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        reply = await handler(request, identity)
+        if isinstance(reply, Reply):
+            path = request.raw_path.partition("?")[0].removeprefix(EARLIER_PREFIX)
+            reply.add_headers(_DEPRECATION, ("Link", f'<{PREFIX}{path}>; rel="successor-version"'))
+        return reply
+
+    return answer
+
+
 def _document_path(request: MeshRequest) -> tuple[Kind, str]:
     """The kind, and the hash or "". Raises BatchError NoSuchKey, BadRequest."""
     path = request.raw_path.partition("?")[0]
-    kind, _, digest = path.removeprefix(PREFIX).partition("/")
+    kind, _, digest = path.removeprefix(EARLIER_PREFIX).removeprefix(PREFIX).partition("/")
     if kind not in KINDS:
-        raise BatchError("NoSuchKey", f"there is nothing at {path[:200]}; kept are: {', '.join(KINDS)}")
+        raise BatchError(
+            "NoSuchKey", f"there is nothing at {path[:200]}; use {PREFIX} with one of {', '.join(KINDS)}"
+        )
     if digest and not _HASH.fullmatch(digest):
         raise BatchError("BadRequest", f"{digest[:80]!r} is no hash of 64 lower-case hex digits")
     return kind, digest

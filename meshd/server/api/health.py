@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 
 def health_routes(
-    trouble: Callable[[], str], map_version: Callable[[], int], clock: Clock
+    trouble: Callable[[], str],
+    map_version: Callable[[], int],
+    clock: Clock,
+    *,
+    legacy_metric_names: bool = True,
 ) -> list[HttpRoute]:
-    """The routes. `trouble` says in words why the node should get no traffic; empty text when it should.
-    `map_version` is the one of the cluster map that this process goes by."""
+    """Returns the routes. `trouble` says in words why the node should get no traffic; empty text when it
+    should. `map_version` is that of the cluster map this process uses."""
 
     def reply(status: int, body: bytes, *more: Header, kind: str = "text/plain; charset=utf-8") -> Reply:
         headers = [("Content-Type", kind), ("Cache-Control", "no-store"), ("Content-Length", str(len(body)))]
@@ -41,7 +45,9 @@ def health_routes(
 
     async def scrape(_: MeshRequest) -> Reply:
         flush_request_counters()
-        body = await asyncio.to_thread(metrics.render_metrics)  # reads a file of every process
+        body = await asyncio.to_thread(  # reads a file of every process
+            metrics.render_metrics, legacy_names=legacy_metric_names
+        )
         return reply(200, body, kind=metrics.CONTENT_TYPE)
 
     return [

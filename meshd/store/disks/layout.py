@@ -250,7 +250,7 @@ class FreeSpace:
         disk = max(order, key=self._free_on) if found is None else found
         self._free[disk] -= size
         if disk != order[0]:
-            metrics.store_displaced.inc()
+            metrics.store_off_home_writes.inc()
         return disk
 
     def _free_on(self, disk: int) -> int:

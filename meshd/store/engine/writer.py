@@ -100,7 +100,7 @@ class WriterContext:
             raise DiskFailedError("the disk has just failed; try again, another disk may take the object")
         for disk, root in there:
             if has_free_space(str(root), size or 0):
-                metrics.store_displaced.inc(disk != order[0])
+                metrics.store_off_home_writes.inc(disk != order[0])
                 return self._reserved(disk, file, size or 0)
         raise DiskFullError(f"{size or 'more'} bytes do not fit on a disk; delete objects or add a disk")
 

@@ -50,7 +50,7 @@ def list_documents(transport: Transport, kind: Kind) -> Iterator[StoredDocument]
     after = ""
     while True:
         query = f"after={after}&limit=1000" if after else "limit=1000"
-        page = transport.json(Request("GET", f"/-/kept/{kind}", query))
+        page = transport.json(Request("GET", f"/-/documents/{kind}", query))
         yield from map(_document, page[kind])
         after = page["next"]
         if not after:
@@ -59,13 +59,13 @@ def list_documents(transport: Transport, kind: Kind) -> Iterator[StoredDocument]
 
 def show_document(transport: Transport, kind: Kind, digest: str) -> StoredDocument:
     """One of them. Raises NotFoundError."""
-    return _document(transport.json(Request("GET", f"/-/kept/{kind}/{digest}")))
+    return _document(transport.json(Request("GET", f"/-/documents/{kind}/{digest}")))
 
 
 def remove_document(transport: Transport, kind: Kind, digest: str, *, force: bool = False) -> tuple[str, ...]:
     """Remove one on every node; `force`: also one used within the last day. The nodes that are away: they
     follow when they are back. Raises NotFoundError, ServerError InUse."""
-    answer = transport.json(Request("DELETE", f"/-/kept/{kind}/{digest}", "force=1" if force else ""))
+    answer = transport.json(Request("DELETE", f"/-/documents/{kind}/{digest}", "force=1" if force else ""))
     return tuple(answer["silent"])
 
 

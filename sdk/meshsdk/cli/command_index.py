@@ -29,8 +29,8 @@ CHAPTERS = {
         "preflight": ("datasets", "Would a job with it work? If not, why, and what to do."),
         "split": ("datasets", "Cut into parts, such as train and val."),
         "mix": ("datasets", "What epochs of several datasets would hold."),
-        "plan": ("documents", "Plans that are kept: who needs them, when they go."),
-        "snapshot": ("documents", "Snapshots that are kept."),
+        "plans": ("documents", "Stored plans: what refers to them, when they expire."),
+        "snapshots": ("documents", "Stored snapshots."),
         "bench": ("bench", "How fast its batches come."),
     },
     "Training jobs": {
@@ -54,6 +54,8 @@ CHAPTERS = {
         "cluster": ("cluster", "The nodes of a mesh: shown, drained, replaced."),
     },
 }
+RENAMED = {"plan": "plans", "snapshot": "snapshots"}
+"""Commands by their earlier name, which goes on for one release with a notice."""
 _MODULES = {name: module for chapter in CHAPTERS.values() for name, (module, _) in chapter.items()}
 
 
@@ -76,6 +78,14 @@ class Chapters(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raises NoSuchCommand with what may have been meant."""
+        if args and args[0] in RENAMED:
+            old, new = args[0], RENAMED[args[0]]
+            click.echo(
+                f"mesh: `mesh {old}` is deprecated: use `mesh {new}`; in the next release `mesh {old}` has "
+                "another meaning, or none",
+                err=True,
+            )
+            args = [new, *args[1:]]
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:

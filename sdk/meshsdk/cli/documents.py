@@ -1,4 +1,4 @@
-"""`mesh plan` and `mesh snapshot`: stored plans and snapshots, and when they expire.
+"""`mesh plans` and `mesh snapshots`: stored plans and snapshots, and when they expire.
 
 Law: shows what the server reports; a removal names one document by its hash.
 """
@@ -25,21 +25,22 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _SHORT = re.compile(r"[0-9a-f]{6,63}")
 
 
-@click.group("plan")
-def plan() -> None:
-    """Plans that are kept: an address of a batch is good as long as its plan is.
+@click.group("plans")
+def plans() -> None:
+    """Stored plans: the address of a batch is valid as long as its plan exists.
 
-    What a view or a job names stays. Of the rest, what nobody has used for 90 days (--keep-documents of the
-    nodes) goes by itself; made again of the same content, it has the same hash and its addresses work again.
+    A plan that a view or a job refers to stays. Any other expires when it has not been used for 90 days
+    (--keep-documents of the nodes); made again from the same content, it has the same hash and its addresses
+    work again.
     """
 
 
-@click.group("snapshot")
-def snapshot() -> None:
-    """Snapshots that are kept: what was pinned under a source.
+@click.group("snapshots")
+def snapshots() -> None:
+    """Stored snapshots: the pinned content of a source.
 
-    What a plan, a view or a job names stays. Of the rest, what nobody has used for 90 days (--keep-documents
-    of the nodes) goes by itself. One whose source has changed since cannot be made again.
+    A snapshot that a plan, a view or a job refers to stays. Any other expires when it has not been used for
+    90 days (--keep-documents of the nodes). It cannot be made again once its source has changed.
     """
 
 
@@ -95,7 +96,7 @@ def _whole(client: Client, kind: Kind, name: str) -> str:
     found = [kept.hash for kept in list_documents(client.transport, kind) if kept.hash.startswith(name)]
     if len(found) != 1:
         what = f"no {kind[:-1]} begins" if not found else f"{len(found)} {kind} begin"
-        raise ConfigurationError(f"{what} with {name}; see them with: mesh {kind[:-1]} ls")
+        raise ConfigurationError(f"{what} with {name}; see them with: mesh {kind} ls")
     return found[0]
 
 
@@ -120,30 +121,30 @@ def _day(ms: int) -> str:
 _force = click.option("--force", is_flag=True, help="Also one that was used within the last day.")
 
 
-@plan.command("ls")
+@plans.command("ls")
 @shared_options
 def list_plans(session: Session) -> None:
     """Lists plans: size, last use, when they go, what keeps them.
 
     \b
-    mesh plan ls
+    mesh plans ls
     """
     _list(session, "plans")
 
 
-@plan.command("show")
+@plans.command("show")
 @click.argument("name", metavar="HASH")
 @shared_options
 def show_plan(session: Session, name: str) -> None:
     """Shows one plan; the first digits of its hash will do.
 
     \b
-    mesh plan show 3f9c01d2
+    mesh plans show 3f9c01d2
     """
     _show(session, "plans", name)
 
 
-@plan.command("rm")
+@plans.command("rm")
 @click.argument("name", metavar="HASH")
 @_force
 @shared_options
@@ -153,36 +154,36 @@ def remove_plan(session: Session, name: str, force: bool) -> None:
     One that a view or a job names is refused. Made again of the same content it has the same hash.
 
     \b
-    mesh plan ls
-    mesh plan rm 3f9c01d2
+    mesh plans ls
+    mesh plans rm 3f9c01d2
     """
     _remove(session, "plans", name, force=force)
 
 
-@snapshot.command("ls")
+@snapshots.command("ls")
 @shared_options
 def list_snapshots(session: Session) -> None:
     """Lists snapshots: size, last use, when they go, what keeps them.
 
     \b
-    mesh snapshot ls
+    mesh snapshots ls
     """
     _list(session, "snapshots")
 
 
-@snapshot.command("show")
+@snapshots.command("show")
 @click.argument("name", metavar="HASH")
 @shared_options
 def show_snapshot(session: Session, name: str) -> None:
     """Shows one snapshot; the first digits of its hash will do.
 
     \b
-    mesh snapshot show 3f9c01d2
+    mesh snapshots show 3f9c01d2
     """
     _show(session, "snapshots", name)
 
 
-@snapshot.command("rm")
+@snapshots.command("rm")
 @click.argument("name", metavar="HASH")
 @_force
 @shared_options
@@ -192,7 +193,7 @@ def remove_snapshot(session: Session, name: str, force: bool) -> None:
     One that a plan, a view or a job names is refused. Once its source has changed, it cannot be made again.
 
     \b
-    mesh snapshot ls
-    mesh snapshot rm 3f9c01d2
+    mesh snapshots ls
+    mesh snapshots rm 3f9c01d2
     """
     _remove(session, "snapshots", name, force=force)

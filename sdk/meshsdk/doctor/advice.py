@@ -121,8 +121,8 @@ def _preprocessing(found: Split, about: PlanFacts) -> Advice:
         found,
         "preprocessing",
         0.5,
-        f"twice the transform processes: meshd serve --transforms{number} up to the cores, or a node of "
-        f"role compute{why}",
+        f"twice the transform processes: meshd serve --transform-workers{number} up to the cores, or a node "
+        f"of role compute{why}",
     )
 
 

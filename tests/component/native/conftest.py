@@ -21,7 +21,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     users = tmp_path_factory.mktemp("users") / "users.yaml"
     entry = {"user_id": "eve", "display_name": "Eve", "email": "eve@example.org"}
     users.write_text(yaml.safe_dump([{**entry, "access_key": "EVEKEY", "secret_key": "evesecret"}]))
-    with Daemon.start(args=["--users", str(users), "--transforms", "2"], workers=2) as running:
+    with Daemon.start(args=["--users", str(users), "--transform-workers", "2"], workers=2) as running:
         yield running
         assert "Traceback" not in running.output()
 
