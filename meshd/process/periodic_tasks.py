@@ -119,7 +119,7 @@ def document_collector(node: NodeContext) -> DocumentCollector:
         node.clock,
         lambda: is_collector_leader(node.mesh),
         days=settings.keep_documents_days,
-        tombstone_ttl_ms=int(1000 * settings.remember_removals),
+        tombstone_ttl_ms=int(1000 * settings.tombstone_ttl),
     )
 
 

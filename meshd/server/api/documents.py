@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from meshd.documents.admin import DocumentAdmin, Kind
     from meshd.server.api.batches import BatchEndpoint, Handler
     from meshd.server.request import MeshRequest
-    from meshd.server.response import Reply
 
 PREFIX: Final = "/-/documents/"
 EARLIER_PREFIX: Final = "/-/kept/"
@@ -86,7 +85,7 @@ class DocumentEndpoint:
 def _deprecated(handler: Handler) -> Handler:
     """`handler` under the earlier path: its replies say so and name the new one."""
 
-    async def answer(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+    async def answer(request: MeshRequest, identity: Identity) -> Reply:
         reply = await handler(request, identity)
         if isinstance(reply, Reply):
             path = request.raw_path.partition("?")[0].removeprefix(EARLIER_PREFIX)
