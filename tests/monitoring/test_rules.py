@@ -75,15 +75,15 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "ShardmeshMovementStuck": (
         {
-            f"meshd_cluster_moving{{{AT}}}": "0x100 1x140",
-            f"meshd_moves_entered_total{{{AT}}}": "0+50x100 5000x140",
-            f"meshd_moves_rounds_total{{{AT}}}": "3x240",
+            f"meshd_cluster_rebalancing{{{AT}}}": "0x100 1x140",
+            f"meshd_rebalance_applied_total{{{AT}}}": "0+50x100 5000x140",
+            f"meshd_rebalance_rounds_total{{{AT}}}": "3x240",
         },
         {
-            f"meshd_cluster_moving{{{AT}}}": "0x100 1x140",
-            f"meshd_moves_entered_total{{{AT}}}": "0x240",
-            f"meshd_moves_rounds_total{{{AT}}}": "3x240",
-            'meshd_moves_entered_total{instance="n2:9000"}': grows(50),
+            f"meshd_cluster_rebalancing{{{AT}}}": "0x100 1x140",
+            f"meshd_rebalance_applied_total{{{AT}}}": "0x240",
+            f"meshd_rebalance_rounds_total{{{AT}}}": "3x240",
+            'meshd_rebalance_applied_total{instance="n2:9000"}': grows(50),
         },
     ),
     "ShardmeshWritesRefused": (
@@ -199,9 +199,9 @@ CASES: dict[str, tuple[Series, Series]] = {
         },
     ),
     "ShardmeshProcessesMissing": (
-        {f'meshd_processes_up{{role="steward", {AT}}}': "1x100 0x140"},
+        {f'meshd_processes_up{{role="coordinator", {AT}}}': "1x100 0x140"},
         {
-            f'meshd_processes_up{{role="steward", {AT}}}': "1x240",
+            f'meshd_processes_up{{role="coordinator", {AT}}}': "1x240",
             f'meshd_processes_up{{role="transform", {AT}}}': "0x240",
         },
     ),

@@ -91,8 +91,8 @@ DAEMONS: Final = (
     ),
     Alert(
         "ShardmeshMovementStuck",
-        "max(meshd_cluster_moving) > 0 and sum(increase(meshd_moves_entered_total[15m])) == 0"
-        " and sum(increase(meshd_moves_rounds_total[15m])) == 0",
+        "max(meshd_cluster_rebalancing) > 0 and sum(increase(meshd_rebalance_applied_total[15m])) == 0"
+        " and sum(increase(meshd_rebalance_rounds_total[15m])) == 0",
         "30m",
         "warning",
         "Data is to be carried, and nothing moves",

@@ -207,7 +207,7 @@ CLUSTER: Final = Dashboard(
                 ),
                 Panel(
                     "Fetched from other nodes to be kept",
-                    (Query(rate("meshd_moves_bytes_total", "instance"), "{{instance}}"),),
+                    (Query(rate("meshd_rebalance_bytes_total", "instance"), "{{instance}}"),),
                     "Bps",
                     "By nodes that join, return, take a share over, or repair. It gives way to clients.",
                     width=8,
@@ -215,9 +215,9 @@ CLUSTER: Final = Dashboard(
                 Panel(
                     "Movement",
                     (
-                        Query(f"max(meshd_cluster_moving{{{AT}}})", "1: the map wants data elsewhere"),
+                        Query(f"max(meshd_cluster_rebalancing{{{AT}}})", "1: the map wants data elsewhere"),
                         Query(
-                            f"sum by (instance) (meshd_moves_lacking{{{AT}}}) or on() vector(0)",
+                            f"sum by (instance) (meshd_rebalance_missing{{{AT}}}) or on() vector(0)",
                             "{{instance}} is known to lack",
                         ),
                     ),
