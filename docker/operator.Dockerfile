@@ -18,5 +18,4 @@ USER 65532:65532
 WORKDIR /tmp
 EXPOSE 8080 9090 9443
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["kopf"]
-CMD ["run", "--module=meshoperator.handlers", "--standalone", "--all-namespaces"]
+ENTRYPOINT ["meshoperator"]

@@ -1,7 +1,7 @@
-"""Manager: builds all controllers, starts and stops them, and wires watches and the webhook.
+"""Manager: builds all controllers, and runs watches, leader election and the webhook until it is stopped.
 
 Law: the only module that knows all parts; a new kind is one line of `_passes`. The webhook answers on
-every replica; everything that writes waits for leadership.
+every replica; everything that writes waits for leadership. Watches decide nothing: they enqueue objects.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from meshoperator.controllers.usage_status import UsageUpdater
 from meshoperator.controllers.view_controller import ViewController
 from meshoperator.controllers.work_queue import WorkQueue
 from meshoperator.daemon_client import DaemonClient, DaemonError, UnreachableError
-from meshoperator.kube.client import Kube
-from meshoperator.kube.crd_discovery import CrdDiscovery
+from meshoperator.kube.client import Kube, is_missing
 from meshoperator.kube.event_recorder import EventRecorder
 from meshoperator.kube.leader_election import LeaderElection
 from meshoperator.planners.admission import LABEL
 from meshoperator.planners.placement_inputs import PlacementBoard
-from meshoperator.resources import ResourceError
+from meshoperator.resources import KINDS, ResourceError
 from meshoperator.webhook import Webhook
 
 if TYPE_CHECKING:
@@ -51,16 +50,20 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-_POD_WATCH_SECONDS: Final = 240
-_RENEW: Final = 600.0
-"""Seconds from one look at all training pods to the next: keys are renewed long before they end."""
-_LOOK: Final = 2.0
-_RETRY_PAUSE: Final = 1.0
+LEASE: Final = "shardmesh-operator"
+_WATCH_SECONDS: Final = 240
+_RENEW_SECONDS: Final = 600.0
+"""Between checks of all training pods: keys are renewed long before they expire."""
+_PLAN_CHECK: Final = 2.0
+_PAUSE: Final = 1.0
+_RETRY: Final = 5.0
+_INSTALL: Final = "kubectl apply --server-side -f helm/shardmesh/crds/"
 _FAILURES: Final = (ApiError, httpx2.HTTPError, DaemonError, UnreachableError, ResourceError)
 
 
 class DataManager:
-    """One a process. `leads` is set while this operator is the one that acts; `now`: seconds since 1970."""
+    """Everything about datasets and training pods; one per process. `leads` is set while this operator is the
+    leader; `now` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -78,34 +81,42 @@ class DataManager:
         self._notices = PodEvents(kube, settings, recorder, time.monotonic)
         self._placement = PlacementController(kube, settings, self.board)
         self._figures = UsageUpdater(kube, self.daemons)
-        self._loops = (
+        self._controllers = (
             DatasetController(kube, self.daemons, recorder, now, self.board),
             LoadController(kube, self.daemons, recorder, now),
             ViewController(kube, self.daemons, recorder, now),
         )
 
     def __repr__(self) -> str:
-        return f"<DataProgram {self.board.version}>"
+        return f"<DataManager, placement {self.board.version}>"
 
     def passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
-        """By kind."""
-        return {loop.kind: loop.reconcile for loop in self._loops}
+        """Return the reconcile functions by kind."""
+        return {each.kind: each.reconcile for each in self._controllers}
 
     def work(self) -> list[Coroutine[None, None, None]]:
-        """What goes on until it is cancelled."""
-        found = []
-        for namespace in self._settings.namespaces or (None,):
-            found += [self._watch_pods(namespace), self._watch_new_pods(namespace)]
-        found += [self._renew(), self._place(), self._measure(), self._notice()]
-        return [*found, self._serve()] if self._settings.webhook is not None else found
+        """Return the tasks that run until they are cancelled."""
+        settings = self._settings
+        found: list[Coroutine[None, None, None]] = []
+        for namespace in settings.namespaces or (None,):
+            found += [self._watch_training_pods(namespace), self._watch_new_pods(namespace)]
+        found += [
+            self._repeat("renewing the keys of training pods", self._renew, _RENEW_SECONDS, _RETRY),
+            self._repeat("the check of pods for misspelt keys", self._check_pods, settings.pods_seconds),
+            self._repeat("the update of usage in statuses", self._measure, settings.figures_seconds),
+            self._place(),
+        ]
+        return [*found, self._serve()] if settings.webhook is not None else found
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close connections to daemons."""
         await self.daemons.aclose()
 
     def _endpoint(self, cluster: Cluster) -> str:
-        said = self._settings.endpoint
-        return said.format(name=cluster.name, namespace=cluster.namespace) if said else cluster.endpoint
+        template = self._settings.endpoint
+        if not template:
+            return cluster.endpoint
+        return template.format(name=cluster.name, namespace=cluster.namespace)
 
     async def _serve(self) -> None:
         assert self._settings.webhook is not None
@@ -116,69 +127,70 @@ class DataManager:
                     _log.info("the webhook listens on port %d", hook.port)
                     await asyncio.Event().wait()
             except OSError as error:  # ssl.SSLError is one
-                _log.error("the webhook cannot serve, pods go as they are: %s", error)
-            await asyncio.sleep(5 * _RETRY_PAUSE)
+                _log.error("the webhook cannot serve; pods are admitted unchanged until it does: %s", error)
+            await asyncio.sleep(_RETRY)
 
-    async def _watch_pods(self, namespace: str | None) -> None:
-        """Keys for training pods as they come."""
+    async def _watch_training_pods(self, namespace: str | None) -> None:
+        """Make keys for training pods as they appear."""
         while True:
             await self._leads.wait()
             try:
-                async for pod in self._kube.watch("Pod", namespace, LABEL, _POD_WATCH_SECONDS):
+                async for what, pod in self._kube.watch("Pod", namespace, _WATCH_SECONDS, LABEL):
+                    if what == "DELETED":
+                        continue
                     try:
                         await self._keys.renew_pod(pod)
                         await self._notices.check_pod(pod)
                     except _FAILURES as error:
-                        _log.warning("not all is done for %s yet: %s", pod["metadata"]["name"], error)
+                        name = pod["metadata"]["name"]
+                        _log.warning("pod %s is not served yet; it is retried: %s", name, error)
             except (ApiError, httpx2.HTTPError) as error:
-                _log.warning("the watch of training pods broke off: %s", error)
-            await asyncio.sleep(_RETRY_PAUSE)
+                _log.warning("the watch of training pods failed and restarts: %s", error)
+            await asyncio.sleep(_PAUSE)
 
     async def _watch_new_pods(self, namespace: str | None) -> None:
-        """Those with a misspelt label are in no other watch."""
+        """Check new pods for misspelt labels; no other watch includes those."""
         while True:
             await self._leads.wait()
             try:
                 await self._notices.watch(namespace, self._leads)
             except (ApiError, httpx2.HTTPError) as error:
-                _log.warning("the watch of new pods broke off: %s", error)
-            await asyncio.sleep(_RETRY_PAUSE)
+                _log.warning("the watch of new pods failed and restarts: %s", error)
+            await asyncio.sleep(_PAUSE)
 
-    async def _renew(self) -> None:
-        """All training pods, now and then; soon again while one could not be served."""
-        while True:
-            await self._leads.wait()
-            failed = 0
-            try:
-                for namespace in self._settings.namespaces or (None,):
-                    failed += await self._keys.renew_all(namespace)
-            except (ApiError, httpx2.HTTPError) as error:
-                _log.warning("training pods cannot be looked at: %s", error)
-                failed = 1
-            await asyncio.sleep(5 * _RETRY_PAUSE if failed else _RENEW)
-
-    async def _notice(self) -> None:
-        """All pods, now and then: those that were not seen when they were made."""
+    async def _repeat(
+        self, what: str, work: Callable[[], Awaitable[bool]], pause: float, retry: float = 0
+    ) -> None:
+        """Run `work` every `pause` seconds while this operator leads; `retry` seconds later, if that is given
+        and the work failed or returned False."""
         while True:
             await self._leads.wait()
             try:
-                await self._notices.check_all()
+                done = await work()
             except (ApiError, httpx2.HTTPError) as error:
-                _log.warning("pods cannot be looked at for misspelt keys: %s", error)
-            await asyncio.sleep(self._settings.pods_seconds)
+                _log.warning("%s failed; it is retried: %s", what, error)
+                done = False
+            await asyncio.sleep(pause if done or not retry else retry)
 
-    async def _measure(self) -> None:
-        """What daemons hold, and how full their disks are, now and then."""
-        while True:
-            await self._leads.wait()
-            try:
-                await self._figures.update_statuses(self._settings.namespaces)
-            except (ApiError, httpx2.HTTPError) as error:
-                _log.warning("no figures: %s", error)
-            await asyncio.sleep(self._settings.figures_seconds)
+    async def _renew(self) -> bool:
+        """Renew the keys of all training pods; return whether none failed."""
+        failed = 0
+        for namespace in self._settings.namespaces or (None,):
+            failed += await self._keys.renew_all(namespace)
+        return not failed
+
+    async def _check_pods(self) -> bool:
+        """Check all pods, to find those that no watch reported."""
+        await self._notices.check_all()
+        return True
+
+    async def _measure(self) -> bool:
+        """Write what daemons hold, and how full their disks are, to statuses."""
+        await self._figures.update_statuses(self._settings.namespaces)
+        return True
 
     async def _place(self) -> None:
-        """A plan now and then, and when data has come somewhere or gone."""
+        """Plan placement every `plan_seconds`, and at once when data appeared or disappeared."""
         version, rest = -1, 0.0
         while True:
             await self._leads.wait()
@@ -187,65 +199,62 @@ class DataManager:
                 try:
                     await self._placement.plan_and_label()
                 except (ApiError, httpx2.HTTPError) as error:
-                    _log.warning("no plan could be made: %s", error)
-                    rest = 5 * _RETRY_PAUSE
-            await asyncio.sleep(_LOOK)
-            rest -= _LOOK
-
-
-_WATCH_SECONDS: Final = 240
-_PAUSE: Final = 1.0
-LEASE: Final = "shardmesh-operator"
+                    _log.warning("placement planning failed; it is retried: %s", error)
+                    rest = _RETRY
+            await asyncio.sleep(_PLAN_CHECK)
+            rest -= _PLAN_CHECK
 
 
 def now_stamp() -> str:
-    """Now, as Kubernetes writes it."""
+    """Return the current time as Kubernetes writes it."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class Manager:
-    """One a process. Make it within the loop it is to run in."""
+    """The whole operator; one per process, created in the event loop it runs in."""
 
     def __init__(
         self, settings: OperatorSettings, config: KubeConfig, holder: str, end: Callable[[], None]
     ) -> None:
-        """`end`: ends the process, in order."""
+        """`end` is called when a part fails; the process should then stop the manager and exit."""
         self._settings, self._end = settings, end
         self._client = AsyncClient(config=config.get(), timeout=httpx2.Timeout(30))
         self.kube = Kube(self._client)
-        self.crd_discovery = CrdDiscovery(self.kube, end)
         self.recorder = EventRecorder(self.kube, now_stamp)
         namespace = settings.lease_namespace or self._client.namespace
         self.leading = LeaderElection(
             self.kube, namespace, LEASE, holder, stamp=now_stamp, monotonic=time.monotonic
         )
         self.data = DataManager(self.kube, settings, self.recorder, self.leading.leads, time.time)
-        self.loops = WorkQueue(self._passes(), self.leading.leads)
+        self.queue = WorkQueue(self._passes(), self.leading.leads)
+        self.failed = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._hosts: dict[str, tuple[object, ...]] = {}
+        self._nodes: dict[str, tuple[object, ...]] = {}
 
     def __repr__(self) -> str:
-        return f"<Program {self.leading!r} {self.loops!r}>"
+        return f"<Manager {self.leading!r} {self.queue!r}>"
 
     def _passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
         clusters = ClusterController(self.kube, self._settings, self.recorder, now_stamp)
         return {"MeshCluster": clusters.reconcile, **self.data.passes()}
 
-    async def start(self) -> None:
-        """Begin to watch, and to act once it leads."""
+    def start(self) -> None:
+        """Start watching, and acting once this operator leads."""
         if self._settings.metrics is not None:
             metrics.serve(*self._settings.metrics)
-        await self.crd_discovery.load_served()
-        self._spawn(self.crd_discovery.wait_for_new())
         self._spawn(self.leading.run_election())
         for work in self.data.work():
             self._spawn(work)
         for namespace in self._settings.namespaces or (None,):
-            self._spawn(watch(self.kube, self.loops, "Pod", namespace, CLUSTER_LABEL))
+            self._spawn(watch_daemons(self.kube, self.queue, namespace))
+            for kind in KINDS:
+                self._spawn(watch(self.kube, kind.name, namespace, self.on_resource_event))
+        if self._settings.reads_nodes:
+            self._spawn(watch(self.kube, "Node", None, self.on_node_event))
 
     async def stop(self) -> None:
-        """End everything, and let another operator begin at once."""
-        await self.loops.close()
+        """Stop all work, and release the Lease so that another operator can lead at once."""
+        await self.queue.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -255,29 +264,33 @@ class Manager:
         await self.data.aclose()
         await self._client.aclose()
 
-    def on_resource_event(self, document: Manifest) -> None:
-        """Something happened to a resource of ours."""
+    def on_resource_event(self, _: str, document: Manifest) -> None:
+        """Enqueue one of our resources, and what depends on it."""
         metadata, kind = document["metadata"], document["kind"]
         name = document["spec"]["clusterRef"] if kind == "MeshNode" else metadata["name"]
-        self.loops.enqueue("MeshCluster" if kind == "MeshNode" else kind, metadata["namespace"], name)
+        self.queue.enqueue("MeshCluster" if kind == "MeshNode" else kind, metadata["namespace"], name)
         phase = (document.get("status") or {}).get("phase")
-        if kind == "MeshLoad" and phase in ("Succeeded", "Failed"):  # more of its dataset is there, or less
-            self.loops.enqueue("MeshDataset", metadata["namespace"], document["spec"]["datasetRef"])
+        if kind == "MeshLoad" and phase in (
+            "Succeeded",
+            "Failed",
+        ):  # it changed how much of its dataset is here
+            self.queue.enqueue("MeshDataset", metadata["namespace"], document["spec"]["datasetRef"])
         if kind == "MeshCluster" and phase == "Running":
-            self.loops.enqueue_all("MeshDataset")
+            self.queue.enqueue_all("MeshDataset")
 
-    def on_node_event(self, document: Manifest, *, gone: bool) -> None:
-        """Something happened to a Kubernetes node; mostly it only says that it lives."""
+    def on_node_event(self, what: str, document: Manifest) -> None:
+        """Enqueue all MeshClusters if a Kubernetes node changed in a way that matters; most events are
+        heartbeats."""
         metadata, spec = document["metadata"], document.get("spec") or {}
-        now = (spec.get("unschedulable"), is_ready(document), repr(metadata.get("labels")))
+        seen = (spec.get("unschedulable"), is_ready(document), repr(metadata.get("labels")))
         name = metadata["name"]
-        if gone:
-            self._hosts.pop(name, None)
-        elif self._hosts.get(name) == now:
+        if what == "DELETED":
+            self._nodes.pop(name, None)
+        elif self._nodes.get(name) == seen:
             return
         else:
-            self._hosts[name] = now
-        self.loops.enqueue_all("MeshCluster")
+            self._nodes[name] = seen
+        self.queue.enqueue_all("MeshCluster")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -285,28 +298,55 @@ class Manager:
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """An operator that lacks a part is none: it begins anew."""
+        """End the process if a task failed: an operator without one of its parts must not go on."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a part of the operator failed; it begins anew", exc_info=error)
+            _log.error("a task of the operator failed; the process exits to be restarted", exc_info=error)
+            self.failed = True
             self._end()
 
 
 async def watch(
-    kube: Kube, loops: WorkQueue, kind: str, namespace: str | None, label: str, pause: float = _PAUSE
+    kube: Kube,
+    kind: str,
+    namespace: str | None,
+    on_event: Callable[[str, Manifest], None],
+    pause: float = _PAUSE,
+    retry: float = _RETRY,
 ) -> None:
-    """For ever: have clusters looked at when something of theirs changes. After a watch that broke off
-    everything is looked at."""
+    """Report every object of a kind, and each change, until cancelled. After a failed watch all objects are
+    reported again. A kind that the API server does not serve is looked for every `retry` seconds."""
+    served = True
     while True:
         try:
-            async for each in kube.watch(kind, namespace, label, _WATCH_SECONDS):
-                metadata = each["metadata"]
-                loops.enqueue("MeshCluster", metadata["namespace"], metadata["labels"][label])
+            async for what, document in kube.watch(kind, namespace, _WATCH_SECONDS):
+                if not served:
+                    _log.warning("the API server serves %s again", kind)
+                served = True
+                on_event(what, document)
         except (ApiError, httpx2.HTTPError) as error:
-            _log.warning("the watch of %s broke off: %s", kind, error)
-        loops.enqueue_all("MeshCluster")
+            if is_missing(error):
+                if served:
+                    _log.error("the API server does not serve %s; install its CRD: %s", kind, _INSTALL)
+                served = False
+            else:
+                _log.warning("the watch of %s failed and restarts: %s", kind, error)
+        await asyncio.sleep(pause if served else retry)
+
+
+async def watch_daemons(kube: Kube, queue: WorkQueue, namespace: str | None, pause: float = _PAUSE) -> None:
+    """Enqueue the MeshCluster of each daemon pod that changes, until cancelled; all MeshClusters after a
+    failed watch."""
+    while True:
+        try:
+            async for _, pod in kube.watch("Pod", namespace, _WATCH_SECONDS, CLUSTER_LABEL):
+                metadata = pod["metadata"]
+                queue.enqueue("MeshCluster", metadata["namespace"], metadata["labels"][CLUSTER_LABEL])
+        except (ApiError, httpx2.HTTPError) as error:
+            _log.warning("the watch of daemon pods failed and restarts: %s", error)
+        queue.enqueue_all("MeshCluster")
         await asyncio.sleep(pause)
 
 
 def holder() -> str:
-    """Who this process is among operators: its pod's name."""
+    """Return this process's identity in the Lease: its pod's name."""
     return os.environ.get("HOSTNAME") or f"operator-{os.getpid()}"

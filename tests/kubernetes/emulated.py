@@ -20,8 +20,6 @@ from lightkube import AsyncClient
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
 
-from meshoperator.resources import GROUP, KINDS
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
@@ -49,7 +47,7 @@ class Fault:
 @dataclass
 class Api:
     """`effects`: calls so far that changed something, `changed`: what each of them changed. `streams`: what
-    the next watches answer that choose by labels; others are quiet. `orphaned`: names of what was deleted
+    the next watches without a field selector answer; others are quiet. `orphaned`: names of what was deleted
     without what belongs to it. `absent`: plurals that the API server does not serve."""
 
     objects: dict[Place, Document] = field(default_factory=dict)
@@ -91,10 +89,7 @@ class Api:
         """As a transport of httpx."""
         self.calls += 1
         path = [unquote(part) for part in request.url.path.strip("/").split("/")]
-        group = path[1] if path[0] == "apis" else ""
         path = path[2:] if path[0] == "api" else path[3:]
-        if not path:
-            return self._served(group)
         namespace = ""
         if path[0] == "namespaces" and len(path) > 2:
             namespace, path = path[1], path[2:]
@@ -115,13 +110,6 @@ class Api:
             self.effects += 1
             self.changed.append(plural)
         return answer
-
-    def _served(self, group: str) -> httpx2.Response:
-        """What of a group there are definitions of."""
-        found = [{"name": kind.plural} for kind in KINDS if kind.plural not in self.absent]
-        if group != GROUP or not found:
-            return httpx2.Response(404, text="404 page not found")
-        return _answer({"kind": "APIResourceList", "resources": found})
 
     def _done(
         self, request: httpx2.Request, place: Place, sub: str, query: dict[str, str], body: Document

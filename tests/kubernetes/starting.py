@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = {
     "meshd": [sys.executable, "-m", "meshd"],
-    "operator": [sys.executable, "-m", "kopf"],
+    "operator": [sys.executable, "-m", "meshoperator"],
     "i": ["sleep", "600"],  # a training pod
 }
 _FIELDS = {
@@ -87,8 +87,11 @@ class Starting:
             if image == "meshd" and not code:
                 running.process = launch(arguments, environment, log, stdout=log, folder=running.place)
                 return
+            program = PROGRAMS[image]
+            if arguments[:1] == ["run"]:  # an earlier operator, which kopf starts
+                program = [sys.executable, "-m", "kopf"]
             running.process = subprocess.Popen(
-                [*PROGRAMS[image], *arguments], env=environment, stdout=log, stderr=log, cwd=running.place
+                [*program, *arguments], env=environment, stdout=log, stderr=log, cwd=running.place
             )
 
     def _value(self, pod: Mapping[str, Any], variable: Mapping[str, Any]) -> str | None:

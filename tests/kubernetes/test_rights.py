@@ -10,8 +10,8 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from meshoperator.controllers.data_controller import DataController
-from meshoperator.kube.client import _ALL, CLUSTER, KOPF, NAMESPACED
-from meshoperator.resources import GROUP
+from meshoperator.kube.client import _ALL, CLUSTER, NAMESPACED
+from meshoperator.resources import KINDS
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.test_chart import documents
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Right = tuple[str, tuple[str, str]]
-SOURCES = sorted((ROOT / "operator" / "meshoperator").glob("*.py"))
+SOURCES = sorted((ROOT / "operator" / "meshoperator").rglob("*.py"))
 VERBS = {
     "get": ("get",),
     "list_all": ("list",),
@@ -39,7 +39,7 @@ VERBS = {
 }
 # Calls whose kind is not written beside them, by module: what these modules make or change.
 BY_VALUE: dict[tuple[str, str], set[str]] = {
-    ("clusters", "apply"): {
+    ("cluster_controller", "apply"): {
         "ConfigMap",
         "Service",
         "StatefulSet",
@@ -49,18 +49,18 @@ BY_VALUE: dict[tuple[str, str], set[str]] = {
         "ServiceAccount",
         "RoleBinding",
     },
-    ("clusters", "apply_if_known"): {"ServiceMonitor"},
-    ("clusters", "create"): {"Secret"},
-    ("clusters", "replace"): {"ConfigMap"},
-    ("clusters", "delete_pod"): {"Pod"},
-    ("ending", "delete_all"): {"ConfigMap", "Secret", "Lease"},
-    ("leading", "create"): {"Lease"},
-    ("leading", "replace"): {"Lease"},
-    ("recording", "create"): {"Event"},
-    ("troubles", "list_events"): {"Event"},
-    ("program", "watch"): {"Pod"},
-    ("credentials", "apply"): {"Secret"},
-    ("datasets", "create"): {"Secret"},
+    ("cluster_controller", "apply_if_known"): {"ServiceMonitor"},
+    ("cluster_controller", "create"): {"Secret"},
+    ("cluster_controller", "replace"): {"ConfigMap"},
+    ("cluster_controller", "delete_pod"): {"Pod"},
+    ("teardown", "delete_all"): {"ConfigMap", "Secret", "Lease"},
+    ("leader_election", "create"): {"Lease"},
+    ("leader_election", "replace"): {"Lease"},
+    ("event_recorder", "create"): {"Event"},
+    ("observed_state", "list_events"): {"Event"},
+    ("manager", "watch"): {"Node", *(kind.name for kind in KINDS)},
+    ("pod_credentials", "apply"): {"Secret"},
+    ("dataset_controller", "create"): {"Secret"},
 }
 
 
@@ -119,7 +119,7 @@ def test_the_tables_allow_what_is_used_and_no_more() -> None:
 
     # the bind of the daemons' role is Kubernetes' own check when the RoleBinding is applied
     own = used() | {("bind", ("rbac.authorization.k8s.io", "clusterroles"))}
-    assert table(NAMESPACED, CLUSTER) == own | KOPF
+    assert table(NAMESPACED, CLUSTER) == own
 
 
 def test_the_chart_grants_what_the_tables_allow_in_the_whole_cluster() -> None:
@@ -130,11 +130,3 @@ def test_and_in_namespaces_alone() -> None:
     found = documents("namespaced")
     assert set(granted(found, "Role")) == table(NAMESPACED)
     assert not list(granted(found, "ClusterRole"))
-
-
-def test_kopf_watches_our_kinds_and_hosts() -> None:
-    handlers = (ROOT / "operator/meshoperator/handlers.py").read_text()
-    for verb, (group, plural) in KOPF:
-        assert verb in ("list", "watch")
-        assert f'"{plural}"' in handlers
-        assert group in (GROUP, "")

@@ -9,13 +9,14 @@ import httpx2
 
 from meshoperator.controllers.work_queue import WorkQueue
 from meshoperator.kube.client import Kube
-from meshoperator.kube.crd_discovery import CrdDiscovery
 from meshoperator.kube.leader_election import TTL, LeaderElection
-from meshoperator.manager import watch
+from meshoperator.manager import watch, watch_daemons
 from tests.kubernetes.emulated import Api
 from tests.kubernetes.world import NAME, NAMESPACE
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.kubernetes.emulated import Document
 
 
@@ -51,9 +52,7 @@ def test_watches_that_break_are_begun_anew() -> None:
             return 60.0
 
         loops = WorkQueue({"MeshCluster": look}, leads, pause=0)
-        task = asyncio.ensure_future(
-            watch(Kube(api.client()), loops, "Pod", None, "shardmesh.io/cluster", 0.01)
-        )
+        task = asyncio.ensure_future(watch_daemons(Kube(api.client()), loops, None, 0.01))
         async with asyncio.timeout(60):
             await done.wait()
         task.cancel()
@@ -115,36 +114,37 @@ def test_passes_wait_for_the_lead_and_are_repeated_when_they_fail() -> None:
     assert calls == ["m", "m"]
 
 
-def test_a_definition_that_comes_has_the_operator_begin_anew() -> None:
-    """One that is not there when it begins; one that goes is none of it, for kopf ends by itself."""
-    api, ends = Api(absent={"meshclusters", "meshviews"}), list[str]()
+def test_a_kind_that_the_server_does_not_serve_is_watched_once_it_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its CRD may be installed, deleted and installed again while the operator runs."""
+    api, seen = Api(absent={"meshviews"}), list[str]()
+    spec = {
+        "type": "ADDED",
+        "object": {"kind": "MeshView", "metadata": {"name": "v", "resourceVersion": "1"}},
+    }
 
     async def run() -> None:
-        found = CrdDiscovery(Kube(api.client()), lambda: ends.append("end"), look=0)
-        await found.load_served()
-        task = asyncio.ensure_future(found.wait_for_new())
-        await asyncio.sleep(0.02)
-        api.absent.add("meshloads")
-        await asyncio.sleep(0.02)
-        assert not task.done()
-        assert ends == []
-        api.absent.remove("meshviews")
-        async with asyncio.timeout(60):
-            await task
+        came = asyncio.Event()
+
+        def on_event(what: str, document: Document) -> None:
+            seen.append(f"{what} {document['metadata']['name']}")
+            api.absent.add("meshviews")  # deleted again, while it is watched
+            came.set()
+
+        task = asyncio.ensure_future(watch(Kube(api.client()), "MeshView", None, on_event, 0, 0))
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            came.clear()
+            api.streams = [[spec, httpx2.ReadError("reset")]]
+            api.absent.remove("meshviews")
+            async with asyncio.timeout(60):
+                await came.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
-    assert ends == ["end"]
-
-
-def test_where_all_definitions_are_there_nobody_looks_again() -> None:
-    api = Api()
-
-    async def run() -> None:
-        found = CrdDiscovery(Kube(api.client()), lambda: None, look=0)
-        await found.load_served()
-        calls = api.calls
-        async with asyncio.timeout(60):
-            await found.wait_for_new()
-        assert api.calls == calls
-
-    asyncio.run(run())
+    assert seen == ["ADDED v"] * 2
+    told = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert len(told) == 2, "once each time it is gone, however often it is looked for"
+    assert "does not serve MeshView; install its CRD" in told[0]

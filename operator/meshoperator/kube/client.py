@@ -1,11 +1,12 @@
-"""Kubernetes client: documents in and out, server-side apply, and the operator's permission tables.
+"""Kubernetes client: takes and returns plain documents, applies them server-side, and watches.
 
-Law: the tables grant exactly what the chart grants (a test compares them), and `Kube` refuses everything
-else before the API server does. Errors of the API are lightkube's ApiError; a missing object is None.
+Law: the permission tables equal what the chart grants (a test compares them), and `Kube` refuses every
+other call before the API server does. API errors are lightkube's ApiError; a missing object is None.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -33,7 +34,9 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
     (GROUP, "meshclusters"): frozenset({"get", "list", "watch", "patch"}),
     (GROUP, "meshdatasets"): frozenset({"get", "list", "watch", "patch"}),
     (GROUP, "meshviews"): frozenset({"get", "list", "watch", "patch"}),
-    (GROUP, "meshloads"): frozenset({"get", "list", "watch", "patch", "delete"}),  # they go by themselves
+    (GROUP, "meshloads"): frozenset(
+        {"get", "list", "watch", "patch", "delete"}
+    ),  # by ttlSecondsAfterFinished
     (GROUP, "meshnodes"): frozenset({"list", "watch", "create", "patch", "delete"}),
     **{
         (GROUP, f"{kind}/status"): frozenset({"patch"})
@@ -54,22 +57,13 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
 CLUSTER: Final[dict[Resource, frozenset[str]]] = {
     ("", "nodes"): frozenset({"list", "watch", "patch"}),
     ("rbac.authorization.k8s.io", "rolebindings"): frozenset({"create", "patch"}),
-    ("rbac.authorization.k8s.io", "clusterroles"): frozenset({"bind"}),  # the daemons', by name
+    ("rbac.authorization.k8s.io", "clusterroles"): frozenset({"bind"}),  # the daemons' role, by name
     ("", "serviceaccounts"): frozenset({"create", "patch"}),
 }
-KOPF: Final[frozenset[tuple[str, Resource]]] = frozenset(
-    (verb, resource)
-    for resource in (
-        *((GROUP, f"mesh{kind}") for kind in ("clusters", "nodes", "datasets", "loads", "views")),
-        ("", "nodes"),
-    )
-    for verb in ("list", "watch")
-)
-"""Used by kopf itself, not through `kube.Kube`."""
 
 
 def allowed(verb: str, resource: Resource) -> bool:
-    """Whether the operator may do this somewhere."""
+    """Return whether the operator may do this in at least one scope."""
     return verb in NAMESPACED.get(resource, ()) or verb in CLUSTER.get(resource, ())
 
 
@@ -93,19 +87,20 @@ _BUILT_IN: Final[dict[str, tuple[str, str, str, bool]]] = {
 _PAGE: Final = 500
 _METADATA: Final = "application/json;as=PartialObjectMetadata"
 _QUIET: Final = 15.0
-"""Seconds after which a watch whose end the API server does not tell is taken for broken."""
+"""Seconds past its requested end after which a silent watch counts as broken."""
+_RECONNECT: Final = 0.2
 _ALL: Final = _BUILT_IN | {kind.name: (GROUP, VERSION, kind.plural, True) for kind in KINDS}
 
 
 class ForbiddenError(PermissionError):
-    """The operator's own tables do not allow it: a mistake in the operator, or in the tables."""
+    """The operator's permission tables do not allow a call: a bug in the caller or in the tables."""
 
 
 class Kube:
-    """`used`: what was done so far, as (verb, (group, resource))."""
+    """A client of one API server. `used` collects the calls made so far, as (verb, (group, resource))."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client: Any = client  # classes of resources are made here, which types cannot follow
+        self._client: Any = client  # resource classes are created at run time; types cannot follow
         self.used: set[tuple[str, tuple[str, str]]] = set()
         self._versions: dict[str, str] = {}
 
@@ -113,7 +108,7 @@ class Kube:
         return f"<Kube {len(self.used)} kinds of calls>"
 
     async def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest | None:
-        """One object, None if it is not there, or its API is not."""
+        """Return one object, or None if the object or its API does not exist."""
         self._note("get", kind)
         try:
             return _plain(await self._client.get(self._class(kind), name, namespace=namespace))
@@ -121,37 +116,31 @@ class Kube:
             _none_if_missing(error)
             return None
 
-    async def served(self) -> frozenset[str]:
-        """Which of our own kinds the API server has definitions of, by plural. Raises ApiError,
-        httpx2.HTTPError."""
-        answer = await self._client._client._client.request("GET", f"/apis/{GROUP}/{VERSION}")
-        if answer.status_code == 404:
-            return frozenset()
-        self._client._client.raise_for_status(answer)
-        return frozenset(each["name"] for each in answer.json()["resources"] if "/" not in each["name"])
-
     async def list_all(
         self, kind: str, namespace: str | None = None, labels: Mapping[str, str | None] | None = None
     ) -> list[Manifest]:
-        """Every object; without a namespace in all of them. A label of None: with any value."""
+        """List all objects, in all namespaces unless one is given. A label with value None matches any
+        value."""
         self._note("list", kind)
         where = {} if not _ALL[kind][3] else {"namespace": namespace or "*"}
         found = self._client.list(self._class(kind), labels=dict(labels or {}), chunk_size=_PAGE, **where)
-        api = self._api_version(kind)  # lists leave it out
+        api = self._api_version(kind)  # lists omit it per item
         return [_plain(each) | {"apiVersion": api, "kind": kind} async for each in found]
 
     async def pages_of_metadata(
         self, kind: str, namespace: str | None, chosen: Mapping[str, str], page: int
     ) -> AsyncIterator[list[Manifest]]:
-        """Metadata alone of what is chosen (`labelSelector`, `fieldSelector`), at most `page` objects at a
-        time; without a namespace in all of them. Raises ApiError; 410 when it takes so long that the API
-        server has forgotten where it began."""
+        """Yield pages of at most `page` objects, metadata only, chosen by `labelSelector` and
+        `fieldSelector`; all namespaces unless one is given. Raises ApiError, with 410 if listing takes so
+        long that the continuation token expires."""
         self._note("list", kind)
         path, asked, more = _path(kind, namespace), {**chosen, "limit": str(page)}, ""
         accept = {"accept": f"{_METADATA}List;v=v1;g=meta.k8s.io"}
         while True:
-            answer = await self._client._client._client.request(  # lightkube's own call reads whole objects
-                "GET", path, params=asked | ({"continue": more} if more else {}), headers=accept
+            answer = (
+                await self._client._client._client.request(  # lightkube's list always reads whole objects
+                    "GET", path, params=asked | ({"continue": more} if more else {}), headers=accept
+                )
             )
             self._client._client.raise_for_status(answer)
             found = answer.json()
@@ -161,14 +150,14 @@ class Kube:
                 return
 
     async def list_events(self, kind: str, name: str, namespace: str) -> list[Manifest]:
-        """About one object."""
+        """List the events about one object."""
         self._note("list", "Event")
         about = {"involvedObject.kind": kind, "involvedObject.name": name}
         found = self._client.list(self._class("Event"), namespace=namespace, fields=about)
         return [_plain(each) async for each in found]
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Make it so (server-side apply); fields of others stay theirs."""
+        """Apply a manifest server-side and return the result; fields of other managers are left alone."""
         kind = manifest["kind"]
         self._note("patch", kind)
         self._note("create", kind)
@@ -192,7 +181,7 @@ class Kube:
         return _plain(found)
 
     async def apply_if_known(self, manifest: Manifest) -> bool:
-        """Make it so, where its API is there at all; whether it is."""
+        """Apply a manifest if its API exists; return whether it does."""
         try:
             await self.apply(manifest)
         except (ApiError, httpx2.HTTPStatusError) as error:
@@ -201,7 +190,7 @@ class Kube:
         return True
 
     async def create(self, manifest: Manifest) -> bool:
-        """Make it unless it is there; whether it was made."""
+        """Create an object unless it exists; return whether it was created."""
         self._note("create", manifest["kind"])
         made = self._class(manifest["kind"]).from_dict(manifest)
         try:
@@ -213,7 +202,7 @@ class Kube:
         return True
 
     async def replace(self, manifest: Manifest) -> bool:
-        """Write the very version that was read; False when somebody was quicker."""
+        """Replace the resource version that was read; return False if it changed or was deleted since."""
         self._note("update", manifest["kind"])
         try:
             await self._client.replace(self._class(manifest["kind"]).from_dict(manifest))
@@ -224,33 +213,38 @@ class Kube:
         return True
 
     async def patch(self, kind: str, name: str, namespace: str | None, change: dict[str, Any]) -> None:
-        """Merge a change into it; one that is gone is none."""
+        """Merge a change into an object; do nothing if the object does not exist."""
         self._note("patch", kind)
         await self._merge(self._class(kind), name, namespace, change)
 
     async def set_status(self, kind: str, name: str, namespace: str, status: dict[str, Any]) -> None:
-        """Replace the fields of its status; one that is gone is none."""
+        """Merge fields into an object's status; do nothing if the object does not exist."""
         self._note("patch", kind, "/status")
         await self._merge(self._class(kind).Status, name, namespace, {"status": status})
 
     async def watch(
-        self, kind: str, namespace: str | None, label: str, seconds: int
-    ) -> AsyncIterator[Manifest]:
-        """What has a label, now and as it changes; without a namespace in all of them. Asked anew every so
-        many seconds. What is missed shows in the next look. Raises ApiError, httpx2.HTTPError."""
-        asked = {"labelSelector": label, "timeoutSeconds": str(seconds)}
+        self, kind: str, namespace: str | None, seconds: int, label: str = ""
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """Yield (ADDED, MODIFIED or DELETED, object): first every existing object as ADDED, then each change,
+        in all namespaces unless one is given; `label` restricts it to objects that have the label. Reconnects
+        every `seconds` where the last watch ended. Raises ApiError, httpx2.HTTPError; the caller then
+        starts over, and sees every object again."""
+        asked = {"timeoutSeconds": str(seconds), "allowWatchBookmarks": "true"}
+        asked |= {"labelSelector": label} if label else {}
         while True:
-            async for _, each in self._changes(kind, namespace, asked, "application/json"):
+            async for what, each in self._changes(kind, namespace, asked, "application/json"):
                 asked["resourceVersion"] = each["metadata"]["resourceVersion"]
-                yield each
+                if what != "BOOKMARK":  # a bookmark only moves the version on, so that it does not expire
+                    yield what, each
+            await asyncio.sleep(_RECONNECT)
 
     async def watch_metadata(
         self, kind: str, namespace: str | None, chosen: Mapping[str, str], since: str, seconds: int
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """Metadata alone of what is chosen (`labelSelector`, `fieldSelector`), as (ADDED, MODIFIED, DELETED
-        or BOOKMARK, object): what happens after the version `since`, for so many seconds; after "0" what
-        there is, too. What leaves the choice is told as DELETED. Raises ApiError (410: `since` is
-        forgotten), httpx2.HTTPError."""
+        """Yield (ADDED, MODIFIED, DELETED or BOOKMARK, object), metadata only, for the objects chosen by
+        `labelSelector` and `fieldSelector`: changes after the version `since`, for so many seconds. "0" also
+        yields existing objects. An object that stops matching is reported as DELETED. Raises ApiError
+        (410: `since` has expired), httpx2.HTTPError."""
         asked = {**chosen, "resourceVersion": since, "timeoutSeconds": str(seconds)}
         asked["allowWatchBookmarks"] = "true"
         async for found in self._changes(kind, namespace, asked, f"{_METADATA};v=v1;g=meta.k8s.io"):
@@ -259,8 +253,8 @@ class Kube:
     async def _changes(
         self, kind: str, namespace: str | None, asked: Mapping[str, str], accept: str
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """One watch, to its end. Not lightkube's: that one reads whole objects, and takes any line break that
-        Unicode knows for an event's end."""
+        """Run one watch until the server ends it. lightkube's own watch is not used: it decodes whole
+        objects, has no read timeout, and splits events at every Unicode line break."""
         self._note("watch", kind)
         async with self._client._client._client.stream(
             "GET",
@@ -280,11 +274,11 @@ class Kube:
                 yield event["type"], event["object"]
 
     async def delete_all(self, kind: str, namespace: str, labels: dict[str, str]) -> None:
-        """Everything with these labels, without looking at it; nothing, where its API is not there."""
+        """Delete all objects with these labels without reading them; do nothing if the API does not exist."""
         self._note("deletecollection", kind)
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         try:
-            await self._client._client.request(  # lightkube's own call has no selector
+            await self._client._client.request(  # lightkube's deletecollection takes no selector
                 "deletecollection",
                 res=self._class(kind),
                 namespace=namespace,
@@ -296,7 +290,7 @@ class Kube:
     async def delete(
         self, kind: str, name: str, namespace: str | None = None, *, orphans: bool = False
     ) -> bool:
-        """Whether it was there. `orphans`: what belongs to it stays."""
+        """Delete an object and return whether it existed. `orphans` keeps its dependents."""
         self._note("delete", kind)
         cascade = CascadeType.ORPHAN if orphans else CascadeType.BACKGROUND
         try:
@@ -307,11 +301,11 @@ class Kube:
         return True
 
     async def delete_pod(self, name: str, namespace: str, uid: str, *, now: bool = False) -> bool:
-        """This very pod, not another of its name; whether it was there. `now`: without waiting for anybody
-        to end it."""
+        """Delete the pod with this uid, never a successor of the same name; return whether it existed.
+        `now` skips the grace period."""
         self._note("delete", "Pod")
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        answer = await self._client._client._client.request(  # lightkube's own call takes no preconditions
+        answer = await self._client._client._client.request(  # lightkube's delete takes no preconditions
             "DELETE",
             f"/api/v1/namespaces/{namespace}/pods/{name}",
             json=options | ({"gracePeriodSeconds": 0} if now else {}),
@@ -331,7 +325,10 @@ class Kube:
         group, _, plural, _ = _ALL[kind]
         resource = (group, plural + sub)
         if not allowed(verb, resource):
-            raise ForbiddenError(f"the operator has no right to {verb} {resource}; see permissions.py")
+            raise ForbiddenError(
+                f"the permission tables do not allow to {verb} {'/'.join(resource)}; "
+                "add it to kube/client.py and to the chart's roles"
+            )
         self.used.add((verb, resource))
 
     def _api_version(self, kind: str) -> str:
@@ -349,7 +346,7 @@ def _resource(group: str, version: str, kind: str, plural: str, *, namespaced: b
     make = create_namespaced_resource if namespaced else create_global_resource
     try:
         return make(group, version, kind, plural)
-    except LoadResourceError as error:  # lightkube keeps one class a kind
+    except LoadResourceError as error:  # lightkube allows one class per kind
         raise ForbiddenError(str(error)) from error
 
 
@@ -371,8 +368,14 @@ def _plain(found: Any) -> Manifest:
     return cast("Manifest", found.to_dict())
 
 
+def is_missing(error: BaseException) -> bool:
+    """Return whether the API server answered 404. For a missing API that is plain text, which lightkube
+    does not turn into an ApiError."""
+    if isinstance(error, ApiError):
+        return bool(error.status.code == 404)
+    return isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
+
+
 def _none_if_missing(error: ApiError | httpx2.HTTPStatusError) -> None:
-    """An API that is not there at all is told in plain text, which makes no ApiError."""
-    code = error.status.code if isinstance(error, ApiError) else error.response.status_code
-    if code != 404:
+    if not is_missing(error):
         raise error

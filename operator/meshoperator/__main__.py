@@ -1,0 +1,91 @@
+"""Entry point: `python -m meshoperator` runs the operator until SIGTERM or SIGINT.
+
+Law: the process ends when its event loop has ended all work; it never exits by force. Status 1: a part
+of the operator failed, and the process has to be restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from lightkube import KubeConfig
+
+from meshoperator.manager import Manager, holder
+from meshoperator.settings import OperatorSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+_log = logging.getLogger("meshoperator")
+
+
+def main() -> None:
+    """Run the operator with the settings in the environment."""
+    try:
+        settings = OperatorSettings.from_environment(os.environ)
+    except ValueError as error:
+        sys.exit(f"invalid MESH_OPERATOR_ setting: {error}")
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=logging.WARNING)
+    _log.setLevel(settings.log_level.upper())
+    sys.exit(asyncio.run(run_operator(with_arguments(settings, sys.argv[1:]))))
+
+
+def with_arguments(settings: OperatorSettings, arguments: Sequence[str]) -> OperatorSettings:
+    """Read the arguments with which charts up to 0.1.0 started `kopf run`; for one release."""
+    if not arguments:
+        return settings
+    _log.warning(
+        "arguments are ignored, MESH_OPERATOR_ variables replace them; upgrade the chart: %s", arguments
+    )
+    for each in arguments:
+        name, _, url = each.partition("=")
+        if name == "--liveness" and settings.health is None:
+            parts = urlsplit(url)
+            settings = replace(settings, health=(parts.hostname or "", parts.port or 0))
+    return settings
+
+
+async def run_operator(settings: OperatorSettings) -> int:
+    """Run until a signal or a failed part ends it; return the exit status."""
+    end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
+    manager = Manager(settings, KubeConfig.from_env(), holder(), end.set)
+    async with serve_health(manager, settings.health):
+        manager.start()
+        await end.wait()
+        _log.info("the operator stops")
+        await manager.stop()
+    return int(manager.failed)
+
+
+@asynccontextmanager
+async def serve_health(manager: Manager, address: tuple[str, int] | None) -> AsyncIterator[None]:
+    """Serve `/healthz`: 200 while the event loop runs, with whether this operator leads."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"leading": manager.leading.leads.is_set()})
+
+    app = web.Application()
+    app.router.add_get("/healthz", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        if address is not None:
+            await web.TCPSite(runner, *address).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The operator as a process: it answers `/healthz`, and ends by itself whatever its API server does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshoperator.__main__ import with_arguments
+from meshoperator.settings import OperatorSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def silent(_: socket.socket) -> None:
+    """Never answers."""
+
+
+def resetting(connection: socket.socket) -> None:
+    connection.close()
+
+
+def failing(connection: socket.socket) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")
+
+
+def hanging(connection: socket.socket) -> None:
+    """Begins every answer and never ends it."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+
+
+@pytest.mark.parametrize("serve", [silent, resetting, failing, hanging])
+def test_it_ends_by_itself_whatever_the_api_server_does(
+    tmp_path: Path, serve: Callable[[socket.socket], None]
+) -> None:
+    accepted = list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> None:
+            try:
+                while True:
+                    accepted.append(server.accept()[0])
+                    serve(accepted[-1])
+            except OSError:
+                return
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        health = _free_port()
+        operator = _start(tmp_path, server.getsockname()[1], health)
+        try:
+            assert _healthy(health) == {"leading": False}
+            _until(lambda: len(accepted) > 7)  # a watch for each kind, and the Lease
+            operator.send_signal(signal.SIGTERM)
+            assert operator.wait(30) == 0
+        finally:
+            operator.kill()
+            operator.wait()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for each in accepted:
+                each.close()
+
+
+def test_a_part_that_fails_ends_it_with_an_error(tmp_path: Path) -> None:
+    """An operator that lacks a part must not go on: a metrics port that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        operator = _start(tmp_path, port, _free_port(), MESH_OPERATOR_METRICS=f"127.0.0.1:{port}")
+        assert operator.wait(30) == 1
+
+
+def test_arguments_of_earlier_charts_are_understood(caplog: pytest.LogCaptureFixture) -> None:
+    arguments = ["run", "--module=meshoperator.handlers", "--liveness=http://0.0.0.0:8080/healthz"]
+    assert with_arguments(OperatorSettings(), arguments).health == ("0.0.0.0", 8080)
+    assert "upgrade the chart" in caplog.text
+    told = OperatorSettings.from_environment({"MESH_OPERATOR_HEALTH": "127.0.0.1:1"})
+    assert with_arguments(told, arguments).health == ("127.0.0.1", 1)
+
+
+def _start(place: Path, api: int, health: int, **more: str) -> subprocess.Popen[bytes]:
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{api}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    (place / "kubeconfig").write_text(json.dumps(config))
+    own = {"KUBECONFIG": str(place / "kubeconfig"), "MESH_OPERATOR_HEALTH": f"127.0.0.1:{health}"}
+    with (place / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "meshoperator"], env=os.environ | own | more, stdout=log, stderr=log
+        )
+
+
+def _free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return int(free.getsockname()[1])
+
+
+def _healthy(port: int) -> object:
+    answers = list[object]()
+
+    def ask() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+                answers.append(json.load(answer))
+        except OSError:
+            return False
+        return True
+
+    _until(ask)
+    return answers[-1]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
