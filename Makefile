@@ -66,7 +66,6 @@ reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart
 	@$(BIN)/python tests/docs/ops_page.py
 	@$(BIN)/python tests/docs/api_page.py
 	@$(BIN)/python tests/docs/kubernetes_pages.py
-	@$(BIN)/python tests/docs/monitoring_pages.py
 	@$(BIN)/python tests/docs/values_page.py
 
 format: $(STAMP) ## apply the formatter

@@ -75,11 +75,14 @@ seccompProfile:
 {{/* What the operator does with what lies in a namespace; operator/meshoperator/kube/client.py has the same. */}}
 {{- define "shardmesh.operatorRules" -}}
 - apiGroups: [shardmesh.io]
-  resources: [meshclusters, meshdatasets, meshviews]
+  resources: [meshclusters, meshdatasets]
   verbs: [get, list, watch, patch]
 - apiGroups: [shardmesh.io]
+  resources: [meshviews]
+  verbs: [get, watch, patch]
+- apiGroups: [shardmesh.io]
   resources: [meshloads]
-  verbs: [get, list, watch, patch, delete]
+  verbs: [get, watch, patch, delete]
 - apiGroups: [shardmesh.io]
   resources: [meshnodes]
   verbs: [list, watch, create, patch, delete]

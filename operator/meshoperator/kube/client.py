@@ -33,10 +33,8 @@ Resource = tuple[str, str]  # API group, plural (with its subresource)
 NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
     (GROUP, "meshclusters"): frozenset({"get", "list", "watch", "patch"}),
     (GROUP, "meshdatasets"): frozenset({"get", "list", "watch", "patch"}),
-    (GROUP, "meshviews"): frozenset({"get", "list", "watch", "patch"}),
-    (GROUP, "meshloads"): frozenset(
-        {"get", "list", "watch", "patch", "delete"}
-    ),  # by ttlSecondsAfterFinished
+    (GROUP, "meshviews"): frozenset({"get", "watch", "patch"}),
+    (GROUP, "meshloads"): frozenset({"get", "watch", "patch", "delete"}),  # by ttlSecondsAfterFinished
     (GROUP, "meshnodes"): frozenset({"list", "watch", "create", "patch", "delete"}),
     **{
         (GROUP, f"{kind}/status"): frozenset({"patch"})
