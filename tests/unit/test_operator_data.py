@@ -24,9 +24,9 @@ from meshoperator.planners.load_planner import (
     ScheduleError,
     job_documents,
     jobs_with_changed_rate,
+    next_time,
     outcome,
     parse_history,
-    parse_schedule,
     plan_load,
     sum_jobs,
 )
@@ -60,32 +60,43 @@ RACK = "topology.shardmesh.io/rack"
         ("0 12 1 * 7", "2026-11-22T12:00"),
         ("0 0 29 2 *", "2028-02-29T00:00"),
         ("5/20 17 * * *", "2026-11-21T17:05"),
+        ("0 0 */2 * mon", "2026-11-23T00:00"),  # both: one begins with *
+        ("0 0 L * *", "2026-11-30T00:00"),
+        ("0 0 * * mon#2", "2026-12-14T00:00"),
     ],
 )
 def test_schedules(text: str, then: str) -> None:
-    found = parse_schedule(text).after(START)
-    assert found is not None
-    assert found.isoformat()[:16] == then
+    assert next_time(text, START).isoformat()[:16] == then
 
 
 def test_a_day_that_never_comes() -> None:
-    assert parse_schedule("0 0 31 2 *").after(START) is None
+    with pytest.raises(ScheduleError):
+        next_time("0 0 31 2 *", START)
 
 
 @pytest.mark.parametrize(
-    "text", ["* * * *", "60 * * * *", "* * 0 * *", "5-1 * * * *", "*/0 * * * *", "x * * * *"]
+    "text",
+    [
+        "* * * *",
+        "60 * * * *",
+        "* * 0 * *",
+        "5-1 * * * *",
+        "*/0 * * * *",
+        "x * * * *",
+        "* * * * * *",
+        "@daily",
+    ],
 )
 def test_what_is_no_schedule(text: str) -> None:
     with pytest.raises(ScheduleError):
-        parse_schedule(text)
+        next_time(text, START)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 59), st.integers(0, 23), st.datetimes(datetime(2024, 1, 1), datetime(2032, 1, 1)))
 def test_the_next_time_is_later_and_within_a_day(minute: int, hour: int, moment: datetime) -> None:
     now = moment.replace(tzinfo=UTC)
-    found = parse_schedule(f"{minute} {hour} * * *").after(now)
-    assert found is not None
+    found = next_time(f"{minute} {hour} * * *", now)
     assert (found.minute, found.hour) == (minute, hour)
     assert timedelta(0) < found - now <= timedelta(days=1)
 
