@@ -1,6 +1,6 @@
 """Model of a MeshCluster: its spec, its possible Kubernetes nodes, and names and labels of its objects.
 
-Law: pure. Every name and label by which an object of a MeshCluster is found is made here.
+Law: pure. Every name and label by which an object of a MeshCluster is found is defined here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Manifest = dict[str, Any]
 CLUSTER_LABEL, POOL_LABEL = f"{GROUP}/cluster", f"{GROUP}/pool"
 TEMPLATE_ANNOTATION: Final = f"{GROUP}/template"
 SCRAPE_LABEL: Final = f"{GROUP}/scrape"
-"""Of the one Service by which Prometheus finds the daemons."""
+"""Label of the one Service by which Prometheus finds the daemons."""
 DISKS: Final = f"disks.{GROUP}/"
 """Labels of Kubernetes nodes on which daemons have directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNode:
-    """A Kubernetes node, as far as it matters."""
+    """The relevant fields of a Kubernetes node."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -38,18 +38,18 @@ class HostNode:
 
 
 def cluster_mark(namespace: str, name: str) -> str:
-    """What ends labels of Kubernetes nodes that are of one MeshCluster."""
+    """Return the suffix of a MeshCluster's labels on Kubernetes nodes."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
 
 
 def origins_secret(cluster: str) -> str:
-    """The Secret of a MeshCluster with the keys of the sources of its datasets."""
+    """Return the name of a MeshCluster's Secret with the keys of its datasets' sources."""
     return f"{cluster}-origins"
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A MeshCluster. `places`: nodes that are known; None where nodes may not be read (namespaced)."""
+    """A MeshCluster. `places`: known Kubernetes nodes; None if nodes may not be read (namespaced scope)."""
 
     name: str
     namespace: str
@@ -59,7 +59,7 @@ class Cluster:
     account: str = "default"
 
     def replicas(self, pool: NodePool) -> int | None:
-        """How many daemons a pool should have; None where that cannot be known: nodes may not be read."""
+        """Return how many daemons a pool should have; None if that depends on nodes that may not be read."""
         if not pool.per_matching_node:
             return pool.replicas or 0
         if self.places is None:
@@ -68,7 +68,7 @@ class Cluster:
         return sum(1 for place in self.places if matching <= place.labels.items())
 
     def labels(self, pool: str = "") -> dict[str, str]:
-        """By which its things are found."""
+        """Return the labels by which its objects are found."""
         found = {
             "app.kubernetes.io/name": "meshd",
             "app.kubernetes.io/part-of": "shardmesh",
@@ -78,33 +78,34 @@ class Cluster:
 
     @property
     def mark(self) -> str:
-        """Tells it from all others of the Kubernetes cluster."""
+        """Its suffix in labels, unique in the Kubernetes cluster."""
         return cluster_mark(self.namespace, self.name)
 
     def disks_label(self, pool: str) -> str:
-        """Of Kubernetes nodes on which daemons of a pool have their directories."""
+        """Return the label of Kubernetes nodes on which daemons of a pool have their directories."""
         return f"{DISKS}{self.name}-{pool}.{self.mark}"
 
     @property
     def root_secret(self) -> str:
-        """The Secret with root's keys."""
+        """The name of the Secret with root's keys."""
         reference = self.spec.auth.root_secret_ref
         return reference.name if reference else f"{self.name}-root"
 
     @property
     def origins_secret(self) -> str:
-        """The Secret with the keys of the sources of its datasets; daemons see changes without a restart."""
+        """The name of the Secret with the keys of its datasets' sources; daemons see changes without a
+        restart."""
         return origins_secret(self.name)
 
     @property
     def endpoint(self) -> str:
-        """Where S3 clients go."""
+        """The URL for S3 clients."""
         scheme = "https" if self.spec.s3.tls else "http"
         return f"{scheme}://{self.name}-s3.{self.namespace}.svc:{self.spec.s3.port}"
 
 
 def owned(cluster: Cluster, api: str, kind: str, name: str, labels: dict[str, str], **rest: Any) -> Manifest:
-    """A manifest that goes with its MeshCluster."""
+    """Return a manifest that is deleted with its MeshCluster."""
     owner = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "MeshCluster",

@@ -34,7 +34,7 @@ _ANSWER: Final = ("up", "draining", "joining", "returning")
 
 
 class DaemonError(Exception):
-    """The daemon refuses: `code` is for programs, the text a sentence of its."""
+    """A daemon rejected a request; `code` is for programs, the text is its message."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message[:_LONGEST] or code)
@@ -46,12 +46,12 @@ class UnreachableError(Exception):
 
 
 class NoMeshError(UnreachableError):
-    """There is no such MeshCluster, so that no daemon of it is to be waited for."""
+    """The MeshCluster does not exist, so there are no daemons to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshAccess:
-    """How a mesh is reached. `authority`: PEM of who vouches for its certificate; empty: the system's."""
+    """Endpoint and keys of a mesh. `authority`: PEM of its certificate's CA; empty: the system's CAs."""
 
     endpoint: str
     access_key: str
@@ -59,12 +59,12 @@ class MeshAccess:
     authority: str = ""
 
     def __repr__(self) -> str:
-        return f"<Access {self.endpoint}>"
+        return f"<MeshAccess {self.endpoint}>"
 
 
 class DaemonClient:
-    """Finds meshes by their MeshCluster and speaks with them. `endpoint` says where a cluster answers (its
-    Service, unless told otherwise)."""
+    """Finds meshes by their MeshCluster and sends requests. `endpoint` returns a cluster's URL (by default
+    its Service's)."""
 
     def __init__(
         self, kube: Kube, now: Callable[[], float], endpoint: Callable[[Cluster], str] | None = None
@@ -76,25 +76,25 @@ class DaemonClient:
         self._metrics: dict[str, tuple[float, str]] = {}
 
     def __repr__(self) -> str:
-        return f"<Daemons {'open' if self._session else 'closed'}>"
+        return f"<DaemonClient {'open' if self._session else 'closed'}>"
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def locate_mesh(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
-        """A MeshCluster and the way to it. Raises NoMeshError while there is none, UnreachableError while its
-        keys are not there."""
+        """Return a MeshCluster and how to reach it. Raises NoMeshError if it does not exist, UnreachableError
+        if its keys do not exist yet."""
         document = await self._kube.get("MeshCluster", name, namespace)
         if document is None:
-            raise NoMeshError(f"there is no MeshCluster {name!r} in {namespace}")
+            raise NoMeshError(f"MeshCluster {name!r} does not exist in namespace {namespace}")
         spec = parse(MeshClusterSpec, document["spec"])
         cluster = Cluster(name, namespace, document["metadata"]["uid"], spec)
         keys = await self._secret(cluster.root_secret, namespace)
         if not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= keys.keys():
-            raise UnreachableError(f"the Secret {cluster.root_secret!r} with root's keys is not there yet")
+            raise UnreachableError(f"Secret {cluster.root_secret!r} with root's keys does not exist yet")
         authority = ""
         if spec.s3.tls is not None:
             authority = (await self._secret(spec.s3.tls.secret_ref.name, namespace)).get("ca.crt", "")
@@ -109,7 +109,8 @@ class DaemonClient:
     async def request_json(
         self, access: MeshAccess, method: str, target: str, document: Mapping[str, Any] | bytes | None = None
     ) -> Any:
-        """One signed request; the answer's JSON (None: no JSON). Raises DaemonError, UnreachableError."""
+        """Send one signed request; return the response's JSON, or None without JSON. Raises DaemonError,
+        UnreachableError."""
         body = b""
         if document is not None:
             body = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -129,16 +130,15 @@ class DaemonClient:
             raise UnreachableError(why) from error
 
     async def access_daemons(self, access: MeshAccess) -> list[MeshAccess]:
-        """The way to each daemon that answers, by itself: what `ask` is told of one, it says of itself alone.
-        Raises DaemonError, UnreachableError."""
+        """Return access to each daemon that answers; a request through it concerns that daemon alone. Raises
+        DaemonError, UnreachableError."""
         found = (await self.request_json(access, "GET", "/-/map"))["map"]["nodes"]
         if len(found) == 1:
             return [access]
         return [replace(access, endpoint=each["endpoint"]) for each in found if each["state"] in _ANSWER]
 
     async def read_metrics(self, access: MeshAccess) -> str:
-        """What a daemon tells Prometheus; told again for half a minute. Raises DaemonError,
-        UnreachableError."""
+        """Return a daemon's metrics, cached for half a minute. Raises DaemonError, UnreachableError."""
         known = self._metrics.get(access.endpoint)
         if known is not None and self._now() - known[0] < _FIGURES:
             return known[1]
@@ -147,7 +147,7 @@ class DaemonClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{access.endpoint} does not answer: {type(error).__name__}") from error
         if status != 200:
-            raise DaemonError(status, str(status), f"{access.endpoint} tells no metrics")
+            raise DaemonError(status, str(status), f"{access.endpoint} returns no metrics")
         self._metrics = {
             name: told for name, told in self._metrics.items() if self._now() - told[0] < _FIGURES
         }
@@ -187,7 +187,7 @@ class DaemonClient:
 
 
 def _encoded(url: str) -> Any:
-    from yarl import URL  # aiohttp's own; as it is signed, so it is sent
+    from yarl import URL  # aiohttp's own dependency; keeps the URL exactly as signed
 
     return URL(url, encoded=True)
 

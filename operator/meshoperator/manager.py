@@ -219,6 +219,7 @@ class Manager:
         """`end` is called when a part fails; the process should then stop the manager and exit."""
         self._settings, self._end = settings, end
         self._client = AsyncClient(config=config.get(), timeout=httpx2.Timeout(30))
+        self._client._client._client.event_hooks["response"].append(_ensure_content_type)
         self.kube = Kube(self._client)
         self.recorder = EventRecorder(self.kube, now_stamp)
         namespace = settings.lease_namespace or self._client.namespace
@@ -303,6 +304,11 @@ class Manager:
             _log.error("a task of the operator failed; the process exits to be restarted", exc_info=error)
             self.failed = True
             self._end()
+
+
+async def _ensure_content_type(response: httpx2.Response) -> None:
+    """Add the header if it is missing, as in an error of a proxy: lightkube 1.0 fails without it."""
+    response.headers.setdefault("content-type", "")
 
 
 async def watch(

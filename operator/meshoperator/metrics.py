@@ -1,6 +1,6 @@
 """Every metric of the operator, in one place. Names start with `mesh_operator_`.
 
-Law: labels are bounded: kinds, reasons, names of MeshClusters and of their daemons.
+Law: labels are bounded: kinds, reasons, names of MeshClusters and names of their daemons.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ if TYPE_CHECKING:
     from meshoperator.planners.status import Diagnosis
 
 registry: Final = REGISTRY
-leading: Final = Gauge(
-    "mesh_operator_leading", "Whether this operator is the one that acts.", registry=registry
-)
+leading: Final = Gauge("mesh_operator_leading", "Whether this operator is the leader.", registry=registry)
 passes: Final = Counter(
     "mesh_operator_passes_total",
-    "Looks at objects; outcome: done, failed.",
+    "Reconcile passes; outcome: done, failed.",
     ("kind", "outcome"),
     registry=registry,
 )
 pass_seconds: Final = Histogram(
     "mesh_operator_pass_seconds",
-    "Of one look.",
+    "Duration of a reconcile pass.",
     ("kind",),
     registry=registry,
     buckets=(0.05, 0.2, 1, 5, 20, 60),
 )
 actions: Final = Counter(
     "mesh_operator_actions_total",
-    "What was done, by the reason of its event.",
+    "Actions, by the reason of their event.",
     ("reason",),
     registry=registry,
 )
@@ -53,37 +51,37 @@ nodes: Final = Gauge(
 )
 stuck: Final = Gauge(
     "mesh_operator_daemon_stuck",
-    "1 for each daemon that does not start, with why in one word.",
+    "1 for each daemon that does not start, with a one-word reason.",
     ("namespace", "cluster", "pod", "reason"),
     registry=registry,
 )
 admissions: Final = Counter(
     "mesh_operator_admissions_total",
-    "Training pods that the webhook saw; result: patched, same, odd (left as it is), failed.",
+    "Training pods reviewed by the webhook; result: patched, same, odd (left unchanged), failed.",
     ("result",),
     registry=registry,
 )
 admission_seconds: Final = Histogram(
-    "mesh_operator_admission_seconds", "Of an answer of the webhook.", registry=registry
+    "mesh_operator_admission_seconds", "Duration of a webhook review.", registry=registry
 )
 keys: Final = Counter(
     "mesh_operator_credentials_total",
-    "Secrets of training pods that were made or renewed.",
+    "Secrets of training pods created or renewed.",
     registry=registry,
 )
 unserved: Final = Counter(
     "mesh_operator_unserved_pods_total",
-    "Pods that ask for a dataset and do not get it as they ask; each once a reason, that of its event.",
+    "Pods that request a dataset and do not get it as requested; once per pod and event reason.",
     ("reason",),
     registry=registry,
 )
-for _reason in REASONS:  # from 0, so that the first pod is an increase
+for _reason in REASONS:  # start at 0, so that the first pod shows as an increase
     unserved.labels(_reason)
 _TRUTH: Final = {"True": 1, "False": 0}
 
 
 def record_cluster(namespace: str, name: str, status: Mapping[str, object]) -> None:
-    """What the status of a MeshCluster says."""
+    """Export the conditions and pools of a MeshCluster's status."""
     for each in _list(status, "conditions"):
         conditions.labels(namespace, name, each["type"]).set(_TRUTH.get(str(each["status"]), -1))
     for each in _list(status, "pools"):
@@ -92,7 +90,7 @@ def record_cluster(namespace: str, name: str, status: Mapping[str, object]) -> N
 
 
 def record_stuck(namespace: str, name: str, found: Mapping[str, Diagnosis]) -> None:
-    """Which daemons of a MeshCluster do not start, by name."""
+    """Export the daemons of a MeshCluster that do not start, by name."""
     there = {(namespace, name, pod, each.word) for pod, each in found.items()}
     for labels in [key for key in stuck._metrics if key[:2] == (namespace, name) and key not in there]:
         stuck.remove(*labels)
@@ -101,20 +99,20 @@ def record_stuck(namespace: str, name: str, found: Mapping[str, Diagnosis]) -> N
 
 
 def forget_cluster(namespace: str, name: str) -> None:
-    """A MeshCluster is gone."""
+    """Drop the series of a deleted MeshCluster."""
     for gauge in (conditions, nodes, stuck):
         for labels in [key for key in gauge._metrics if key[:2] == (namespace, name)]:
             gauge.remove(*labels)
 
 
 def forget_clusters() -> None:
-    """Another operator acts: what this one knew is old from now on."""
+    """Drop the series of all MeshClusters; another operator leads and exports them."""
     for gauge in (conditions, nodes, stuck):
         gauge.clear()
 
 
 def serve(host: str, port: int) -> None:
-    """`/metrics`, in a thread of its own."""
+    """Serve `/metrics` from a thread."""
     start_http_server(port, host, registry=registry)
 
 

@@ -1,8 +1,8 @@
 """Mutating webhook of training pods: an HTTPS server for AdmissionReview v1, with connection limits.
 
-Law: the answer is always "allowed"; a failure here becomes a warning to the user and fails no pod. It
-creates nothing. A connection without a whole request for too long is closed; one whose request is being
-answered stays.
+Law: every pod is allowed; a failure becomes a warning to the user and rejects no pod. The webhook creates
+nothing. A connection that sends no whole request for too long is closed, but never while its request is
+being answered.
 Invariant: `planners.admission` alone decides the patch.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionLimits:
-    """`idle`: seconds without a whole request; `most`: connections at a time."""
+    """Closes idle connections. `idle`: seconds without a whole request; `most`: open connections."""
 
     def __init__(self, idle: float, most: int) -> None:
         self._idle, self._most = idle, most
@@ -44,7 +44,7 @@ class ConnectionLimits:
 
     @contextmanager
     def answering(self, request: Request) -> Iterator[None]:
-        """The whole request has come; meanwhile its connection stays."""
+        """Keep the connection open while its request, received in full, is answered."""
         self._busy.add(request.protocol)
         try:
             yield
@@ -53,8 +53,8 @@ class ConnectionLimits:
             self._since[request.protocol] = asyncio.get_running_loop().time()
 
     def sweep(self, connections: Sequence[RequestHandler]) -> int:
-        """End those of the open `connections` that have been idle for too long, and the longest idle of too
-        many; how many."""
+        """Close connections that were idle for too long, and the longest idle ones beyond the limit; return
+        how many."""
         now = asyncio.get_running_loop().time()
         self._since = {each: self._since.get(each, now) for each in connections}
         waiting = sorted(
@@ -70,11 +70,11 @@ class ConnectionLimits:
 
 _log = logging.getLogger(__name__)
 _LARGEST: Final = 4 << 20
-_LOOK: Final = 5.0  # seconds from one look at the certificate's files to the next
-_UID: Final = 100  # characters of the id of a request; it is 36
-_IDLE: Final = 15.0  # seconds that a connection may go without a whole request
+_LOOK: Final = 5.0  # seconds between checks of the certificate files
+_UID: Final = 100  # longest request id; UUIDs have 36 characters
+_IDLE: Final = 15.0  # seconds a connection may send no whole request
 _CONNECTIONS: Final = 256
-_PATIENCE: Final = 3.0  # seconds for the API server; then the pod goes as it is
+_PATIENCE: Final = 3.0  # seconds for the API server to answer; then the pod is left unchanged
 
 
 class Webhook:
@@ -104,7 +104,7 @@ class Webhook:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         sockets = self._server.sockets if self._server else ()
         return int(sockets[0].getsockname()[1]) if sockets else self._port
 
@@ -143,11 +143,11 @@ class Webhook:
     # --- its certificate ----------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """The pair, if it is another than before. Raises OSError, ssl.SSLError."""
+        """Load the certificate and key if they changed. Raises OSError, ssl.SSLError."""
         pair = self._folder / "tls.crt", self._folder / "tls.key"
         seen = pair[0].stat().st_mtime, pair[1].stat().st_mtime
         if seen != self._loaded:
-            self._context.load_cert_chain(*pair)  # for connections from now on
+            self._context.load_cert_chain(*pair)  # for new connections
             self._loaded = seen
 
     async def _keep_loaded(self) -> None:
@@ -156,7 +156,9 @@ class Webhook:
             try:
                 self._load()
             except (OSError, ssl.SSLError) as error:
-                _log.warning("the webhook's certificate cannot be read anew; the old one stays: %s", error)
+                _log.warning(
+                    "the webhook's certificate cannot be reloaded; the old one stays in use: %s", error
+                )
 
     async def _keep_limits(self) -> None:
         while self._runner is not None and self._runner.server is not None:
@@ -170,7 +172,7 @@ class Webhook:
 
     async def _review(self, request: web.Request) -> web.Response:
         with metrics.admission_seconds.time():
-            body = await request.read()  # it is ended by the limits when it does not come
+            body = await request.read()  # ConnectionLimits ends it if the body does not arrive
             with self._limits.answering(request):
                 uid, asked = await asyncio.to_thread(_request_of, body)
                 admitted = await self._judge(uid, asked)
@@ -196,17 +198,19 @@ class Webhook:
             )
         except InvalidPodError as error:
             metrics.admissions.labels("odd").inc()
-            return Admitted((), (f"shardmesh: the pod goes as it is: {error}",))
-        except Exception as error:  # whatever it is, it must not keep a pod from running
-            _log.warning("a pod goes as it is: %s", error, exc_info=True)
+            return Admitted((), (f"shardmesh: the pod is left unchanged: {error}",))
+        except Exception as error:  # no failure may keep a pod from running
+            _log.warning("a pod is left unchanged: %s", error, exc_info=True)
             metrics.admissions.labels("failed").inc()
-            return Admitted((), ("shardmesh: the pod goes as it is, its datasets cannot be looked up now",))
+            return Admitted(
+                (), ("shardmesh: the pod is left unchanged, because its datasets cannot be looked up now",)
+            )
         metrics.admissions.labels("patched" if admitted.operations else "same").inc()
         return admitted
 
 
 def _request_of(body: bytes) -> tuple[str, dict[str, Any]]:
-    """The uid and the request of an AdmissionReview. Raises HTTPBadRequest."""
+    """Return the uid and the request of an AdmissionReview. Raises HTTPBadRequest."""
     try:
         asked = json.loads(body)["request"]
         uid = asked["uid"]

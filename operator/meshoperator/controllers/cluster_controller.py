@@ -1,8 +1,8 @@
-"""Controller of MeshClusters: observe, plan the rollout, act, write status; and events about stuck pods.
+"""Controller of MeshClusters: observes, plans the rollout, acts, writes status; reports stuck pods as events.
 
 Law: each pass starts from the current state; the next pass does what this one leaves undone. A stuck pod
-gets one event a reason, once the problem has lasted; a restart forgets, and the events' names prevent
-duplicates.
+gets one event per reason once the problem has lasted. After a restart of the operator the names of events
+prevent duplicates.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _PATIENCE: Final = timedelta(minutes=1)
 
 
 class StuckPodEvents:
-    """`now`: the time as Kubernetes writes it."""
+    """`now` returns the time as Kubernetes writes it."""
 
     def __init__(self, recorder: EventWriter, now: Callable[[], str]) -> None:
         self._recorder, self._now = recorder, now
         self._since: dict[str, dict[tuple[str, str], datetime | None]] = {}
-        """By uid of a MeshCluster: pods and reasons, and since when; None: it was said."""
+        """By MeshCluster uid: when each (pod, reason) was first seen; None once its event was written."""
 
     def __repr__(self) -> str:
-        return f"<Complaints about {sum(map(len, self._since.values()))} daemons>"
+        return f"<StuckPodEvents of {sum(map(len, self._since.values()))} daemons>"
 
     async def record_events(self, document: Manifest, pods: Iterable[Pod]) -> None:
-        """Say of the pods of a MeshCluster what is to be said. Raises nothing: events may be lost."""
+        """Write events about stuck pods of a MeshCluster. Raises nothing; an event may be lost."""
         metadata, now = document["metadata"], datetime.fromisoformat(self._now())
         by_name = {pod.name: pod for pod in pods}
         found = stuck_pods(by_name.values())
@@ -86,7 +86,7 @@ class StuckPodEvents:
                 await self._recorder.record_event(document, "DaemonStuck", message, once="/".join(key))
 
     def forget(self, uid: str) -> None:
-        """A MeshCluster goes."""
+        """Forget a deleted MeshCluster."""
         self._since.pop(uid, None)
 
 
@@ -98,7 +98,7 @@ _SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
 
 
 class ClusterController:
-    """`now`: the time as Kubernetes writes it."""
+    """`now` returns the time as Kubernetes writes it."""
 
     def __init__(
         self, kube: Kube, settings: OperatorSettings, recorder: EventRecorder, now: Callable[[], str]
@@ -109,11 +109,11 @@ class ClusterController:
         self._ending, self._volumes = Teardown(kube, settings, recorder, now), VolumeClaims(kube, recorder)
 
     def __repr__(self) -> str:
-        return f"<ClusterLoop {self._kube!r}>"
+        return f"<ClusterController {self._kube!r}>"
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
-        """One pass: seconds until the next, None when there is no such MeshCluster. Raises ResourceError,
-        ApiError."""
+        """Run one pass; return the seconds until the next, or None if the MeshCluster does not exist. Raises
+        ResourceError, ApiError."""
         document = await self._kube.get("MeshCluster", name, namespace)
         if document is None:
             metrics.forget_cluster(namespace, name)
@@ -135,7 +135,9 @@ class ClusterController:
             return self._settings.resync_seconds
         except ApiError as error:
             if error.status.code in _REFUSALS:
-                await self._refused(document, "ApiRefused", f"the API server says: {error.status.message}")
+                await self._refused(
+                    document, "ApiRefused", f"the API server rejected a change: {error.status.message}"
+                )
             raise
         metrics.record_cluster(namespace, name, status)
         ready = status["ready"] == status["desired"]
@@ -143,9 +145,9 @@ class ClusterController:
         return self._settings.resync_seconds if calm else self._settings.eager_seconds
 
     async def _refused(self, document: Manifest, reason: str, why: str) -> None:
-        """Said where people look: what holds everything up. The daemons go on as they are."""
+        """Report in status and event why the MeshCluster cannot be reconciled. Its daemons keep running."""
         metadata, before = document["metadata"], (document.get("status") or {}).get("conditions") or ()
-        message = f"nothing can be done: {why}"[:1024]
+        message = f"cannot be reconciled: {why}"[:1024]
         if any(each["type"] == "Progressing" and each["message"] == message for each in before):
             return
         found = conditions(document, [("Progressing", False, reason, message)], self._now())
@@ -206,7 +208,7 @@ class ClusterController:
             await self._kube.apply(_binding(cluster, self._settings.daemon_role))
 
     async def _unmake(self, cluster: Cluster, document: Manifest) -> None:
-        """What a changed spec asks for no more; looked at once a change, before it is said to be seen."""
+        """Delete what a changed spec no longer asks for; runs once per generation, before it is observed."""
         if document["metadata"].get("generation") == (document.get("status") or {}).get("observedGeneration"):
             return
         if not cluster.spec.network_policy.enabled:
@@ -217,7 +219,7 @@ class ClusterController:
     async def _make(
         self, seen: ObservedState, steps: Actions, document: Manifest, held: frozenset[str]
     ) -> None:
-        """`held`: pools whose StatefulSet is left alone."""
+        """Apply the manifests. The StatefulSets of `held` pools are left alone."""
         cluster = seen.cluster
         for manifest in cluster_manifests(cluster, settled=steps.settled):
             if manifest["kind"] == "StatefulSet":
@@ -228,7 +230,9 @@ class ClusterController:
             if manifest["kind"] != "ServiceMonitor":
                 await self._kube.apply(manifest)
             elif not await self._kube.apply_if_known(manifest):
-                _log.info("%s: no ServiceMonitor is made: its API is not there", cluster.name)
+                _log.info(
+                    "%s: no ServiceMonitor created: the API server does not serve that kind", cluster.name
+                )
         await self._resized(seen, steps, document)
         there = {each["metadata"]["name"] for each in seen.nodes}
         pods = {pod.name: pod for pod in seen.state.pods}
@@ -239,7 +243,7 @@ class ClusterController:
                 await self._kube.delete("MeshNode", name, cluster.namespace)
 
     async def _resized(self, seen: ObservedState, steps: Actions, document: Manifest) -> None:
-        """Say so; and pools that the spec has no more become smaller, and go when they are empty."""
+        """Record resized pools; shrink pools that left the spec, and delete them once they are empty."""
         cluster = seen.cluster
         known = {pool.name for pool in cluster.spec.node_pools}
         for pool, before in seen.state.replicas.items():
@@ -252,7 +256,7 @@ class ClusterController:
                 await self._recorder.record_event(document, "Scaled", f"pool {pool}: {before} → {after}")
 
     async def _discard(self, cluster: Cluster, name: str, uid: str, document: Manifest) -> None:
-        """A daemon with its volumes, for good; the last step is what says that it was wanted."""
+        """Delete a daemon and its volumes for good. Its MeshNode, which records the request, goes last."""
         claims = [
             f"{tier.name}-{name}"
             for pool in cluster.spec.node_pools
@@ -265,11 +269,12 @@ class ClusterController:
             await self._kube.delete_pod(name, cluster.namespace, uid)
         await self._kube.delete("MeshNode", name, cluster.namespace)
         await self._recorder.record_event(
-            document, "Decommissioned", f"{name} is empty, and goes with its volumes"
+            document, "Decommissioned", f"{name} is drained; deleted it and its volumes"
         )
 
     async def _change_map(self, cluster: Cluster, changes: tuple[MapChange, ...], document: Manifest) -> None:
-        """By comparing and swapping, as daemons do: of two changes to one version only one happens."""
+        """Change the map by compare-and-swap, as daemons do: of two changes to one version only one
+        succeeds."""
         for change in changes:
             for _ in range(_TRIES):
                 found = await self._looking.load_map(cluster)
@@ -292,7 +297,7 @@ class ClusterController:
     async def _tell(
         self, seen: ObservedState, steps: Actions, document: Manifest, beside: str
     ) -> dict[str, Any]:
-        """`beside`: what it has in common with other meshes."""
+        """Write the status. `beside` describes directories shared with other meshes."""
         cluster = seen.cluster
         status = cluster_status(cluster, state_after(seen, steps), document, self._now(), beside)
         if beside and beside not in previous_message(document, DISKS_APART):
@@ -303,24 +308,24 @@ class ClusterController:
         for each in seen.nodes:
             written = node_status(each, seen.state, seen.work, self._now())
             before = each.get("status") or {}
-            if written != {name: before.get(name) for name in written}:  # figures are another loop's
+            if written != {name: before.get(name) for name in written}:  # UsageUpdater writes usage
                 await self._kube.set_status("MeshNode", each["metadata"]["name"], cluster.namespace, written)
         return status
 
 
 def state_after(seen: ObservedState, steps: Actions) -> tuple[ClusterState, Actions]:
-    """What is told: the latest sight, with the steps whose effects it may show."""
+    """Return the state to report: the latest observation, and the steps whose effects it may show."""
     return seen.state, replace(steps, settled=is_settled(seen.state))
 
 
 def _node(cluster: Cluster, pod: Pod) -> Manifest:
-    """Of a pod; `desiredState` is people's, and not applied."""
+    """Return the MeshNode of a pod, without `desiredState`: users own that field."""
     spec = {"clusterRef": cluster.name, "pool": pod.pool, "nodeId": pod.name}
     return owned(cluster, f"{GROUP}/{VERSION}", "MeshNode", pod.name, cluster.labels(pod.pool), spec=spec)
 
 
 def _shared(cluster: Cluster, kind: str) -> Manifest:
-    """Of a namespace, for all its meshes: it goes with none of them."""
+    """Return an object that all meshes of a namespace share; deleting one mesh does not delete it."""
     metadata = {
         "name": cluster.account,
         "namespace": cluster.namespace,

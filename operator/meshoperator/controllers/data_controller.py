@@ -1,7 +1,7 @@
 """Base of the controllers of datasets, loads and views, with a finalizer that waits for the daemons.
 
-Law: each pass starts from the current state. An unreachable daemon is waited for and reported in a
-condition; a deletion never waits for a mesh that is gone, and for no daemon beyond a limit.
+Law: each pass starts from the current state. A pass waits for an unreachable daemon and reports it in
+a condition; a deletion never waits for a mesh that is gone, nor for a daemon beyond a limit.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 FINALIZER: Final = f"{GROUP}/daemons"
 PATIENCE: Final = 600.0
-"""Seconds for which a deletion waits for daemons that do not answer, or for a spec that is understood."""
+"""Seconds for which a deletion waits for unreachable daemons, or for a spec that can be parsed."""
 SOON, LATER = 5.0, 60.0
 
 
 class EventWriter(Protocol):
-    """Makes events: `recording.Recorder` does."""
+    """Writes events; `kube.event_recorder.EventRecorder` is the implementation."""
 
     async def record_event(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None: ...
 
 
 class DataController:
-    """`now`: seconds since 1970. A subclass says `kind`, and does `look` and `clean`."""
+    """A subclass sets `kind` and implements `sync` and `finalize`. `now` returns seconds since 1970."""
 
     kind: ClassVar[str]
     holds: ClassVar[bool] = True
-    """Whether there is something to be done when it is deleted."""
+    """Whether a deletion needs `finalize`."""
 
     def __init__(
         self, kube: Kube, daemons: DaemonClient, recorder: EventWriter, now: Callable[[], float]
@@ -49,7 +49,7 @@ class DataController:
         return f"<{type(self).__name__} {self._daemons!r}>"
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
-        """One pass: seconds until the next, None when the object is gone. Raises ApiError."""
+        """Run one pass; return the seconds until the next, or None if the object is gone. Raises ApiError."""
         document = await self._kube.get(self.kind, name, namespace)
         if document is None:
             return None
@@ -67,26 +67,28 @@ class DataController:
         return rest
 
     async def sync(self, document: Manifest) -> tuple[dict[str, Any] | None, float | None]:
-        """Look at everything, do what is next: fields of the status, seconds to the next. Raises ApiError."""
+        """Observe, do the next step, and return status fields and seconds to the next pass. Raises
+        ApiError."""
         raise NotImplementedError
 
     async def finalize(self, document: Manifest) -> None:
-        """Before it goes. Raises DaemonError, UnreachableError, ResourceError, ApiError."""
+        """Clean up before the object is deleted. Raises DaemonError, UnreachableError, ResourceError,
+        ApiError."""
 
     async def _end(self, document: Manifest, finalizers: list[str]) -> float | None:
         if FINALIZER not in finalizers:
             return None
         try:
             await self.finalize(document)
-        except NoMeshError as error:  # as when a whole namespace is deleted: the mesh may go first
-            stays = "what a store of that name keeps of it stays"
+        except NoMeshError as error:  # e.g. a namespace is deleted, and the mesh went first
+            stays = "what its control store recorded stays"
             await self._recorder.record_event(document, "Deleted", f"{error}; {stays}")
         except (DaemonError, UnreachableError, ResourceError) as error:
             since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
             if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:
                 await self._wait(document, str(error))
                 return SOON
-            await self._recorder.record_event(document, "DeletionForced", f"given up: {error}")
+            await self._recorder.record_event(document, "DeletionForced", f"gave up waiting: {error}")
         await self._write(document, [each for each in finalizers if each != FINALIZER])
         return None
 
@@ -102,7 +104,7 @@ class DataController:
         await self._kube.set_status(self.kind, metadata["name"], metadata["namespace"], status)
 
     async def _write(self, document: Manifest, finalizers: list[str]) -> None:
-        """Raises ApiError 409 when somebody else changed it meanwhile: the next pass looks again."""
+        """Replace the finalizers. Raises ApiError 409 if the object changed since it was read."""
         metadata = document["metadata"]
         change = {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}
         await self._kube.patch(self.kind, metadata["name"], metadata["namespace"], {"metadata": change})
@@ -110,7 +112,7 @@ class DataController:
     def conditions(
         self, document: Manifest, found: list[tuple[str, bool | None, str, str]]
     ) -> list[dict[str, Any]]:
-        """As metav1.Condition; reasons and sentences of daemons are made to fit."""
+        """Return metav1 Conditions; reasons and messages from daemons are cut to what the API accepts."""
         fitted = [
             (kind, whether, _condition_reason(reason), message[:1024])
             for kind, whether, reason, message in found

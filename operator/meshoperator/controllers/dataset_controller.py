@@ -1,8 +1,8 @@
 """Controller of MeshDatasets: bucket, origin, prefetch and planned homes.
 
-Law: training data is read-only: nothing is written to a source. A bucket that is not this dataset's is
-neither changed nor removed. Each daemon reports what it holds. `placement_migration` decides every move,
-and every step may be repeated; a daemon's refusal is reported and stops only the move.
+Law: training data is read-only: nothing is written to a source. A bucket of another owner is neither
+changed nor removed. Each daemon reports what it holds. `placement_migration` decides every move, and every
+step may be repeated; a refusal by a daemon is reported and stops only the move.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 _ACTIVE_STATES: Final = ("queued", "running", "cancelling", "pausing")
-_RELOAD_SECONDS: Final = 600.0  # seconds from a failed load for a move to the next
+_RELOAD_SECONDS: Final = 600.0  # after a failed load for a move
 
 
 class PlacementApplier:
-    """See the module."""
+    """Moves the copies of datasets to their planned homes."""
 
     def __init__(
         self, daemons: DaemonClient, board: PlacementBoard, recorder: EventWriter, now: Callable[[], float]
@@ -53,7 +53,7 @@ class PlacementApplier:
         self._daemons, self._board, self._recorder, self._now = daemons, board, recorder, now
 
     def __repr__(self) -> str:
-        return f"<House of {len(self._board.kept)} datasets>"
+        return f"<PlacementApplier of {len(self._board.kept)} datasets>"
 
     async def apply_placement(
         self,
@@ -65,7 +65,7 @@ class PlacementApplier:
         figures: DatasetUsage,
         jobs: Sequence[Manifest],
     ) -> MigrationStep:
-        """The next step, taken. Raises DaemonError, UnreachableError."""
+        """Take the next step of the move. Raises DaemonError, UnreachableError."""
         key = document["metadata"]["namespace"], document["metadata"]["name"]
         bucket = document["spec"].get("bucket") or key[1]
         last = jobs[0] if jobs else None
@@ -88,7 +88,7 @@ class PlacementApplier:
         self._board.record_holdings(*key, holdings, DatasetHomes(now.homes, now.leaving, there, generation))
         if now.load and self._may_load(key, now, last):
             await self._load(document, access, bucket, now, key)
-        if now.release and not change:  # every daemon has heard of it by then
+        if now.release and not change:  # every daemon knows the homes by then
             await self._release(document, nodes, holdings, bucket, now)
         return now
 
@@ -102,14 +102,14 @@ class PlacementApplier:
     async def _load(
         self, document: Manifest, access: MeshAccess, bucket: str, now: MigrationStep, key: tuple[str, str]
     ) -> None:
-        """Have a whole copy brought to its new homes."""
+        """Load a whole copy onto its new homes."""
         wanted = {"kind": "prefetch", "source": f"s3://{bucket}/"}
         try:
             await self._daemons.request_json(access, "POST", "/-/jobs", wanted)
         except DaemonError as error:
             if error.status != 501:
                 raise
-            return  # these daemons cannot: it comes by being read
+            return  # daemons without this job: reads fill the cache
         self._board.loaded[key] = now.homes
         await self._recorder.record_event(
             document, "Bringing", f"a copy is loaded to {', '.join(now.behind)}"
@@ -131,7 +131,9 @@ class PlacementApplier:
                 )
                 freed += gone["bytes"]
         await self._recorder.record_event(
-            document, "Released", f"{freed} bytes on {', '.join(now.release)}, which keeps no copy any more"
+            document,
+            "Released",
+            f"freed {freed} bytes on {', '.join(now.release)}, which no longer keeps a copy",
         )
 
 
@@ -140,20 +142,20 @@ def _succeeded(job: Manifest | None) -> bool:
 
 
 def residency_path(bucket: str, prefix: str) -> str:
-    """Where a daemon says what it holds of a bucket."""
+    """Return the path under which a daemon reports what it holds of a bucket."""
     return f"/-/residence/{quote(bucket, safe='')}?prefix={quote(prefix, safe='')}"
 
 
 REVISION: Final = f"{GROUP}/revision-read"
 READING: Final = f"{GROUP}/revision-reading"
-"""Annotations: the revision of the source that was read; the one that is being read, and in which run."""
-_AGAIN: Final = 600.0  # seconds from a failed load of a pinned dataset to the next
+"""Annotations: the source revision that was read last; the revision being read, and by which run."""
+_AGAIN: Final = 600.0  # after a failed load of a pinned dataset
 _RUNS: Final = ("queued", "running", "cancelling")
 _SyncResult = tuple[dict[str, Any] | None, float | None]
 
 
 class DatasetController(DataController):
-    """See the module."""
+    """Reconciles MeshDatasets."""
 
     kind: ClassVar[str] = "MeshDataset"
 
@@ -181,12 +183,12 @@ class DatasetController(DataController):
             return self._failed(document, False, reason, str(error), "Failed"), LATER
 
     async def finalize(self, document: Manifest) -> None:
-        """With `onDelete: Evict` its cached copies go, and the bucket that stands for the source."""
+        """With `onDelete: Evict`, delete the cached copies and the bucket that represents the source."""
         metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
         self._board.forget(metadata["namespace"], metadata["name"])
         if spec.source.uri.startswith("mesh://"):
             return
-        if spec.source.secret_ref is not None:  # first: keys stay nowhere, whatever is there of the mesh
+        if spec.source.secret_ref is not None:  # first: keys must not stay, even if the mesh is gone
             name, gone = origins_secret(spec.cluster_ref), {"data": {metadata["name"]: None}}
             await self._kube.patch("Secret", name, metadata["namespace"], gone)
         _, access = await self._daemons.locate_mesh(metadata["namespace"], spec.cluster_ref)
@@ -218,7 +220,7 @@ class DatasetController(DataController):
             anew, homes = await self._ensure(document, spec, cluster, access, bucket)
             jobs = prefetches(await self._jobs(access), bucket)
             placed = homes or not self._board.plans or self._board.unplaced_reason(namespace, name)
-            if placed:  # what is loaded before would have to move
+            if placed:  # a load before the plan would have to be moved
                 jobs = await self._warm(document, spec, access, jobs, anew=anew)
             holdings = await self._holdings(nodes, bucket, prefix)
             figures = DatasetUsage.from_holdings(spec, holdings, jobs[0] if jobs else None, homes)
@@ -254,10 +256,11 @@ class DatasetController(DataController):
         except DaemonError as error:
             if error.status != 404:
                 raise
-            raise ResourceError(f"source.uri: the mesh has no bucket {bucket!r}") from error
+            raise ResourceError(f"source.uri: the mesh has no bucket {bucket!r}; create it first") from error
 
     async def _present(self, access: MeshAccess, bucket: str) -> dict[str, Any] | None:
-        """The bucket with an origin; None: there is none. Raises DaemonError where it is an ordinary one."""
+        """Return the bucket and its origin, or None if there is no such bucket. Raises DaemonError for a
+        bucket without an origin."""
         try:
             found: dict[str, Any] = await self._daemons.request_json(
                 access, "GET", f"/-/buckets/{quote(bucket, safe='')}"
@@ -271,7 +274,7 @@ class DatasetController(DataController):
     async def _ensure(
         self, document: Manifest, spec: MeshDatasetSpec, cluster: Cluster, access: MeshAccess, bucket: str
     ) -> tuple[bool, tuple[str, ...]]:
-        """The bucket, as the spec has it: whether the source is to be read anew; its homes."""
+        """Make the bucket match the spec; return whether to read the source again, and the bucket's homes."""
         metadata = document["metadata"]
         credentials = ""
         if spec.source.secret_ref is not None:
@@ -286,10 +289,10 @@ class DatasetController(DataController):
         if present is None:
             await self._daemons.request_json(access, "PUT", target, wanted)
             await self._recorder.record_event(
-                document, "BucketMade", f"s3://{bucket} stands for {spec.source.uri}"
+                document, "BucketMade", f"created s3://{bucket} for {spec.source.uri}"
             )
         elif present["origin"]["url"] != spec.source.uri:
-            raise ResourceError(f"bucket: s3://{bucket} stands for {present['origin']['url']} already")
+            raise ResourceError(f"bucket: s3://{bucket} already has the origin {present['origin']['url']}")
         else:
             change = origin_changes(present["origin"], wanted)
             if change:
@@ -304,11 +307,13 @@ class DatasetController(DataController):
         await self._kube.patch(self.kind, metadata["name"], metadata["namespace"], change)
 
     async def _hand_over(self, document: Manifest, secret: str, cluster: Cluster) -> None:
-        """The source's keys, into the Secret that the daemons have mounted: one entry a dataset."""
+        """Copy the source's keys into the Secret that daemons mount, one entry per dataset."""
         metadata = document["metadata"]
         found = await self._kube.get("Secret", secret, metadata["namespace"])
         if found is None:
-            raise ResourceError(f"source.secretRef: there is no Secret {secret!r}")
+            raise ResourceError(
+                f"source.secretRef: Secret {secret!r} does not exist; create it in this namespace"
+            )
         lines = [
             f"{key.lower()}={base64.b64decode(value).decode()}\n"
             for key, value in sorted((found.get("data") or {}).items())
@@ -337,8 +342,8 @@ class DatasetController(DataController):
         *,
         anew: bool,
     ) -> list[dict[str, Any]]:
-        """What is pinned is loaded; of another revision, all is compared with the source. Everything else
-        warms by being read, and by MeshLoads."""
+        """Load a pinned dataset; after a change of revision, compare everything with the source. Other
+        datasets are cached by reads and by MeshLoads."""
         last = jobs[0] if jobs else None
         if last is not None and last["state"] in _RUNS:
             return jobs
@@ -372,7 +377,7 @@ class DatasetController(DataController):
         return found
 
     def _is_idle(self, spec: MeshDatasetSpec, figures: DatasetUsage, holdings: list[Holding]) -> bool:
-        """Whether what is cached goes, because nobody has read it for so long."""
+        """Return whether cached data is evicted because it was not read for `idleSeconds`."""
         after = spec.retention.idle_seconds
         if after is None or figures.loading or not any(each.bytes for each in holdings):
             return False
@@ -385,9 +390,7 @@ class DatasetController(DataController):
         for each in nodes:
             await self._daemons.request_json(each, "DELETE", residency_path(bucket, ""))
         idle = round(min(each.idle for each in holdings))
-        await self._recorder.record_event(
-            document, "Idle", f"nobody read it for {idle} s: {freed} bytes are let go"
-        )
+        await self._recorder.record_event(document, "Idle", f"not read for {idle} s: freed {freed} bytes")
         return [replace(each, objects=0, bytes=0) for each in holdings]
 
     def _failed(
@@ -408,7 +411,7 @@ class DatasetController(DataController):
 
 
 def _again(spec: MeshDatasetSpec, last: Manifest | None) -> float:
-    """Seconds from one load of a pinned dataset to the next."""
+    """Return the seconds between two loads of a pinned dataset."""
     if last is None:
         return 0.0
     if last["state"] != "done":

@@ -33,7 +33,7 @@ _SyncResult = tuple[dict[str, Any] | None, float | None]
 
 
 class LoadController(DataController):
-    """See the module."""
+    """Reconciles MeshLoads."""
 
     kind: ClassVar[str] = "MeshLoad"
 
@@ -56,7 +56,7 @@ class LoadController(DataController):
             return self._told(document, LoadStep("none", phase, "NoMesh", str(error), before.next_run)), SOON
 
     async def finalize(self, document: Manifest) -> None:
-        """Its jobs end with it; what is cached stays."""
+        """Cancel its jobs; cached data stays."""
         before = parse_history(document.get("status") or {})
         dataset = await self._dataset(document)
         if before.phase == "Running" and before.jobs and dataset is not None:
@@ -73,7 +73,7 @@ class LoadController(DataController):
         waiting = await self._waiting(metadata["namespace"], spec, dataset)
         step = plan_load(spec, before, self._now(), waiting)
         if step.action == "delete":
-            await self._recorder.record_event(document, "Expired", "its time after the end is over")
+            await self._recorder.record_event(document, "Expired", "ttlSecondsAfterFinished has passed")
             await self._kube.delete("MeshLoad", metadata["name"], metadata["namespace"])
             return None, SOON
         if step.action == "none" or dataset is None:
@@ -82,7 +82,7 @@ class LoadController(DataController):
         if step.action == "cancel":
             await self._cancel(access, before)
             await self._recorder.record_event(
-                document, "Suspended", "its jobs are stopped; what is there stays"
+                document, "Suspended", "its jobs are cancelled; loaded data stays"
             )
             return self._told(document, step), LATER
         if step.action == "follow":
@@ -103,14 +103,12 @@ class LoadController(DataController):
             return await self._evict(document, spec, access, (bucket, prefix), step), SOON
         if dataset.spec.source.uri.startswith("mesh://"):
             here = LoadStep(
-                "none", "Succeeded", "AlreadyHere", "the dataset lives in the mesh", step.next_run
+                "none", "Succeeded", "AlreadyHere", "the dataset is stored in the mesh", step.next_run
             )
             return self._told(document, here) | self._ended(), SOON
         documents = job_documents(spec, bucket, prefix)
         jobs = [await self._daemons.request_json(access, "POST", "/-/jobs", job) for job in documents]
-        await self._recorder.record_event(
-            document, "Loading", f"{len(jobs)} jobs of the daemons for s3://{bucket}/"
-        )
+        await self._recorder.record_event(document, "Loading", f"started {len(jobs)} jobs for s3://{bucket}/")
         began = {
             "jobId": ",".join(f"{job['id']}/{job['run']}" for job in jobs),
             "startedAt": format_time(self._now()),
@@ -127,18 +125,18 @@ class LoadController(DataController):
         return _Dataset(parse(MeshDatasetSpec, found["spec"]), bool(status.get("bucket")), planning=planning)
 
     async def _waiting(self, namespace: str, spec: MeshLoadSpec, dataset: _Dataset | None) -> str:
-        """For what it waits before it begins."""
+        """Return what the load waits for before it starts; empty if nothing."""
         if dataset is None:
-            return f"there is no MeshDataset {spec.dataset_ref!r}"
+            return f"MeshDataset {spec.dataset_ref!r} does not exist"
         if not dataset.there:
             return f"MeshDataset {spec.dataset_ref!r} has no bucket yet"
         if dataset.planning:
-            return f"no plan says yet where MeshDataset {spec.dataset_ref!r} is kept"
+            return f"MeshDataset {spec.dataset_ref!r} has no planned homes yet"
         for name in spec.run_after:
             other = await self._kube.get("MeshLoad", name, namespace)
             phase = ((other or {}).get("status") or {}).get("phase")
             if phase != "Succeeded":
-                return f"runAfter: {name!r} is {phase or 'not there'}"
+                return f"runAfter: {name!r} is {phase or 'missing'}"
         return ""
 
     async def _follow(
@@ -152,7 +150,7 @@ class LoadController(DataController):
         jobs = [await self._daemons.request_json(access, "GET", _path(name)) for name in before.jobs]
         for each in jobs_with_changed_rate(
             wanted, jobs
-        ):  # another bandwidth: the same job, from now on at that rate
+        ):  # the bandwidth changed: posting the same job sets its rate
             await self._daemons.request_json(access, "POST", "/-/jobs", each)
         status = self._progress(document, jobs, step)
         if status["phase"] in ENDED:
@@ -178,7 +176,7 @@ class LoadController(DataController):
         step: LoadStep,
     ) -> dict[str, Any]:
         if spec.manifest:
-            raise ResourceError("manifest: Evict takes paths")
+            raise ResourceError("manifest: Evict needs `paths`, not a manifest")
         bucket, prefix = where
         objects = freed = 0
         for path in spec.paths or ("",):
@@ -188,7 +186,7 @@ class LoadController(DataController):
             for each in await self._daemons.access_daemons(access):
                 gone = await self._daemons.request_json(each, "DELETE", target)
                 objects, freed = objects + gone["objects"], freed + gone["bytes"]
-        message = f"{objects} objects, {freed} bytes are no longer cached"
+        message = f"evicted {objects} objects, {freed} bytes"
         await self._recorder.record_event(document, "Evicted", message)
         done = LoadStep("none", "Succeeded", "Evicted", message, step.next_run)
         figures = {"objectsDone": objects, "objectsTotal": objects, "bytesDone": freed, "bytesTotal": freed}
@@ -197,7 +195,7 @@ class LoadController(DataController):
     # --- telling ------------------------------------------------------------------------------------------
 
     def _rest(self, spec: MeshLoadSpec, before: RunHistory, step: LoadStep) -> float:
-        """Until something is due."""
+        """Return the seconds until something is due."""
         now, rest = self._now(), LATER
         if step.next_run:
             rest = min(rest, step.next_run - now)
@@ -234,12 +232,12 @@ class LoadController(DataController):
 
 
 class _Dataset:
-    """`there`: whether its bucket is. `planning`: whether its homes are about to be chosen."""
+    """`there`: whether its bucket exists. `planning`: whether its homes are still being chosen."""
 
     def __init__(self, spec: MeshDatasetSpec, there: bool, *, planning: bool) -> None:
         self.spec, self.there, self.planning = spec, there, planning
 
 
 def _path(name: str) -> str:
-    """Of a job as the status names it: `ID/RUN`."""
+    """Return the path of a job named `ID/RUN` in a status."""
     return f"/-/jobs/{quote(name.partition('/')[0], safe='')}"

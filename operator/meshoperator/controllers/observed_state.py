@@ -1,7 +1,7 @@
 """Observed state of a MeshCluster: spec, pods, StatefulSets, MeshNodes, map, and why pods do not start.
 
-Law: read-only; it changes and decides nothing. Events are read for few objects at a time, and only for
-those that are not as they should be.
+Law: read-only; it changes and decides nothing. Events are read for a few objects at a time, and only for
+objects that have a problem.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LONGEST: Final = 300
 _ASKED: Final = 3
 _FRESH: Final = timedelta(minutes=20)
-"""Between two attempts of a StatefulSet to make a pod that is refused there are up to 16 minutes."""
+"""A StatefulSet waits up to 16 minutes between attempts to create a pod that is rejected."""
 _TELLING: Final = {
     "StatefulSet": {"FailedCreate"},
     "PersistentVolumeClaim": {"FailedBinding", "ProvisioningFailed"},
@@ -43,20 +43,21 @@ _TELLING: Final = {
         "NetworkNotReady",
     },
 }
-"""Reasons of events that say more than the status does."""
+"""Event reasons that carry more detail than the status."""
 
 
 class PodProblems:
-    """`now`: the time as Kubernetes writes it."""
+    """`now` returns the time as Kubernetes writes it."""
 
     def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
         self._kube, self._now = kube, now
 
     def __repr__(self) -> str:
-        return f"<Troubles of {self._kube!r}>"
+        return f"<PodProblems of {self._kube!r}>"
 
     async def explain_pods(self, cluster: Cluster, pods: list[Pod]) -> list[Pod]:
-        """With what events say of those that are not ready and whose status does not say why."""
+        """Return the pods, with the reason from events where a pod is not ready and its status does not say
+        why."""
         asked = [pod for pod in pods if not pod.ready and not pod.leaving]
         found = {pod.name: said for pod in asked[:_ASKED] if (said := await self._why(cluster, pod))}
         return [replace(pod, trouble=found.get(pod.name, pod.trouble)) for pod in pods]
@@ -64,7 +65,7 @@ class PodProblems:
     async def explain_sets(
         self, cluster: Cluster, sets: Iterable[Manifest], pods: Iterable[Pod]
     ) -> dict[str, str]:
-        """By pool, why fewer pods are made than its StatefulSet asks for."""
+        """Return, by pool, why its StatefulSet creates fewer pods than it should."""
         there, found = Counter(pod.pool for pod in pods), dict[str, str]()
         for each in sets:
             pool, name = each["metadata"]["labels"].get(POOL_LABEL, ""), each["metadata"]["name"]
@@ -81,13 +82,13 @@ class PodProblems:
                 if tier.volume_claim and (
                     said := await self._last("PersistentVolumeClaim", claim, cluster.namespace)
                 ):
-                    return f"has no place: its volume {claim}: {said}"
+                    return f"is unschedulable: its volume {claim}: {said}"
         if pod.scheduled and pod.trouble.partition(":")[0] in ("", "ContainerCreating"):
             return await self._last("Pod", pod.name, cluster.namespace, pod.uid)
         return ""
 
     async def _last(self, kind: str, name: str, namespace: str, uid: str = "") -> str:
-        """What was said last and not too long ago."""
+        """Return the message of the latest recent event."""
         since = datetime.fromisoformat(self._now()) - _FRESH
         telling = [
             (when, each)
@@ -107,13 +108,13 @@ def _when(event: Manifest) -> str:
 
 
 def pod_problem(status: Manifest) -> str:
-    """Why a pod is not ready, as far as Kubernetes says; empty: it does not."""
+    """Return why a pod is not ready according to its status; empty if the status does not say."""
     for each in status.get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":
-            return f"has no place: {each.get('message') or each.get('reason') or 'nobody says why'}"[
+            return f"is unschedulable: {each.get('message') or each.get('reason') or 'no reason given'}"[
                 :_LONGEST
             ]
-    if status.get("phase") == "Failed" and status.get("reason"):  # the kubelet's own word, as Evicted
+    if status.get("phase") == "Failed" and status.get("reason"):  # the kubelet's own reason, e.g. Evicted
         return f"{status['reason']}: {status.get('message') or ''}".strip().rstrip(":")[:_LONGEST]
     for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state, last = each.get("state") or {}, each.get("lastState") or {}
@@ -132,9 +133,9 @@ def pod_problem(status: Manifest) -> str:
 
 
 def _ended(state: Manifest) -> str:
-    """With its reason where that is more than that it ended."""
+    """Describe a terminated container, with its reason if that says more than that it ended."""
     reason = f" ({state['reason']})" if state.get("reason") not in (None, "Error", "Completed") else ""
-    return f"it ended with {state.get('exitCode')}{reason}: {state.get('message') or ''}"
+    return f"exited with {state.get('exitCode')}{reason}: {state.get('message') or ''}"
 
 
 _OVERDUE: Final = timedelta(seconds=30)
@@ -143,7 +144,7 @@ _STORE, _TOPIC, _KEY = f"{GROUP}/store", f"{GROUP}/topic", f"{GROUP}/key"
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """What a pass found. `sets`: StatefulSets; `nodes`: MeshNodes; `work`: what movers say, by node id."""
+    """What a pass found. `sets`: StatefulSets; `nodes`: MeshNodes; `work`: rebalance progress, by node id."""
 
     cluster: Cluster
     state: ClusterState
@@ -153,14 +154,14 @@ class ObservedState:
 
 
 class Observer:
-    """`now`: the time as Kubernetes writes it."""
+    """`now` returns the time as Kubernetes writes it."""
 
     def __init__(self, kube: Kube, settings: OperatorSettings, now: Callable[[], str]) -> None:
         self._kube, self._settings, self._now = kube, settings, now
         self._troubles = PodProblems(kube, now)
 
     def __repr__(self) -> str:
-        return f"<Looking by {self._kube!r}>"
+        return f"<Observer of {self._kube!r}>"
 
     async def load_cluster(self, document: Manifest) -> Cluster:
         metadata = document["metadata"]
@@ -194,7 +195,7 @@ class Observer:
         sets = await self._kube.list_all("StatefulSet", cluster.namespace, labels)
         replicas = {_pool_of(each): int(each["spec"].get("replicas") or 0) for each in sets}
         wanted = {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools}
-        for pool in wanted.keys() - replicas.keys():  # its StatefulSet is being made anew: as many as it had
+        for pool in wanted.keys() - replicas.keys():  # its StatefulSet is being recreated: keep its size
             ordinals = [pod.name.rpartition("-")[2] for pod in pods if pod.pool == pool]
             replicas |= {pool: max(map(int, ordinals)) + 1} if ordinals else {}
         templates = {
@@ -238,7 +239,7 @@ class Observer:
         }
 
     async def load_map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
-        """The ConfigMap in which the daemons keep their map, and what it says; None before there is one."""
+        """Return the ConfigMap that holds the cluster map, and the parsed map; None before it exists."""
         labels = {_STORE: cluster.name, _TOPIC: "cluster"}
         for each in await self._kube.list_all("ConfigMap", cluster.namespace, labels):
             if (each["metadata"].get("annotations") or {}).get(_KEY) == "cluster/map":
@@ -251,7 +252,7 @@ def _pool_of(document: Manifest) -> str:
 
 
 def is_ready(node: Manifest) -> bool:
-    """Whether a Kubernetes node says so, or says nothing."""
+    """Return whether a Kubernetes node is ready; a node without that condition counts as ready."""
     found = (node.get("status") or {}).get("conditions") or ()
     return all(each["status"] == "True" for each in found if each["type"] == "Ready")
 

@@ -1,4 +1,4 @@
-"""Placement controller: plans where datasets go, and labels Kubernetes nodes by the data they hold.
+"""Placement controller: plans the homes of datasets, and labels Kubernetes nodes by the data they hold.
 
 Law: `placement_planner` and `placement_inputs` decide; labels are written only where they change.
 Without permission to read nodes there is no plan and no label.
@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 
 class PlacementController:
-    """One an operator."""
+    """Plans all meshes; one per operator."""
 
     def __init__(self, kube: Kube, settings: OperatorSettings, board: PlacementBoard) -> None:
         self._kube, self._settings, self._board = kube, settings, board
 
     def __repr__(self) -> str:
-        return f"<PlacementLoop {len(self._board.planned)} datasets>"
+        return f"<PlacementController of {len(self._board.planned)} datasets>"
 
     async def plan_and_label(self) -> int:
-        """Plan once, each mesh by itself; how many Kubernetes nodes were labelled. Raises ApiError."""
+        """Plan each mesh once; return how many Kubernetes nodes were relabelled. Raises ApiError."""
         if not self._settings.reads_nodes:
             return 0
         places = {each["metadata"]["name"]: _host_node(each) for each in await self._kube.list_all("Node")}
@@ -65,7 +65,7 @@ class PlacementController:
                 continue
             grounds[mesh] = ground
             seen = {key: spec for key, spec in own.items() if key in self._board.kept}
-            if seen:  # GPUs are everybody's
+            if seen:  # meshes share the GPUs
                 inventory, names = inventory_of(seen, self._board, daemons, places, pods, ground)
                 self._board.record_plan(plan_placement(inventory, self._settings), names)
         return await self._label(datasets, nodes, places, grounds)
@@ -101,7 +101,7 @@ class PlacementController:
         places: dict[str, HostNode],
         grounds: dict[tuple[str, str], MeshGround],
     ) -> int:
-        """Datasets that were not looked at yet keep the labels they have."""
+        """Write changed labels. Datasets that were not reconciled yet keep their labels."""
         unknown = {dataset_mark(*key) for key in datasets if key not in self._board.holdings}
         hosts = {
             (each["metadata"]["namespace"], each["spec"]["nodeId"]): (each.get("status") or {}).get(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 LIFE: Final = 12 * 3600
-"""Seconds for which keys are given."""
+"""Seconds for which keys are valid."""
 EXPIRES: Final = f"{GROUP}/expires"
 _PART: Final = {"app.kubernetes.io/part-of": "shardmesh", "app.kubernetes.io/component": "credentials"}
 _CONFIG: Final = f"[default]\nregion = us-east-1\ncredential_process = cat {MOUNT}/credentials.json\n"
@@ -47,7 +47,7 @@ _OVER: Final = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class ReadableDataset:
-    """A MeshDataset that somebody may read: where it is, and what it is to a pod."""
+    """A MeshDataset that a namespace may read: its mesh, and what a pod needs to know."""
 
     namespace: str
     cluster: str
@@ -55,16 +55,17 @@ class ReadableDataset:
 
 
 class DatasetCatalog:
-    """The datasets that pods of a namespace may read, as the API server has them now."""
+    """Looks up the datasets that pods of a namespace may read."""
 
     def __init__(self, kube: Kube, settings: OperatorSettings) -> None:
         self._kube, self._settings = kube, settings
 
     def __repr__(self) -> str:
-        return "<Catalogue>"
+        return "<DatasetCatalog>"
 
     async def readable_datasets(self, namespace: str, names: Iterable[str]) -> dict[str, ReadableDataset]:
-        """By name; those of the namespace itself first. Raises ApiError."""
+        """Return the datasets by name; the namespace's own take precedence over shared ones. Raises
+        ApiError."""
         missing, found = set(names), dict[str, ReadableDataset]()
         clusters: dict[tuple[str, str], Cluster | None] = {}
         for each in await self._kube.list_all("MeshDataset", namespace):
@@ -107,7 +108,7 @@ class DatasetCatalog:
 
 
 class PodCredentials:
-    """One an operator. `now`: seconds since 1970."""
+    """Makes and renews the Secrets; one per operator. `now` returns seconds since 1970."""
 
     def __init__(
         self, kube: Kube, daemons: DaemonClient, catalogue: DatasetCatalog, now: Callable[[], float]
@@ -115,21 +116,21 @@ class PodCredentials:
         self._kube, self._daemons, self._catalogue, self._now = kube, daemons, catalogue, now
 
     def __repr__(self) -> str:
-        return f"<CredentialsLoop {self._daemons!r}>"
+        return f"<PodCredentials {self._daemons!r}>"
 
     async def renew_all(self, namespace: str | None = None) -> int:
-        """Every training pod there is; how many could not be served. Raises ApiError."""
+        """Renew the keys of all training pods; return for how many that failed. Raises ApiError."""
         failed = 0
         for pod in await self._kube.list_all("Pod", namespace, {LABEL: None}):
             try:
                 await self.renew_pod(pod)
             except (DaemonError, UnreachableError, ResourceError) as error:
                 failed += 1
-                _log.warning("no keys for %s: %s", pod["metadata"]["name"], error)
+                _log.warning("no keys for pod %s: %s", pod["metadata"]["name"], error)
         return failed
 
     async def renew_pod(self, pod: Manifest) -> bool:
-        """Give a pod its keys, if it needs new ones; whether it got some. Raises DaemonError,
+        """Give a pod keys if it needs new ones; return whether it got some. Raises DaemonError,
         UnreachableError, ResourceError, ApiError."""
         metadata = pod["metadata"]
         secret = (metadata.get("annotations") or {}).get(SECRET)
@@ -157,10 +158,10 @@ class PodCredentials:
         return True
 
     def _is_due(self, secret: Manifest, uid: str) -> bool:
-        """Whether it is the pod's, and past half its life."""
+        """Return whether a Secret belongs to the pod and its keys are past half their life."""
         metadata = secret["metadata"]
         if uid not in {each.get("uid") for each in metadata.get("ownerReferences") or ()}:
-            return False  # somebody else's
+            return False  # owned by someone else
         expires = (metadata.get("annotations") or {}).get(EXPIRES, "1970-01-01T00:00:00Z")
         ends = datetime.strptime(expires, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
         return ends.timestamp() - self._now() < LIFE / 2

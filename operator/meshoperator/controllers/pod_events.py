@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 
 PAGE: Final = 500
 _REST: Final = 0.5
-"""Seconds from one page to the next."""
+"""Seconds between pages."""
 _PER_CONTROLLER: Final = 5
-"""Pods of one controller that are told the same: its others are no better, and its user sees one of them."""
+"""Events with one reason for the pods of one controller; its other pods have the same problem."""
 _FRESH: Final = 5.0
-"""Seconds for which what there is to be asked for is not looked at again."""
+"""Seconds for which the list of available datasets is reused."""
 _OVER: Final = ("Succeeded", "Failed")
 _CHOSEN: Final = {
     "labelSelector": f"!{CLUSTER_LABEL}",  # not our daemons
     "fieldSelector": ",".join(f"status.phase!={phase}" for phase in _OVER),
 }
 UNPLACED: Final = {
-    "labelSelector": f"!{CLUSTER_LABEL},!{LABEL}",  # those with the label have a watch of their own
+    "labelSelector": f"!{CLUSTER_LABEL},!{LABEL}",  # labelled pods have their own watch
     "fieldSelector": "spec.nodeName=",
 }
-"""The API server keeps watches apart by the node they ask for: of this one it thinks when a pod is made,
-changes before it has a node, or gets one, and never again."""
+"""The API server indexes pod watches by node name, so this watch costs it work only when a pod is created,
+changes before it has a node, or is assigned one."""
 _WATCH_SECONDS: Final = 240
 
 
 @dataclass(slots=True)
 class _Budget:
-    """Events that may be written: so many at once, then so many a second. `now`: seconds, monotonic."""
+    """Token bucket for events: `burst` at once, then `rate` per second. `now` returns monotonic seconds."""
 
     now: Callable[[], float]
     burst: float = 50.0
@@ -62,7 +62,7 @@ class _Budget:
     asked: float = 0.0
 
     def try_spend(self) -> bool:
-        """Whether one more may be written now."""
+        """Take a token; return whether there was one."""
         now = self.now()
         self.left, self.asked = min(self.burst, self.left + (now - self.asked) * self.rate), now
         if self.left < 1:
@@ -73,14 +73,14 @@ class _Budget:
 
 @dataclass(slots=True)
 class _PodRecord:
-    """A pod with mistakes; by reason whether an event was written."""
+    """A pod with problems; `said`: by reason, whether its event was written."""
 
     controller: str
     said: dict[str, bool] = field(default_factory=dict)
 
 
 class PodEvents:
-    """One an operator. `now`: seconds, monotonic."""
+    """Checks pods and writes the events; one per operator. `now` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -97,10 +97,11 @@ class PodEvents:
         self._shelf: tuple[float, AvailableDatasets] | None = None
 
     def __repr__(self) -> str:
-        return f"<PodNotices about {len(self._known)} pods>"
+        return f"<PodEvents of {len(self._known)} pods>"
 
     async def check_all(self, page: int = PAGE) -> int:
-        """Look at all pods that are not over; how many there are. Raises ApiError, httpx2.HTTPError."""
+        """Check all pods that have not ended; return how many there are. Raises ApiError,
+        httpx2.HTTPError."""
         before, seen, count = set(self._known), set[str](), 0
         for namespace in self._settings.namespaces or (None,):
             async for pods in self._kube.pages_of_metadata("Pod", namespace, _CHOSEN, page):
@@ -113,8 +114,8 @@ class PodEvents:
         return count
 
     async def watch(self, namespace: str | None, leads: asyncio.Event) -> None:
-        """Look at pods as they are made, until a watch breaks off; while this operator leads. Raises
-        ApiError, httpx2.HTTPError."""
+        """Check new pods while this operator leads, until a watch fails. Raises ApiError,
+        httpx2.HTTPError."""
         since = "0"
         while leads.is_set():
             changes = self._kube.watch_metadata("Pod", namespace, UNPLACED, since, _WATCH_SECONDS)
@@ -125,7 +126,7 @@ class PodEvents:
             await asyncio.sleep(self._rest)
 
     async def check_pod(self, pod: Manifest) -> None:
-        """Tell a pod what it should know; `pod`: its metadata suffice. Raises ApiError, httpx2.HTTPError."""
+        """Write events about a pod's problems; its metadata suffices. Raises ApiError, httpx2.HTTPError."""
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in _OVER:
             return
@@ -170,6 +171,6 @@ class PodEvents:
 
 
 def _controller(metadata: Manifest) -> str:
-    """Uid of what made it; its own where nothing did."""
+    """Return the uid of the pod's controller, or its own uid if it has none."""
     owners = metadata.get("ownerReferences") or ()
     return next((str(each["uid"]) for each in owners if each.get("controller")), str(metadata["uid"]))

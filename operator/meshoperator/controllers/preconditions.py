@@ -1,8 +1,8 @@
 """Preconditions of a MeshCluster: its Secrets exist, and no other mesh uses its directories.
 
-Law: checked before anything is made or replaced. Secrets are read for their keys only. Only a mesh that
-has not started is refused, and only where its daemons would find another mesh's directories and have no
-other machine; every other conflict is a warning.
+Law: checked before anything is created or replaced. Secrets are read for their key names only. Only a mesh
+that has not started is refused, and only if its daemons would find another mesh's directories and no other
+machine is left; every other conflict is a warning.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 
 class MissingSecretError(ResourceError):
-    """The message names the field, the Secret and what is to be in it."""
+    """A Secret or one of its keys is missing. The message names the field, the Secret and the keys it
+    needs."""
 
 
 async def check_secrets(kube: Kube, cluster: Cluster) -> None:
-    """Raises MissingSecretError, ApiError."""
+    """Check that all Secrets that the spec names exist. Raises MissingSecretError, ApiError."""
     for field, name, keys in _named_secrets(cluster.spec):
         wanted = " and ".join(keys)
         found = await kube.get("Secret", name, cluster.namespace)
         if found is None:
             raise MissingSecretError(
-                f"{field} names the Secret {name}, which is not there; make it in the namespace "
+                f"{field}: Secret {name} does not exist; create it in the namespace "
                 f"{cluster.namespace}, with {wanted}"
             )
         if missing := [key for key in keys if key not in (found.get("data") or {})]:
             raise MissingSecretError(
-                f"{field} names the Secret {name}, which has no {' and no '.join(missing)}; it is to have "
-                f"{wanted}"
+                f"{field}: Secret {name} has no {' and no '.join(missing)}; it needs {wanted}"
             )
 
 
 def _named_secrets(spec: MeshClusterSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Field, Secret, keys."""
+    """Yield (field, Secret, required keys)."""
     if spec.auth.root_secret_ref:
         yield (
             "auth.rootSecretRef",
@@ -59,12 +59,12 @@ def _named_secrets(spec: MeshClusterSpec) -> Iterator[tuple[str, str, tuple[str,
 
 
 class DisksTakenError(ResourceError):
-    """The message names the pool, the other mesh, and what to write instead."""
+    """Another mesh uses the directories. The message names the pool, the mesh, and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherMesh:
-    """Another MeshCluster."""
+    """Another MeshCluster, as far as the check needs it."""
 
     name: str
     namespace: str
@@ -72,7 +72,7 @@ class OtherMesh:
 
 
 async def check_disks(kube: Kube, settings: OperatorSettings, cluster: Cluster, document: Manifest) -> str:
-    """What older meshes have in common with it, in a sentence; empty where nothing. Raises DisksTakenError,
+    """Return a sentence about directories shared with older meshes, or an empty one. Raises DisksTakenError,
     ApiError."""
     if not any(tier.host_path for pool in cluster.spec.node_pools for tier in pool.tiers):
         return ""
@@ -80,9 +80,7 @@ async def check_disks(kube: Kube, settings: OperatorSettings, cluster: Cluster, 
         other
         for namespace in settings.namespaces or (None,)
         for each in await kube.list_all("MeshCluster", namespace)
-        if not each["metadata"].get(
-            "deletionTimestamp"
-        )  # it goes; till then its daemons hold their directories
+        if not each["metadata"].get("deletionTimestamp")  # until it is gone its daemons use their directories
         and _age(each) < _age(document)
         and (other := _read(each))
     ]
@@ -94,7 +92,7 @@ async def check_disks(kube: Kube, settings: OperatorSettings, cluster: Cluster, 
 
 
 def _age(document: Manifest) -> tuple[str, str, str]:
-    """By which of two the older is known, also of those that were made in one second."""
+    """Return a sort key by age that also orders objects created in the same second."""
     metadata = document["metadata"]
     return str(metadata.get("creationTimestamp") or ""), metadata["namespace"], metadata["name"]
 
@@ -102,36 +100,39 @@ def _age(document: Manifest) -> tuple[str, str, str]:
 def _read(document: Manifest) -> OtherMesh | None:
     try:
         spec = parse(MeshClusterSpec, document["spec"])
-    except ResourceError:  # its own passes say so
+    except ResourceError:  # its own passes report that
         return None
     return OtherMesh(document["metadata"]["name"], document["metadata"]["namespace"], spec)
 
 
 def shared_directories(cluster: Cluster, other: OtherMesh) -> Iterator[tuple[bool, str]]:
-    """Of each pair of pools: whether it is certain that they are in each other's way, and how."""
+    """Yield, for each pair of pools in conflict, whether the conflict is certain, and a description."""
     for ours, theirs in product(cluster.spec.node_pools, other.spec.node_pools):
         same = f"{cluster.name}-{ours.name}" == f"{other.name}-{theirs.name}"
         whose = f"pool {theirs.name} of MeshCluster {other.name} in namespace {other.namespace}"
         if same and cluster.namespace == other.namespace:
-            yield True, f"pool {ours.name} would have the very pods of {whose}: give the pool another name"
+            yield True, f"pool {ours.name} would have the same pod names as {whose}: rename the pool"
             continue
         paths = _paths(ours, theirs)
         meets, all_of_ours = _machines(ours.node_selector, theirs.node_selector, cluster.places)
         if not paths or not meets:
             continue
-        where = f"hostPath {' and '.join(paths)} of pool {ours.name} is on machines of {whose}"
+        where = f"hostPath {' and '.join(paths)} of pool {ours.name} is on the same machines as {whose}"
         if same:
-            what_to_do = "give it another hostPath, another nodeSelector, or the pool another name"
-            yield all_of_ours, f"{where}, whose daemons have its names and so its directories: {what_to_do}"
+            what_to_do = "change hostPath or nodeSelector, or rename the pool"
+            yield (
+                all_of_ours,
+                f"{where}, and their daemons have the same names, so the same directories: {what_to_do}",
+            )
         else:
             yield (
                 False,
-                f"{where}: both count the same free room as theirs; give it another directory or machines",
+                f"{where}: both count the same free space; use another directory or other machines",
             )
 
 
 def _paths(ours: NodePool, theirs: NodePool) -> list[str]:
-    """Of ours, those that are one of theirs, or lie in one, or have one in them."""
+    """Return our paths that equal, contain or are inside one of theirs."""
     there = [PurePosixPath(tier.host_path) for tier in theirs.tiers if tier.host_path]
     return [
         tier.host_path
@@ -147,8 +148,8 @@ def _paths(ours: NodePool, theirs: NodePool) -> list[str]:
 def _machines(
     ours: Mapping[str, str], theirs: Mapping[str, str], places: tuple[HostNode, ...] | None
 ) -> tuple[bool, bool]:
-    """Whether there are machines of both, and whether all of ours are. By labels alone where nodes may not be
-    read: then selectors that do not exclude each other may meet."""
+    """Return whether any machine matches both selectors, and whether all of ours do. Without permission to
+    read nodes it compares the selectors alone: those that do not exclude each other may overlap."""
     if places is None:
         meets = all(theirs.get(key, value) == value for key, value in ours.items())
         return meets, theirs.items() <= ours.items()

@@ -1,8 +1,8 @@
 """Storage of a pool: volume growth, StorageClass changes, and node labels that tie daemons to disks.
 
-Law: no pod ends here, and no volume shrinks or goes. Claim templates of a StatefulSet are immutable, so
-it is deleted without its pods and made again. A node keeps its label while a daemon of the pool runs
-there, or ran there last and is expected back, and while the map is not known.
+Law: ends no pod, and shrinks or deletes no volume. Claim templates of a StatefulSet are immutable, so it is
+deleted without its pods and created again. A node keeps its label while a daemon of the pool runs there,
+while one that ran there last is expected back, and while the map is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LabelChanges = dict[str, dict[str, str | None]]
 
 
 async def label_nodes(kube: Kube, cluster: Cluster, sight: ClusterState, nodes: Iterable[Manifest]) -> None:
-    """Have Kubernetes nodes say so; nothing where they may not be read. `nodes`: MeshNodes."""
+    """Label the Kubernetes nodes that hold disks; do nothing without permission to read nodes. `nodes`:
+    MeshNodes."""
     wanted = disk_labels(cluster, sight, nodes)
     there = {place.name: dict(place.labels) for place in cluster.places or ()}
     for name, labels in label_changes(cluster.mark, there, wanted).items():
@@ -38,7 +39,7 @@ async def label_nodes(kube: Kube, cluster: Cluster, sight: ClusterState, nodes: 
 
 
 async def unlabel_nodes(kube: Kube, namespace: str, cluster: str) -> None:
-    """Its data is to be no more."""
+    """Remove the labels of a mesh whose data is deleted."""
     every = await kube.list_all("Node")
     there = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in every}
     for name, labels in label_changes(cluster_mark(namespace, cluster), there, {}).items():
@@ -46,7 +47,7 @@ async def unlabel_nodes(kube: Kube, namespace: str, cluster: str) -> None:
 
 
 def disk_labels(cluster: Cluster, sight: ClusterState, nodes: Iterable[Manifest]) -> dict[str, set[str]]:
-    """Label → Kubernetes nodes that are to have it."""
+    """Return, by label, the Kubernetes nodes that should have it."""
     at = {each["spec"]["nodeId"]: (each.get("status") or {}).get("node") or "" for each in nodes}
     at |= {pod.name: pod.node for pod in sight.pods if pod.node}
     expected = None if sight.map is None else {n.node_id for n in sight.map.nodes if n.state != "down"}
@@ -65,7 +66,7 @@ def disk_labels(cluster: Cluster, sight: ClusterState, nodes: Iterable[Manifest]
 
 
 def label_changes(mark: str, there: dict[str, dict[str, str]], wanted: dict[str, set[str]]) -> LabelChanges:
-    """By Kubernetes node, labels that come and (None) go; those of other meshes are left alone."""
+    """Return, by Kubernetes node, labels to add and (None) to remove; labels of other meshes stay."""
     found: LabelChanges = {}
     for name, labels in there.items():
         own = {key for key in labels if key.startswith(DISKS) and key.endswith(f".{mark}")}
@@ -79,25 +80,25 @@ def label_changes(mark: str, there: dict[str, dict[str, str]], wanted: dict[str,
 _REFUSALS: Final = (403, 422)
 _LOOKS, _PAUSE = 25, 0.2
 _OTHER_POOL: Final = (
-    "Or add a pool as you want it, and take this one out of the spec when that one is ready: it is drained"
+    "Or add a new pool, and remove this one from the spec once the new one is ready: it is drained"
 )
 Claims = dict[str, tuple[str, str | None]]  # tier → size, StorageClass
 
 
 class VolumeClaims:
-    """Of MeshClusters."""
+    """Grows the volumes of MeshClusters, and changes their StorageClass for new ones."""
 
     def __init__(self, kube: Kube, recorder: EventRecorder) -> None:
         self._kube, self._recorder = kube, recorder
 
     def __repr__(self) -> str:
-        return f"<Volumes of {self._kube!r}>"
+        return f"<VolumeClaims of {self._kube!r}>"
 
     async def reconcile_claims(
         self, cluster: Cluster, sets: Iterable[Manifest], document: Manifest
     ) -> tuple[tuple[str, ...], frozenset[str]]:
-        """What is not done yet, in sentences, and pools whose StatefulSet is not to be applied now. Raises
-        ResourceError for what cannot be."""
+        """Return what is still pending, in sentences, and the pools whose StatefulSet must not be applied
+        now. Raises ResourceError for a change that is impossible."""
         held = set()
         for each in sets:
             name, pool = each["metadata"]["name"], each["metadata"]["labels"].get(POOL_LABEL, "")
@@ -107,7 +108,9 @@ class VolumeClaims:
                 await self._kube.delete("StatefulSet", name, cluster.namespace, orphans=True)
             if (said or each["metadata"].get("deletionTimestamp")) and not await self._gone(cluster, name):
                 held.add(pool)
-        waiting = [f"the StatefulSet of pool {pool} is made anew; its pods stay" for pool in sorted(held)]
+        waiting = [
+            f"the StatefulSet of pool {pool} is being recreated; its pods stay" for pool in sorted(held)
+        ]
         return (*waiting, *await self._expand(cluster, document)), frozenset(held)
 
     async def _gone(self, cluster: Cluster, name: str) -> bool:
@@ -147,7 +150,7 @@ class VolumeClaims:
 
 
 def claim_changes(cluster: Cluster, found: Manifest) -> list[str]:
-    """What of the claims of a StatefulSet is to be otherwise. Raises ResourceError for what cannot be."""
+    """Return the changes to the claims of a StatefulSet. Raises ResourceError for an impossible change."""
     pool = next(
         (
             each
@@ -162,22 +165,22 @@ def claim_changes(cluster: Cluster, found: Manifest) -> list[str]:
     there, said = _claims(found), list[str]()
     if wanted.keys() != there.keys():
         raise ResourceError(
-            f"pool {pool.name}: its daemons have volumes for {_names(there)}, and cannot have them for "
-            f"{_names(wanted)}: pods do not take up further volumes. {_OTHER_POOL}"
+            f"pool {pool.name}: its daemons have volumes for {_names(there)} and cannot change to "
+            f"{_names(wanted)}: a running pod gets no further volumes. {_OTHER_POOL}"
         )
     for name, claim in wanted.items():
         size, kind = there[name]
         if parse_quantity(claim.size) < parse_quantity(size):
             raise ResourceError(
-                f"pool {pool.name}, tier {name}: its volumes have {size}, and do not become smaller "
-                f"({claim.size}). Set the size back. {_OTHER_POOL}"
+                f"pool {pool.name}, tier {name}: volumes of {size} cannot shrink to {claim.size}. "
+                f"Restore the size. {_OTHER_POOL}"
             )
         if parse_quantity(claim.size) > parse_quantity(size):
             said.append(f"tier {name}: {size} → {claim.size}")
         if claim.storage_class != kind:
             said.append(
-                f"tier {name}: new volumes are of {claim.storage_class or 'the default class'}; those that "
-                "are there stay"
+                f"tier {name}: new volumes use {claim.storage_class or 'the default class'}; existing "
+                "volumes stay"
             )
     return said
 
@@ -197,7 +200,7 @@ def _claims(found: Manifest) -> Claims:
 
 
 def _wanted(cluster: Cluster, claim: Manifest) -> VolumeClaim | None:
-    """What the spec says of a claim; None for one that it has no word for."""
+    """Return what the spec says about a claim, or None if it does not name the claim."""
     name, labels = claim["metadata"]["name"], claim["metadata"]["labels"]
     for pool in cluster.spec.node_pools:
         for tier in pool.tiers:
@@ -212,7 +215,7 @@ def _wanted(cluster: Cluster, claim: Manifest) -> VolumeClaim | None:
 
 
 def _bytes(quantity: str) -> int | None:
-    """None for one written as nobody here does."""
+    """Parse a quantity; return None for a form that this project does not write."""
     try:
         return parse_quantity(quantity)
     except ValueError:
@@ -220,7 +223,7 @@ def _bytes(quantity: str) -> int | None:
 
 
 def _growing(claim: Manifest, size: str) -> str:
-    """Whether a bound volume is not as large as it should be yet, and what the storage says of it."""
+    """Describe a bound volume that is still growing, with the storage's conditions; empty if it is not."""
     status = claim.get("status") or {}
     capacity = (status.get("capacity") or {}).get("storage")
     there = _bytes(capacity or "")

@@ -1,6 +1,6 @@
-"""Teardown of a MeshCluster: its daemons stop in order, then its objects are deleted.
+"""Teardown of a MeshCluster: stops its daemons in order, then deletes its objects.
 
-Law: the finalizer waits for the daemons only, says so, and gives up after a limit. `Retain` keeps
+Law: the finalizer waits for the daemons only, reports that, and gives up after a limit. `Retain` keeps
 volumes, keys and the control store, so a MeshCluster of the same name finds everything again.
 """
 
@@ -28,7 +28,7 @@ _STORE: Final = f"{GROUP}/store"
 
 
 class Teardown:
-    """See the module."""
+    """Adds the finalizer and carries out deletions."""
 
     def __init__(
         self, kube: Kube, settings: OperatorSettings, recorder: EventRecorder, now: Callable[[], str]
@@ -36,16 +36,16 @@ class Teardown:
         self._kube, self._settings, self._recorder, self._now = kube, settings, recorder, now
 
     def __repr__(self) -> str:
-        return f"<Ending of {self._kube!r}>"
+        return f"<Teardown of {self._kube!r}>"
 
     async def add_finalizer(self, document: Manifest) -> None:
-        """Have the MeshCluster stay until its daemons have ended."""
+        """Add the finalizer, so that a deleted MeshCluster stays until its daemons have ended."""
         there = document["metadata"].get("finalizers") or []
         if FINALIZER not in there:
             await self._write(document, [*there, FINALIZER])
 
     async def reconcile_deletion(self, document: Manifest) -> float | None:
-        """One pass: seconds until the next, None when nothing more is to be waited for."""
+        """Run one pass; return the seconds until the next, or None when there is nothing left to wait for."""
         metadata, finalizers = document["metadata"], document["metadata"].get("finalizers") or []
         name, namespace, labels = (
             metadata["name"],
@@ -60,11 +60,11 @@ class Teardown:
                 await self._kube.delete("StatefulSet", each["metadata"]["name"], namespace)
         pods = [each["metadata"]["name"] for each in await self._kube.list_all("Pod", namespace, labels)]
         if pods and not self._overdue(metadata["deletionTimestamp"]):
-            await self._tell(document, f"waits for {', '.join(sorted(pods)[:10])} to end")
+            await self._tell(document, f"waiting for {', '.join(sorted(pods)[:10])} to end")
             return self._settings.eager_seconds
         if pods:
             await self._recorder.record_event(
-                document, "DeletionForced", f"{len(pods)} daemons did not end in time"
+                document, "DeletionForced", f"deleted although {len(pods)} daemons did not end in time"
             )
         if (document["spec"].get("deletionPolicy") or "Retain") == "Delete":
             await self._remove(document, namespace, labels)
@@ -74,7 +74,7 @@ class Teardown:
         return None
 
     async def _remove(self, document: Manifest, namespace: str, labels: dict[str, str]) -> None:
-        """Volumes, the control store, keys that the operator has made."""
+        """Delete volumes, the control store, and keys that the operator created."""
         name = document["metadata"]["name"]
         for claim in await self._kube.list_all("PersistentVolumeClaim", namespace, labels):
             await self._kube.delete("PersistentVolumeClaim", claim["metadata"]["name"], namespace)
@@ -101,7 +101,7 @@ class Teardown:
         return waited > timedelta(seconds=self._settings.deletion_seconds)
 
     async def _write(self, document: Manifest, finalizers: list[str]) -> None:
-        """Raises ApiError 409 when somebody else changed it meanwhile: the next pass looks again."""
+        """Replace the finalizers. Raises ApiError 409 if the object changed since it was read."""
         metadata = document["metadata"]
         change = {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
         await self._kube.patch("MeshCluster", metadata["name"], metadata["namespace"], change)

@@ -1,7 +1,7 @@
 """Usage in the statuses of MeshNodes and MeshClusters: bytes held, and how full the disks are.
 
-Law: an unreported value stays as it was; nothing waits for a silent daemon. Only changes of at least one
-percent are written.
+Law: a value that is not reported keeps its last value; nothing waits for a silent daemon. Only changes of at
+least one percent are written.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _FAILURES: Final = (ApiError, httpx2.HTTPError, DaemonError, UnreachableError, R
 
 
 class UsageUpdater:
-    """One an operator."""
+    """Updates the statuses; one per operator."""
 
     def __init__(self, kube: Kube, daemons: DaemonClient) -> None:
         self._kube, self._daemons = kube, daemons
 
     def __repr__(self) -> str:
-        return f"<FiguresLoop {self._daemons!r}>"
+        return f"<UsageUpdater {self._daemons!r}>"
 
     async def update_statuses(self, namespaces: Sequence[str] = ()) -> int:
-        """Look at every mesh once; how many statuses were written. Raises ApiError."""
+        """Update every mesh once; return how many statuses were written. Raises ApiError."""
         changed = 0
         for namespace in namespaces or (None,):
             for document in await self._kube.list_all("MeshCluster", namespace):
@@ -48,7 +48,7 @@ class UsageUpdater:
                 try:
                     changed += await self._cluster(document)
                 except _FAILURES as error:
-                    _log.info("no figures of %s: %s", document["metadata"]["name"], error)
+                    _log.info("no usage of MeshCluster %s: %s", document["metadata"]["name"], error)
         return changed
 
     async def _cluster(self, document: Manifest) -> int:
@@ -80,14 +80,15 @@ class UsageUpdater:
             try:
                 told = await self._daemons.request_json(each, "GET", "/-/residence/")
             except (DaemonError, UnreachableError) as error:
-                _log.info("no figures: %s", error)
+                _log.info("no usage of a daemon: %s", error)
                 continue
             found[str(told["node"])] = told
         return found
 
 
 def node_usage(told: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
-    """Of a MeshNode. A daemon's disks are its tiers on disk, in their order."""
+    """Return the usage for a MeshNode status. A daemon lists its disks in the order of the pool's disk
+    tiers."""
     tiers = [tier for tier in pool.tiers if tier.class_ != "mem"]
     return {
         "objects": told["objects"],
@@ -100,13 +101,13 @@ def node_usage(told: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
                 "capacity": disk["total"],
                 "used": disk["total"] - disk["free"],
             }
-            for tier, disk in zip(tiers, told["disks"], strict=False)  # one that is rolled out has others
+            for tier, disk in zip(tiers, told["disks"], strict=False)  # lengths differ during a rollout
         ],
     }
 
 
 def total_usage(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By the name of the tier, all daemons together."""
+    """Sum usage by tier name over all daemons."""
     capacity, used = Counter[str](), Counter[str]()
     for tier in tiers:
         capacity[tier["name"]] += tier.get("capacity", 0)
@@ -115,7 +116,7 @@ def total_usage(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether something is to be written: another tier, or a figure that is another by a percent."""
+    """Return whether usage needs writing: a different tier, or a value that changed by a percent."""
     return any(_is_changed(before.get(name), value) for name, value in after.items())
 
 

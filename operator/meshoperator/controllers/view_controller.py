@@ -1,6 +1,6 @@
-"""Controller of MeshViews: pushes the module, makes the view, and removes both.
+"""Controller of MeshViews: pushes the module, creates the view, and removes both.
 
-Law: a view of the same name that differs from the spec is replaced only if this MeshView made it.
+Law: a view of the same name that differs from the spec is replaced only if this MeshView created it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SyncResult = tuple[dict[str, Any] | None, float | None]
 
 
 def results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
-    """What a daemon's metrics say of a view: how often what came of asking for a result."""
+    """Yield (result, count) for a view from a daemon's metrics."""
     for labels, value in _RESULTS.findall(metrics):
         told = dict(_LABEL.findall(labels))
         if told.get("view") == view:
@@ -33,7 +33,7 @@ def results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
 
 
 class ViewController(DataController):
-    """See the module."""
+    """Reconciles MeshViews."""
 
     kind: ClassVar[str] = "MeshView"
 
@@ -71,15 +71,13 @@ class ViewController(DataController):
             if error.code != "ViewExists" or address != f"{spec.bucket}--{name}":
                 raise
             await self._remove(access, address)
-            await self._recorder.record_event(
-                document, "ViewReplaced", "its spec is another: it is made anew"
-            )
+            await self._recorder.record_event(document, "ViewReplaced", "its spec changed; recreated")
             view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
         if not address:
-            await self._recorder.record_event(document, "ViewMade", f"s3://{view['name']} can be read")
+            await self._recorder.record_event(document, "ViewMade", f"s3://{view['name']} is readable")
         ops = [each for each in view["view"].get("ops") or () if each.get("version")]
         told = {each["op"]: each["version"] for each in ops} | builds
-        status = self._told(document, True, "Ready", f"s3://{view['name']} can be read")
+        status = self._told(document, True, "Ready", f"s3://{view['name']} is readable")
         status |= {
             "address": view["name"],
             "hitPercent": await self._hits(access, view["name"]),
@@ -88,8 +86,8 @@ class ViewController(DataController):
         return status, LATER
 
     async def _hits(self, access: MeshAccess, view: str) -> int | None:
-        """Percent of its results that were kept, since the daemons began; None: nothing was read, or a
-        daemon says nothing."""
+        """Return the percentage of results served from cache since the daemons started; None if nothing was
+        read or a daemon does not answer."""
         hits = every = 0.0
         try:
             for each in await self._daemons.access_daemons(access):
@@ -101,7 +99,7 @@ class ViewController(DataController):
         return int(100 * hits / every) if every else None
 
     async def _push(self, namespace: str, spec: MeshViewSpec, access: MeshAccess) -> dict[str, str]:
-        """Push its module; the same again changes nothing."""
+        """Push the view's module; return its build by name. Pushing the same module changes nothing."""
         if spec.module is None:
             return {}
         name = spec.module.config_map_ref.name
@@ -109,9 +107,7 @@ class ViewController(DataController):
         files = (found or {}).get("data") or {}
         source = next((text for file, text in sorted(files.items()) if file.endswith(".py")), None)
         if source is None:
-            raise ResourceError(
-                f"module: the ConfigMap {name!r} is not there, or has no file that ends in .py"
-            )
+            raise ResourceError(f"module: ConfigMap {name!r} does not exist or has no file that ends in .py")
         target = f"/-/modules?name={quote(spec.module.name, safe='')}"
         pushed = await self._daemons.request_json(access, "POST", target, source.encode())
         return {spec.module.name: pushed["version"]}

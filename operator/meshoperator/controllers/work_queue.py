@@ -1,6 +1,6 @@
-"""Work queue: one pass at a time for each object, after an event and again after a while.
+"""Work queue: runs one pass at a time for each object, after an event and again after a while.
 
-Law: a pass reads the object when it runs; an event only says "look". A failed pass is repeated with
+Law: a pass reads the object when it runs; an event only wakes it. A failed pass is retried with
 growing delay. Nothing runs while another operator leads.
 """
 
@@ -22,7 +22,7 @@ _LONGEST: Final = 30.0
 
 
 class ObjectKey(NamedTuple):
-    """An object."""
+    """Identifies an object in the queue."""
 
     kind: str
     namespace: str
@@ -30,7 +30,8 @@ class ObjectKey(NamedTuple):
 
 
 Pass = "Callable[[str, str], Awaitable[float | None]]"
-"""Of (namespace, name): seconds until the next look, None when the object is gone."""
+"""A reconcile function of (namespace, name): returns the seconds until the next pass, or None if the object
+is gone."""
 
 
 @dataclass(slots=True)
@@ -41,8 +42,8 @@ class _QueueEntry:
 
 
 class WorkQueue:
-    """`passes` by kind. `leads` is set while this operator is the one that acts. `pause`: seconds in which
-    events are gathered, so that a flood of them is one pass."""
+    """Runs `passes`, by kind, while `leads` is set. `pause`: seconds for which events are collected, so that
+    a burst becomes one pass."""
 
     def __init__(
         self,
@@ -54,10 +55,12 @@ class WorkQueue:
         self._attended: dict[ObjectKey, _QueueEntry] = {}
 
     def __repr__(self) -> str:
-        return f"<Loops over {len(self._attended)} objects{'' if self._leads.is_set() else ', not leading'}>"
+        return (
+            f"<WorkQueue of {len(self._attended)} objects{'' if self._leads.is_set() else ', not leading'}>"
+        )
 
     def enqueue(self, kind: str, namespace: str, name: str) -> None:
-        """Something happened to an object, or to what belongs to it."""
+        """Schedule a pass for an object, because it or one of its dependents changed."""
         key = ObjectKey(kind, namespace, name)
         attended = self._attended.get(key)
         if attended is None:
@@ -66,13 +69,13 @@ class WorkQueue:
         attended.wake.set()
 
     def enqueue_all(self, kind: str) -> None:
-        """Something happened that may concern every object of a kind."""
+        """Schedule a pass for every known object of a kind."""
         for key in list(self._attended):
             if key.kind == kind:
                 self.enqueue(*key)
 
     async def close(self) -> None:
-        """End all passes; one that is under way is cut off, and another operator goes on."""
+        """Cancel all passes; the next leader continues an interrupted one."""
         tasks = [each.task for each in self._attended.values() if each.task is not None]
         for task in tasks:
             task.cancel()
@@ -90,7 +93,7 @@ class WorkQueue:
             attended.wake.clear()
             rest = await self._once(key, attended)
         del self._attended[key]
-        if attended.wake.is_set():  # it was made anew meanwhile
+        if attended.wake.is_set():  # it was created again during the pass
             self.enqueue(*key)
 
     async def _once(self, key: ObjectKey, attended: _QueueEntry) -> float | None:
@@ -102,9 +105,13 @@ class WorkQueue:
                 rest = min(_LONGEST, 0.5 * 2**attended.failures)
                 metrics.passes.labels(key.kind, "failed").inc()
                 _log.warning(
-                    "%s %s/%s: %s: %s; again in %.0f s", *key, type(error).__name__, str(error)[:500], rest
+                    "%s %s/%s failed: %s: %s; retrying in %.0f s",
+                    *key,
+                    type(error).__name__,
+                    str(error)[:500],
+                    rest,
                 )
-                await asyncio.sleep(rest)  # events do not make it faster
+                await asyncio.sleep(rest)  # events must not shorten the delay
                 return 0.001
         attended.failures = 0
         metrics.passes.labels(key.kind, "done").inc()

@@ -227,7 +227,8 @@ class Kube:
         in all namespaces unless one is given; `label` restricts it to objects that have the label. Reconnects
         every `seconds` where the last watch ended. Raises ApiError, httpx2.HTTPError; the caller then
         starts over, and sees every object again."""
-        asked = {"timeoutSeconds": str(seconds), "allowWatchBookmarks": "true"}
+        # from version 0, the server's cache: it sends every object, and then bookmarks
+        asked = {"resourceVersion": "0", "timeoutSeconds": str(seconds), "allowWatchBookmarks": "true"}
         asked |= {"labelSelector": label} if label else {}
         while True:
             async for what, each in self._changes(kind, namespace, asked, "application/json"):

@@ -1,6 +1,6 @@
 """Event recorder: Kubernetes events about an object, with a one-word reason and a sentence.
 
-Law: an event that cannot be written is lost and delays nothing.
+Law: an event that cannot be written is dropped and delays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _COMPONENT: Final = "shardmesh-operator"
-_LONGEST: Final = 230  # of a name, so that the event's fits in 253
+_LONGEST: Final = 230  # of the object's name, so that the event's name fits in 253 characters
 _WARNINGS: Final = frozenset(
     {
         *REASONS,
@@ -38,7 +38,7 @@ _WARNINGS: Final = frozenset(
         "ViewRefused",
     }
 )
-"""Reasons of what somebody should look at."""
+"""Reasons that need attention."""
 
 
 class EventRecorder:
@@ -48,8 +48,8 @@ class EventRecorder:
         self._kube, self._now = kube, now
 
     async def record_event(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None:
-        """`about`: the object, as it was read. `once`: what is said; not again while an event that says the
-        same of the object is there, whoever wrote it."""
+        """Write an event about an object. With `once`, a key of its content, nothing is written while an
+        event of the same object, reason and key exists, even one of an earlier operator."""
         metrics.actions.labels(reason).inc()
         metadata, now = about["metadata"], self._now()
         _log.info("%s %s: %s: %s", about["kind"], metadata["name"], reason, message)
@@ -80,7 +80,7 @@ class EventRecorder:
         try:
             await self._kube.create(event)
         except (ApiError, httpx2.HTTPError) as error:
-            _log.warning("an event is lost: %s", error)
+            _log.warning("an event could not be written and is dropped: %s", error)
 
 
 def _token(text: str) -> str:

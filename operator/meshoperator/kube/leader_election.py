@@ -1,8 +1,8 @@
 """Leader election by a Lease.
 
-Law: the leader has renewed within `TTL` by its own clock, and starts no pass after that. Another
-holder's Lease has expired when it has not changed for its duration as observed here; clocks of machines
-are never compared. A pass still running then does no harm: maps are compared and swapped, pods deleted
+Law: the leader renewed within `TTL` by its own clock, and starts no pass after that. Another holder's Lease
+has expired once this process has seen it unchanged for its whole duration; clocks of two machines are never
+compared. A pass that is still running then does no harm: maps change by compare-and-swap, pods are deleted
 by uid.
 """
 
@@ -29,7 +29,8 @@ _STEP: Final = 3.0
 
 
 class LeaderElection:
-    """`leads` is set while this one does. `stamp`: the time as Kubernetes writes it; `monotonic`: seconds."""
+    """`leads` is set while this process is the leader. `stamp` returns the time as Kubernetes writes it,
+    `monotonic` returns seconds."""
 
     def __init__(
         self,
@@ -48,10 +49,11 @@ class LeaderElection:
         self.leads = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Leading of {self._holder}{', leads' if self.leads.is_set() else ''}>"
+        return f"<LeaderElection of {self._holder}{', leads' if self.leads.is_set() else ''}>"
 
     async def run_election(self) -> None:
-        """For ever: take the Lease when it is free, renew it, stop acting when that fails for too long."""
+        """Acquire the Lease when it is free, renew it, and stop leading if that fails for too long;
+        endless."""
         while True:
             try:
                 async with asyncio.timeout(_STEP):
@@ -60,12 +62,16 @@ class LeaderElection:
                     else:
                         self._renewed = float("-inf")
             except (ApiError, httpx2.HTTPError, OSError, TimeoutError) as error:
-                _log.warning("the Lease %s cannot be had: %s", self._name, str(error) or "no answer in time")
+                _log.warning(
+                    "the Lease %s can be neither acquired nor renewed: %s",
+                    self._name,
+                    str(error) or "no answer in time",
+                )
             self._tell(self._monotonic() < self._renewed + TTL - 2 * _STEP)
             await asyncio.sleep(_STEP)
 
     async def renew_or_acquire(self) -> bool:
-        """Renew or take it; whether it is held now."""
+        """Renew or acquire the Lease; return whether it is held now."""
         asked = self._monotonic()
         document = await self._kube.get("Lease", self._name, self._namespace)
         if document is None:
@@ -82,7 +88,7 @@ class LeaderElection:
         return await self._kube.replace(self._mine(kept, changes))
 
     async def release(self) -> None:
-        """Let another one begin at once."""
+        """Release the Lease, so that another operator can lead at once."""
         document = await self._kube.get("Lease", self._name, self._namespace)
         if document is None or (document.get("spec") or {}).get("holderIdentity") != self._holder:
             return
@@ -102,7 +108,7 @@ class LeaderElection:
 
     def _tell(self, leads: bool) -> None:
         if leads != self.leads.is_set():
-            _log.warning("%s %s", self._holder, "leads" if leads else "does not lead any more")
+            _log.warning("%s %s", self._holder, "leads" if leads else "no longer leads")
         if leads:
             self.leads.set()
         else:

@@ -1,8 +1,8 @@
 """Admission of a training pod: affinity to copies of its datasets, endpoint and keys. Pure.
 
-Law: user settings stay, and admitting twice equals admitting once. Required datasets are ANDed;
-preferred ones each get full weight. Nothing fails a pod: what is unknown is left out. No secret passes
-here; keys come from a Secret made for the pod.
+Law: user settings stay, and admitting twice equals admitting once. Required datasets are ANDed; preferred
+ones each get full weight. No pod is rejected: unknown datasets are left out. No secret passes through here;
+keys come from a Secret created for the pod.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from meshoperator.resources import GROUP
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-LABEL: Final = f"{GROUP}/dataset"  # one, or several with dots between (labels take no commas)
-ANNOTATION: Final = f"{GROUP}/datasets"  # or a list with commas; wins over the label
-REQUIRE: Final = f"{GROUP}/require-local"  # "true": only where a copy is
+LABEL: Final = f"{GROUP}/dataset"  # one name, or several separated by dots (labels allow no commas)
+ANNOTATION: Final = f"{GROUP}/datasets"  # a comma-separated list; overrides the label
+REQUIRE: Final = f"{GROUP}/require-local"  # "true": run only where a copy is
 INJECT: Final = f"{GROUP}/inject"  # all, mesh (no AWS_ variables), none (affinity only)
-KEYS: Final = f"{GROUP}/keys"  # "environment": as variables, too, which do not change
+KEYS: Final = f"{GROUP}/keys"  # "environment": also as variables, which are not renewed
 DONE: Final = f"{GROUP}/admitted"
 SECRET: Final = f"{GROUP}/credentials"  # the name of the pod's Secret
 HOST, RACK, ZONE = 100, 60, 30
 LEVELS: Final = (("host", HOST), ("rack", RACK), ("zone", ZONE))
 MOUNT: Final = "/var/run/shardmesh"
 VOLUME: Final = "shardmesh-credentials"
-_CUT: Final = 40  # characters of a pod in a message
+_CUT: Final = 40  # characters of a pod quoted in a message
 _KINDS: Final[dict[type, str]] = {str: "text", list: "a list", dict: "an object"}
 _OWN_KEYS: Final = frozenset(
     {
@@ -40,13 +40,13 @@ _OWN_KEYS: Final = frozenset(
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     }
 )
-"""With one of these a container has keys of its own."""
+"""A container that sets one of these brings its own keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What the webhook knows of a dataset. `mark`: what its labels on Kubernetes nodes end in: `host.…` (a
-    copy is there), `rack.…` and `zone.…` (one is near). `tls`: clients need the authority in `ca.crt`."""
+    """What the webhook knows about a dataset. `mark`: the suffix of its labels on Kubernetes nodes: `host.…`
+    (a copy is there), `rack.…` and `zone.…` (one is near). `tls`: clients need the CA in `ca.crt`."""
 
     name: str
     mark: str
@@ -58,27 +58,27 @@ class DatasetInfo:
 
     @property
     def uri(self) -> str:
-        """Where a client finds it."""
+        """The URI for clients."""
         return f"s3://{self.bucket}/{self.prefix}"
 
 
 MAX_DATASETS: Final = 100
 MAX_ITEMS: Final = 1000
-"""Containers, and entries of each list of a pod that a patch repeats. A patch is larger than its pod: a pod
-of 3 MB, which the API server takes, would have a patch of gigabytes."""
+"""Limit on containers, and on entries of each list that a patch repeats. A patch is larger than its pod: a
+pod of 3 MB, which the API server accepts, would have a patch of gigabytes."""
 
 
 class InvalidPodError(ValueError):
-    """A pod that no API server would run; the message says what is wrong with it."""
+    """A pod that no API server would run; the message says what is wrong."""
 
 
 def label(level: str, mark: str) -> str:
-    """A label of Kubernetes nodes."""
+    """Return the label of Kubernetes nodes for a level and a dataset's mark."""
     return f"{level}.{GROUP}/{mark}"
 
 
 def requested_datasets(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the datasets a pod reads."""
+    """Return the names of the datasets that a pod requests."""
     metadata = pod.get("metadata") or {}
     annotation = (metadata.get("annotations") or {}).get(ANNOTATION)
     names = (
@@ -88,10 +88,10 @@ def requested_datasets(pod: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def checked_pod(pod: object) -> Mapping[str, Any]:
-    """The pod. Raises OddPodError unless all that is read of it has the types of Kubernetes, in bounded
-    numbers."""
+    """Return the pod. Raises InvalidPodError unless every part that is read has Kubernetes' types and bounded
+    size."""
     if pod is None:
-        raise InvalidPodError("there is none in the request")
+        raise InvalidPodError("the request contains no pod")
     found = _object(pod, "the pod")
     metadata = _object(found.get("metadata"), "metadata")
     for name in ("labels", "annotations"):
@@ -106,7 +106,7 @@ def checked_pod(pod: object) -> Mapping[str, Any]:
     node = _object(_object(spec.get("affinity"), "affinity").get("nodeAffinity"), "affinity.nodeAffinity")
     if len(requested_datasets(found)) > MAX_DATASETS:
         raise InvalidPodError(
-            f"it names {len(requested_datasets(found))} datasets; at most {MAX_DATASETS} are looked up"
+            f"it requests {len(requested_datasets(found))} datasets; the limit is {MAX_DATASETS}"
         )
     _objects(node, "preferredDuringSchedulingIgnoredDuringExecution", "affinity.nodeAffinity")
     key = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -128,7 +128,7 @@ def _objects(parent: Mapping[str, Any], name: str, path: str) -> Sequence[Mappin
     found = parent.get(name)
     _check(found, list, f"{path}.{name}")
     if found and len(found) > MAX_ITEMS:
-        raise InvalidPodError(f"{path}.{name} has {len(found)} entries; at most {MAX_ITEMS} are patched")
+        raise InvalidPodError(f"{path}.{name} has {len(found)} entries; the limit is {MAX_ITEMS}")
     return [_object(each, f"an entry of {path}.{name}") for each in found or ()]
 
 
@@ -144,24 +144,29 @@ def _check(found: object, kind: type, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A JSON patch (RFC 6902), empty where nothing is to be done; and what its user should be told."""
+    """A JSON patch (RFC 6902), empty if there is nothing to change, and warnings for the user."""
 
     operations: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def admit(pod: Mapping[str, Any], known: Mapping[str, DatasetInfo], token: str) -> Admitted:
-    """What is done to a pod. `token`: of this admission; the name of the pod's Secret is made of it."""
+    """Return the changes to a pod. `token` identifies this admission; the name of the pod's Secret contains
+    it."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     if DONE in annotations:
         return Admitted()
     names = requested_datasets(pod)
-    warnings = [f"shardmesh: there is no MeshDataset {name!r} here" for name in names if name not in known]
+    warnings = [
+        f"shardmesh: no MeshDataset {name!r} is available in this namespace"
+        for name in names
+        if name not in known
+    ]
     datasets = [known[name] for name in names if name in known]
     if not datasets:
         return Admitted((), tuple(warnings))
     if len({each.endpoint for each in datasets}) > 1:
-        warnings.append("shardmesh: the datasets are of several meshes; the pod gets no endpoint and no keys")
+        warnings.append("shardmesh: the datasets are in several meshes; the pod gets no endpoint and no keys")
     patching = _PatchBuilder(pod, datasets, token)
     return Admitted(patching.run(one_mesh=len({each.endpoint for each in datasets}) == 1), tuple(warnings))
 
@@ -191,7 +196,7 @@ class _PatchBuilder:
     # --- where it runs ------------------------------------------------------------------------------------
 
     def _affinity(self) -> dict[str, Any] | None:
-        """The pod's affinity and ours; None where ours is nothing."""
+        """Return the pod's affinity merged with ours, or None if there is nothing to add."""
         drawn = [each for each in self._datasets if each.near != "Off"]
         if not drawn:
             return None
@@ -200,7 +205,7 @@ class _PatchBuilder:
         force = self._annotations.get(REQUIRE) == "true"
         needed = [_has(label("host", each.mark)) for each in drawn if force or each.near == "Required"]
         if needed:
-            # terms are ORed, expressions within one ANDed: so ours go into every term there is
+            # terms are ORed, expressions within a term ANDed: so ours go into every term
             key = "requiredDuringSchedulingIgnoredDuringExecution"
             terms = (node.get(key) or {}).get("nodeSelectorTerms") or [{}]
             node[key] = {
@@ -238,7 +243,7 @@ class _PatchBuilder:
         return found
 
     def _environment(self, container: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Variables that the container has not set itself."""
+        """Return the variables that the container does not set itself."""
         present = {each.get("name") for each in container.get("env") or ()}
         first = self._datasets[0]
         values: dict[str, Any] = {
@@ -246,7 +251,7 @@ class _PatchBuilder:
             "MESH_DATASET_URIS": ",".join(each.uri for each in self._datasets),
             "MESH_ENDPOINT": first.endpoint,
         }
-        # `env` wins over `envFrom`, of which nothing is known here: keys that may come from there stay
+        # `env` overrides `envFrom`, whose content is unknown here: keys that may come from there must stay
         foreign = bool(container.get("envFrom")) or self._annotations.get(INJECT) == "mesh"
         own_keys = bool(present & _OWN_KEYS)
         if not own_keys:
@@ -269,7 +274,8 @@ KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_T
 
 
 def credentials_policy(datasets: Iterable[DatasetInfo]) -> dict[str, Any]:
-    """What a pod's credentials may do: read its datasets, and views of their buckets where they are whole."""
+    """Return the policy of a pod's keys: read its datasets, and the views of buckets that are whole
+    datasets."""
     statements: list[dict[str, Any]] = []
     for each in datasets:
         objects = [f"arn:aws:s3:::{each.bucket}/{each.prefix}*"]

@@ -1,7 +1,7 @@
 """Model of a MeshDataset: its bucket, sharing and origin, and its status. Pure.
 
-Law: a dataset is used in its own namespace and in those its annotation names, nowhere else. Figures come
-from daemons; an unreported figure is left out, not guessed.
+Law: a dataset is used in its own namespace and in those its annotation names, nowhere else. Usage comes from
+daemons; an unreported value is left out, not guessed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 SHARED: Final = f"{GROUP}/namespaces"
-"""Annotation of a MeshDataset: namespaces whose pods may read it, too, with commas; `*`: all."""
+"""Annotation of a MeshDataset: comma-separated namespaces whose pods may also read it; `*`: all."""
 _NEVER: Final = 10 * 365 * 86400.0
 
 
 def dataset_location(spec: MeshDatasetSpec, name: str) -> tuple[str, str]:
-    """Bucket and prefix in the mesh."""
+    """Return the dataset's bucket and prefix in the mesh."""
     if spec.source.uri.startswith("mesh://"):
         parts = urlsplit(spec.source.uri)
         prefix = parts.path.lstrip("/")
@@ -38,12 +38,12 @@ def dataset_location(spec: MeshDatasetSpec, name: str) -> tuple[str, str]:
 
 
 def dataset_mark(namespace: str, name: str) -> str:
-    """What the labels of Kubernetes nodes say of it; alike names of two namespaces are two."""
+    """Return the dataset's suffix in labels of Kubernetes nodes; unique across namespaces."""
     return f"{name}.{hashlib.sha256(f'{namespace}/{name}'.encode()).hexdigest()[:8]}"
 
 
 def dataset_info(document: Manifest, cluster: Cluster) -> DatasetInfo:
-    """What a training pod needs to know. Raises ResourceError."""
+    """Return what a training pod needs to know. Raises ResourceError."""
     metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
     bucket, prefix = dataset_location(spec, metadata["name"])
     return DatasetInfo(
@@ -58,7 +58,7 @@ def dataset_info(document: Manifest, cluster: Cluster) -> DatasetInfo:
 
 
 def shared_with(document: Manifest, namespace: str) -> bool:
-    """Whether pods of a namespace may read it."""
+    """Return whether pods of a namespace may read the dataset."""
     metadata = document["metadata"]
     if metadata["namespace"] == namespace:
         return True
@@ -67,8 +67,8 @@ def shared_with(document: Manifest, namespace: str) -> bool:
 
 
 def origin_document(spec: MeshDatasetSpec, credentials: str, *, anew: bool) -> dict[str, Any]:
-    """The body of `PUT /-/buckets/NAME`. `anew`: what is cached is compared with the source once more.
-    Training data is only read: nothing is written to its source."""
+    """Return the body of `PUT /-/buckets/NAME`. `anew`: compare cached data with the source again. Training
+    data is read-only: nothing is written to the source."""
     never = spec.refresh.policy == "Never"
     found: dict[str, Any] = {
         "url": spec.source.uri,
@@ -83,7 +83,7 @@ def origin_document(spec: MeshDatasetSpec, credentials: str, *, anew: bool) -> d
 
 
 def origin_changes(present: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """What of an origin is to be changed; empty where nothing is."""
+    """Return the fields of an origin that differ from the wanted ones."""
     return {
         name: value
         for name, value in wanted.items()
@@ -93,13 +93,13 @@ def origin_changes(present: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
 
 _RUNS: Final = ("queued", "running", "cancelling")
 PLANNING: Final = "Planning"
-"""Reason of Placed: homes are about to be chosen; what is loaded before would have to move."""
+"""Reason of Placed while homes are being chosen; data loaded before that would have to move."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetUsage:
-    """`source`: (objects, bytes) as far as known; `there`: bytes of one copy. `trouble`: of its last load.
-    `hits`: percent of what was read lately."""
+    """Usage of a dataset. `source`: (objects, bytes) if known; `there`: bytes of one copy; `trouble`: the
+    error of its last load; `hits`: percent of recent reads served from cache."""
 
     source: tuple[int, int] | None
     there: int
@@ -116,8 +116,8 @@ class DatasetUsage:
         job: Mapping[str, Any] | None,
         homes: Sequence[str] = (),
     ) -> DatasetUsage:
-        """Of what the daemons hold, and the last job that brought all of it. With homes each holds a copy,
-        without it lies in shares."""
+        """Sum up what daemons hold, with the last job that loaded everything. With homes each one holds a
+        copy; without, each daemon holds a share."""
         held = sum(each.bytes for each in holdings)
         if homes:
             held = max((each.bytes for each in holdings if each.node in homes), default=0)
@@ -133,7 +133,7 @@ class DatasetUsage:
         trouble = job["error"]
         if job["failed"] and not trouble:
             first = job["failures"][0] if job["failures"] else {"name": "", "error": ""}
-            trouble = f"{job['failed']} objects are not there: {first['name']}: {first['error']}"
+            trouble = f"{job['failed']} objects could not be loaded; first: {first['name']}: {first['error']}"
         running = job["state"] in _RUNS
         return cls(source, held, running, "" if running else trouble, hits=hits)
 
@@ -143,7 +143,7 @@ def _percent(hits: int, misses: int) -> int | None:
 
 
 def prefetches(jobs: Sequence[Mapping[str, Any]], bucket: str) -> list[dict[str, Any]]:
-    """Jobs that bring all of a bucket, the last begun first."""
+    """Return the jobs that load a whole bucket, latest first."""
     found = [
         dict(job)
         for job in jobs
@@ -162,19 +162,19 @@ def dataset_status(
     unplaced: str,
     homing: MigrationStep | None = None,
 ) -> dict[str, Any]:
-    """Without what is of the object itself; conditions are (type, whether, reason, sentence). `homing`: how
-    far its copies are; None where nothing is planned."""
+    """Return status fields and conditions as (type, whether, reason, message). `homing`: the migration of its
+    copies, None without a plan."""
     source_bytes = figures.source[1] if figures.source else None
     warm = figures.durable or (source_bytes is not None and figures.there >= source_bytes)
     conditions: list[tuple[str, bool | None, str, str]] = [
-        ("SourceReachable", True, "Answers", "the source can be read"),
+        ("SourceReachable", True, "Answers", "the source is readable"),
         _placed(spots, unplaced, homing, durable=figures.durable),
         _warm(spec, figures, warm=warm),
         (
             "Healthy",
             not figures.trouble,
             "LoadFailed" if figures.trouble else "AllWell",
-            figures.trouble or "nothing is known to be wrong",
+            figures.trouble or "no problem is known",
         ),
     ]
     status: dict[str, Any] = {
@@ -205,31 +205,36 @@ def _placed(
     spots: Sequence[CopyLocation], unplaced: str, homing: MigrationStep | None, *, durable: bool
 ) -> tuple[str, bool | None, str, str]:
     if durable:
-        return "Placed", True, "LivesHere", "its copies are where the mesh's own map has them"
+        return "Placed", True, "LivesHere", "its copies are where the cluster map places them"
     if homing is None:
-        nobody = "nobody plans: the operator may not read nodes. Names are laid over all daemons that store"
+        nobody = "not planned: the operator may not read nodes. Objects are spread over all storing daemons"
         return "Placed", None, "NotPlanned", nobody
     if unplaced:
         return "Placed", False, "NoRoom", unplaced
     if not homing.homes:
-        return "Placed", None, PLANNING, "no plan has been made yet"
+        return "Placed", None, PLANNING, "no placement plan has been made yet"
     if homing.moving:
         there = {spot.node: spot.bytes for spot in spots}
         come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in homing.behind)
         stay = ", ".join(f"{node} ({there.get(node, 0)} bytes)" for node in homing.leaving)
-        return "Placed", False, "Moving", f"{come or 'others are awaited'}; until then {stay} stays"
+        return (
+            "Placed",
+            False,
+            "Moving",
+            f"{come or 'waiting for the other copies'}; until then {stay} keeps its copy",
+        )
     return "Placed", True, "Planned", f"kept on {', '.join(homing.homes)}"
 
 
 def _warm(spec: MeshDatasetSpec, figures: DatasetUsage, *, warm: bool) -> tuple[str, bool | None, str, str]:
     if figures.durable:
-        return "Warm", True, "LivesHere", "the mesh itself holds it"
+        return "Warm", True, "LivesHere", "it is stored in the mesh"
     told = f"{figures.there} of {figures.source[1]} bytes" if figures.source else f"{figures.there} bytes"
     if warm:
-        return "Warm", True, "Cached", f"{told} are cached"
+        return "Warm", True, "Cached", f"{told} cached"
     if figures.loading:
-        return "Warm", False, "Loading", f"{told} are cached"
+        return "Warm", False, "Loading", f"{told} cached"
     if spec.placement.pin:
-        return "Warm", False, "Incomplete", f"{told} are cached"
-    by = "it warms by being read, by a MeshLoad, or with placement.pin"
-    return "Warm", None if figures.source is None else False, "NotLoaded", f"{told} are cached; {by}"
+        return "Warm", False, "Incomplete", f"{told} cached"
+    by = "reads, a MeshLoad or placement.pin load it"
+    return "Warm", None if figures.source is None else False, "NotLoaded", f"{told} cached; {by}"

@@ -1,8 +1,8 @@
-"""Inventory of the placement planner, and the distance of nodes to the GPUs that want a dataset.
+"""Inventory of the placement planner, and the distance of nodes to the GPUs that read a dataset.
 
-Law: pure. Sizes are in bytes; names are unique within their kind. A GPU reads from its nearest copy, so
-a further copy is worth what it shortens that distance.
-Invariant: nodes are in order of their names, so ties have one answer.
+Law: pure. Sizes are in bytes; names are unique within their kind. A GPU reads from its nearest copy, so a
+further copy is worth the distance it saves.
+Invariant: nodes are sorted by name, so ties are broken the same way.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Spread = Literal["Zone", "Rack", "Host"]
 @dataclass(frozen=True, slots=True)
 class StorageNode:
     """A daemon that can hold copies. `accepting` is False while it is cordoned, drained or down; `keeping`:
-    what it has stays all the same (it is cordoned, or away for a moment). `tier`: its best disks with room.
-    `host`: the machine it runs on; empty: called like it."""
+    its copies stay nevertheless (it is cordoned, or briefly away). `tier`: its best disks with free space.
+    `host`: the machine it runs on; empty: the same name."""
 
     name: str
     zone: str
@@ -41,8 +41,8 @@ class StorageNode:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Data to be placed: `copies` of `size` bytes, or one on every node (`full`). Higher `priority` is placed
-    first. `more`: further copies at most, where many GPUs are far from the first ones."""
+    """Data to place: `copies` of `size` bytes, or one on every node (`full`). Higher `priority` is placed
+    first. `more`: limit of further copies for GPUs that are far from the first ones."""
 
     name: str
     size: int
@@ -58,8 +58,8 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """GPUs that want a dataset, at a place: running training pods, summed. Without a `node`: pending ones,
-    that may come to wherever GPUs are free."""
+    """GPUs that read a dataset at one place, summed over running training pods. Without a `node`: those of
+    pending pods, which may run wherever GPUs are free."""
 
     dataset: str
     zone: str
@@ -70,7 +70,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class FreeGpus:
-    """GPUs of a Kubernetes node that nobody uses."""
+    """Unused GPUs of a Kubernetes node."""
 
     zone: str
     rack: str
@@ -80,8 +80,8 @@ class FreeGpus:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything the planner may know. `current`: dataset → names of the nodes that hold it. `moving`: those
-    of which a copy is on its way by an earlier plan."""
+    """The planner's whole input. `current`: dataset → names of the nodes that hold it. `moving`: datasets
+    with a copy in transit by an earlier plan."""
 
     nodes: tuple[StorageNode, ...]
     datasets: tuple[Dataset, ...]
@@ -93,7 +93,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One copy's place, and why a person should find that reasonable."""
+    """The place of one copy, and the reason in words."""
 
     dataset: str
     node: str
@@ -102,7 +102,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Bring a copy of `dataset` to `target`; from `source` it goes afterwards (None: it is one more copy)."""
+    """Load a copy of `dataset` onto `target`, then remove it from `source` (None: an additional copy)."""
 
     dataset: str
     source: str | None
@@ -113,9 +113,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The planner's answer. `unplaced`: dataset → why a copy of it has no place. `deferred`: moves that are
-    worth it and wait for bandwidth. `released`: (dataset, node) of copies that are no longer needed.
-    `considered`: dataset → which nodes were out of the question, and why."""
+    """The planner's result. `unplaced`: dataset → why a copy has no place. `deferred`: worthwhile moves that
+    wait for bandwidth. `released`: (dataset, node) of copies that are no longer needed. `considered`:
+    dataset → which nodes were excluded, and why."""
 
     assignments: tuple[Assignment, ...]
     moves: tuple[Move, ...]
@@ -126,11 +126,11 @@ class Placement:
 
 
 HOST, RACK, ZONE = 1.0, 0.6, 0.3  # nearness of a copy to the GPUs that read it
-PENDING: Final = 0.5  # what a GPU is worth that a pod only may get
+PENDING: Final = 0.5  # weight of a GPU that a pending pod may get
 
 
 class NodeTopology:
-    """The nodes, by place: 0…n−1 in order of their names."""
+    """The nodes by index, 0…n−1 in order of their names."""
 
     def __init__(self, nodes: Iterable[StorageNode]) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
@@ -147,45 +147,45 @@ class NodeTopology:
         self.host = np.array([self.host_of(node.host or node.name) for node in self.nodes], dtype=np.intp)
 
     def zone_of(self, zone: str) -> int:
-        """A number for it."""
+        """Return the zone's number."""
         return self._zones.setdefault(zone, len(self._zones))
 
     def rack_of(self, zone: str, rack: str) -> int:
-        """A number for it; racks of one name in two zones are two."""
+        """Return the rack's number; the same name in two zones is two racks."""
         return self._racks.setdefault((zone, rack), len(self._racks))
 
     def host_of(self, host: str) -> int:
-        """A number for it."""
+        """Return the host's number."""
         return self._hosts.setdefault(host, len(self._hosts))
 
     def counts(self) -> tuple[int, int, int]:
-        """How many zones, racks, hosts have been numbered."""
+        """Return how many zones, racks and hosts have numbers."""
         return len(self._zones), len(self._racks), len(self._hosts)
 
     def matching(self, selector: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-        """Which nodes have the labels."""
+        """Return which nodes have the labels."""
         if not selector:
             return np.ones(len(self.nodes), dtype=bool)
         wanted = selector.items()
         return np.array([wanted <= node.labels.items() for node in self.nodes], dtype=bool)
 
     def fit(self, tiers: Sequence[str]) -> npt.NDArray[np.float64]:
-        """How well the nodes' disks are what is preferred: 1 for the first, less for later ones, 0 for
-        others; 1 for all where nothing is preferred."""
+        """Return how well each node's disks match the preferred tiers: 1 for the first, less for later ones,
+        0 for others; 1 for all without a preference."""
         if not tiers:
             return np.ones(len(self.nodes))
         worth = {tier: 1 - rank / len(tiers) for rank, tier in enumerate(tiers)}
         return np.array([worth.get(node.tier, 0.0) for node in self.nodes])
 
     def emptiness(self) -> npt.NDArray[np.float64]:
-        """Free share of each node."""
+        """Return the free share of each node."""
         with np.errstate(divide="ignore", invalid="ignore"):
             free = 1 - self.used / self.capacity
         return np.where(self.capacity > 0, np.clip(free, 0.0, 1.0), 0.0)
 
 
 class GpuProximity:
-    """The GPUs that want one dataset, and how near its copies are to them by now."""
+    """The GPUs that read one dataset, and how near the chosen copies are to them."""
 
     def __init__(
         self, land: NodeTopology, dataset: Dataset, demand: Sequence[Demand], free: Sequence[FreeGpus]
@@ -215,7 +215,7 @@ class GpuProximity:
         self._best = np.zeros(len(ordered))
 
     def gains(self) -> npt.NDArray[np.float64]:
-        """For each node: by how much the mean nearness (0…1) rises with a copy there, too."""
+        """Return, for each node, how much one more copy there raises the mean nearness (0…1)."""
         if not self.total:
             return np.zeros(len(self._land.nodes))
         zones, racks, hosts = self._land.counts()
@@ -230,7 +230,7 @@ class GpuProximity:
         return np.round(zone[land.zone] + rack[land.rack] + host[land.host], 9)
 
     def levels(self, place: int) -> npt.NDArray[np.float64]:
-        """How near a node is to each group of GPUs."""
+        """Return how near a node is to each group of GPUs."""
         land = self._land
         return np.where(
             self._host == land.host[place],
@@ -241,17 +241,17 @@ class GpuProximity:
         )
 
     def set_copies(self, places: Iterable[int]) -> None:
-        """Copies are at these places, and nowhere else."""
+        """Set the places of all copies."""
         self._best = np.zeros(len(self._best))
         for place in places:
             self._best = np.maximum(self._best, self.levels(place))
 
     def nearness(self) -> float:
-        """Mean nearness of the GPUs to their nearest copy, 0…1."""
+        """Return the mean nearness of the GPUs to their nearest copy, 0…1."""
         return float(round((self._gpus * self._best).sum() / self.total, 9)) if self.total else 0.0
 
     def describe_levels(self, place: int) -> str:
-        """What a node is near to; empty when nothing."""
+        """Describe which GPUs a node is near to; empty if none."""
         levels = self.levels(place)
         found = [
             f"{round(gpus)} GPUs in the same {word}"

@@ -1,8 +1,8 @@
 """Load planner: the next step of a MeshLoad, its phase, and cron schedules. Pure.
 
-Law: the daemons' job and the run number in the status identify a run, so an operator killed between
-starting a job and recording it finds the job by its document, or starts it again and loads only what is
-missing. Schedules follow POSIX crontab, with the names and steps of Vixie cron; times are UTC.
+Law: the daemons' job and the run number in the status identify a run, so an operator killed between starting
+a job and recording it finds the job by its document, or starts it again, which loads only what is missing.
+Schedules are those of Debian's cron (`cronsim`); times are UTC.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ScheduleError(ValueError):
 
 def next_time(schedule: str, moment: datetime) -> datetime:
     """Return the first time after `moment` that matches a schedule of five fields. Raises ScheduleError."""
-    if len(schedule.split()) != _FIELDS:  # the library also reads six, with seconds
+    if len(schedule.split()) != _FIELDS:  # cronsim also accepts six, with seconds
         raise ScheduleError(f"{schedule!r} has not five fields: minute hour day month weekday")
     try:
         return next(CronSim(schedule, moment.astimezone(UTC)))
@@ -51,7 +51,7 @@ _TEXT: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """What a status says of the runs so far. Times are seconds since 1970, 0: never."""
+    """What a status says about the runs so far. Times are seconds since 1970; 0 means never."""
 
     phase: str = ""
     jobs: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class RunHistory:
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """What to do, and the phase until then. `message`: for what it waits."""
+    """What to do next, and the phase until then. `message`: what it waits for."""
 
     action: Action
     phase: Phase
@@ -72,14 +72,15 @@ class LoadStep:
 
 
 def parse_history(status: Mapping[str, Any]) -> RunHistory:
-    """Of a status as the API has it."""
+    """Parse a status as the API returns it."""
     jobs = tuple(filter(None, (status.get("jobId") or "").split(",")))
     times = (_seconds(status.get(name)) for name in ("startedAt", "finishedAt", "nextRunAt"))
     return RunHistory(status.get("phase") or "", jobs, *times)
 
 
 def plan_load(spec: MeshLoadSpec, before: RunHistory, now: float, waiting: str = "") -> LoadStep:
-    """`waiting`: what must be there or over before it begins; empty: nothing. Raises ResourceError."""
+    """Return the next step. `waiting`: what must exist or end before the load starts; empty: nothing. Raises
+    ResourceError."""
     cron = spec.policy == "Cron"
     next_run = before.next_run
     if cron and not next_run:
@@ -120,7 +121,8 @@ def _next(spec: MeshLoadSpec, after: float) -> float:
 
 
 def job_documents(spec: MeshLoadSpec, bucket: str, prefix: str) -> list[dict[str, Any]]:
-    """The documents of its jobs: one for each path, with its share of the bandwidth. Raises ResourceError."""
+    """Return the documents of its jobs: one per path, with its share of the bandwidth. Raises
+    ResourceError."""
     if spec.manifest:
         found = [_job(bucket, prefix) | {"manifest": f"s3://{bucket}/{prefix}{spec.manifest}"}]
     else:
@@ -129,14 +131,16 @@ def job_documents(spec: MeshLoadSpec, bucket: str, prefix: str) -> list[dict[str
         return found
     share = parse_quantity(spec.bandwidth) // len(found)
     if not share:
-        raise ResourceError(f"bandwidth: {spec.bandwidth} brings nothing; `suspend` stops a load")
+        raise ResourceError(
+            f"bandwidth: {spec.bandwidth} is less than 1 byte per second and path; set `suspend` to stop"
+        )
     return [each | {"rate": share} for each in found]
 
 
 def jobs_with_changed_rate(
     wanted: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The documents of jobs that run at another rate than they are to."""
+    """Return the documents of jobs that run at a different rate than wanted."""
     rates = {
         (job["spec"]["source"], job["spec"].get("manifest", "")): job["spec"].get("rate", 0)
         for job in jobs
@@ -156,7 +160,7 @@ def _job(bucket: str, prefix: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """Of all jobs of a run."""
+    """Totals over all jobs of a run."""
 
     states: frozenset[str] = frozenset()
     objects: tuple[int, int] = (0, 0)
@@ -169,17 +173,17 @@ class RunTotals:
 
     @property
     def ended(self) -> bool:
-        """Whether no job of it runs."""
+        """Whether all jobs have ended."""
         return not self.states & {"queued", "running", "cancelling", "pausing"}
 
     @property
     def listed(self) -> bool:
-        """Whether the totals are of everything."""
+        """Whether listing is complete, so that the totals are final."""
         return not self.phases & _LISTING
 
 
 def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
-    """Jobs as `/-/jobs` tells them."""
+    """Sum up jobs as `/-/jobs` reports them."""
     found = RunTotals()
     for job in jobs:
         progress = job["progress"]
@@ -204,23 +208,23 @@ def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
 
 
 def outcome(total: RunTotals) -> tuple[Phase, str, str]:
-    """Phase, reason, sentence of a run."""
-    homes = f", on {total.copies} daemons together" if total.copies > 1 else ""
+    """Return the phase, reason and message of a run."""
+    homes = f", on {total.copies} daemons in total" if total.copies > 1 else ""
     if not total.ended:
         if not total.listed:
-            return "Running", "Listing", f"{total.bytes[0]} bytes are there; the source is still being listed"
-        return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes are there{homes}"
+            return "Running", "Listing", f"{total.bytes[0]} bytes loaded; the source is still being listed"
+        return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes loaded{homes}"
     if "failed" in total.states:
         return "Failed", "JobFailed", total.error or "the daemons' job failed"
     if "cancelled" in total.states:
         return "Failed", "Cancelled", "the daemons' job was cancelled"
     if total.failed:
-        return "Failed", "SomeFailed", f"{total.failed} objects could not be loaded; `failed` names the first"
-    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes are there{homes}"
+        return "Failed", "SomeFailed", f"{total.failed} objects could not be loaded; `failed` lists the first"
+    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes loaded{homes}"
 
 
 def format_time(seconds: float) -> str:
-    """As Kubernetes writes times."""
+    """Format a time as Kubernetes writes it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

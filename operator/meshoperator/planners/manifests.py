@@ -1,7 +1,7 @@
 """Manifests of a MeshCluster: StatefulSets, services, settings, policies, in order of application. Pure.
 
 Law: a function of the spec and the known nodes; applying it twice changes nothing. Any change of a pod
-template rolls the daemons, as its digest tells. Secrets are named, never read.
+template changes its digest, and so rolls the daemons. Secrets are named, never read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def stateful_set(cluster: Cluster, pool: NodePool) -> Manifest:
-    """Of a pool: its daemons, with their volumes."""
+    """Return the StatefulSet of a pool: its daemons, with their volumes."""
     labels = cluster.labels(pool.name)
     template = _template(cluster, pool)
     claims = [
@@ -52,7 +52,7 @@ def stateful_set(cluster: Cluster, pool: NodePool) -> Manifest:
         "replicas": cluster.replicas(pool) or 0,
         "serviceName": f"{cluster.name}-nodes",
         "podManagementPolicy": "Parallel",
-        "updateStrategy": {"type": "OnDelete"},  # the operator says when
+        "updateStrategy": {"type": "OnDelete"},  # the operator decides when
         "selector": {"matchLabels": labels},
         "template": template,
     } | ({"volumeClaimTemplates": claims} if claims else {})
@@ -60,7 +60,7 @@ def stateful_set(cluster: Cluster, pool: NodePool) -> Manifest:
 
 
 def daemon_settings(cluster: Cluster) -> dict[str, Any]:
-    """What is in the file of settings of every daemon."""
+    """Return the settings that all daemons share."""
     spec = cluster.spec
     found: dict[str, Any] = {
         "control": f"kubernetes://{cluster.namespace}/{cluster.name}",
@@ -95,7 +95,7 @@ def _template(cluster: Cluster, pool: NodePool) -> Manifest:
         }
     pod: dict[str, Any] = {
         "serviceAccountName": cluster.account,
-        "automountServiceAccountToken": False,  # one of an hour is projected instead
+        "automountServiceAccountToken": False,  # a token valid for an hour is projected instead
         "terminationGracePeriodSeconds": 60,
         "securityContext": {
             "runAsNonRoot": True,
@@ -127,7 +127,7 @@ def _template(cluster: Cluster, pool: NodePool) -> Manifest:
 
 
 def digest(value: object) -> str:
-    """What a template is told apart by."""
+    """Return the digest that identifies a template."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -171,7 +171,7 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
             "failureThreshold": 6,
         },
         "readinessProbe": {"httpGet": {"path": "/-/ready"} | probe, "periodSeconds": 5, "timeoutSeconds": 5},
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # why it refuses to start is in its pod's status
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # its start-up error is in the pod's status
         "resources": {
             k: dict(v)
             for k, v in (("requests", pool.resources.requests), ("limits", pool.resources.limits))
@@ -193,7 +193,7 @@ def _settings_file(cluster: Cluster) -> str:
 
 
 def _disks(pool: NodePool) -> list[str]:
-    """Data on every tier, the index on the fastest."""
+    """Return the arguments for disks: data on every tier, the index on the fastest."""
     on_disk = [tier for tier in pool.tiers if tier.class_ != "mem"]
     fastest = min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
     found = [flag for tier in on_disk for flag in ("--disk", f"{HOME}/{tier.name}/data")]
@@ -201,7 +201,7 @@ def _disks(pool: NodePool) -> list[str]:
 
 
 def _cache(pool: NodePool) -> list[str]:
-    """How much of what is elsewhere a daemon may keep: its disks' quotas together; and how many batches."""
+    """Return the cache limits: the sum of the disks' quotas for remote data, and the size for batches."""
     disks = [tier.quota for tier in pool.tiers if tier.class_ != "mem"]
     memory = sum(parse_quantity(tier.quota) for tier in pool.tiers if tier.class_ == "mem" and tier.quota)
     found = ["--frame-cache", str(memory)] if memory else []
@@ -211,7 +211,7 @@ def _cache(pool: NodePool) -> list[str]:
 
 
 def _home(pool: NodePool) -> Tier | None:
-    """The tier on which the data directory is: the most lasting one, so that a node knows who it is."""
+    """Return the tier of the data directory: the most durable one, so that a node keeps its identity."""
     on_disk = [tier for tier in pool.tiers if tier.class_ != "mem"]
     return min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
 
@@ -224,7 +224,7 @@ def _mounts(cluster: Cluster, pool: NodePool) -> list[Manifest]:
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "origins", "mountPath": _ORIGINS, "readOnly": True},
     ]
-    # a daemon's own folder: one that lands on a node where another was must not take its data for its own
+    # a folder per daemon: a daemon must not adopt the data of another that ran on the node before
     own = {"subPathExpr": "$(POD_NAME)"}
     found += [
         {"name": tier.name, "mountPath": f"{HOME}/{tier.name}"} | (own if tier.host_path else {})
@@ -272,8 +272,8 @@ def _volumes(cluster: Cluster, pool: NodePool) -> list[Manifest]:
 
 
 def _apart(cluster: Cluster, pool: NodePool) -> Manifest:
-    """Never two daemons of a pool on one node: they would share its disks, and its fate. One whose disk is a
-    directory of a node goes back to it, if it can."""
+    """Return the affinity: never two daemons of a pool on one node, for they would share its disks and its
+    failures. A daemon whose disk is a directory of a node prefers that node."""
     term = {
         "labelSelector": {"matchLabels": cluster.labels(pool.name)},
         "topologyKey": "kubernetes.io/hostname",
@@ -312,7 +312,7 @@ def _key(name: str, secret: str, key: str) -> Manifest:
 
 
 def _lay_over(base: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """`over` wins; maps are merged, everything else is replaced."""
+    """Merge `over` into `base`: maps are merged, everything else is replaced."""
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             _lay_over(base[key], value)
@@ -321,7 +321,7 @@ def _lay_over(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 
 def cluster_manifests(cluster: Cluster, *, settled: bool) -> list[Manifest]:
-    """Everything but the MeshNodes and the root Secret. `settled`: whether a pod may be evicted."""
+    """Return all manifests except MeshNodes and the root Secret. `settled`: whether a pod may be evicted."""
     found = [_settings(cluster), _service(cluster), _peers(cluster)]
     found += [stateful_set(cluster, pool) for pool in cluster.spec.node_pools]
     found.append(_budget(cluster, settled=settled))
@@ -333,15 +333,15 @@ def cluster_manifests(cluster: Cluster, *, settled: bool) -> list[Manifest]:
 
 
 def root_keys(cluster: Cluster, access_key: str, secret_key: str) -> Manifest:
-    """The Secret of root's keys, for a cluster that names none. It stays when the cluster goes."""
+    """Return the Secret of root's keys, for a cluster that names none. It outlives the cluster."""
     found = owned(cluster, "v1", "Secret", cluster.root_secret, cluster.labels())
     del found["metadata"]["ownerReferences"]
     return found | {"stringData": {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}}
 
 
 def _settings(cluster: Cluster) -> Manifest:
-    """One file of settings for each node a daemon may run on: its zone and rack; `default` where nodes may
-    not be read."""
+    """Return the settings, one file for each node a daemon may run on with its zone and rack; `default` if
+    nodes may not be read."""
     topology = cluster.spec.topology
     data = {"default": yaml.safe_dump(daemon_settings(cluster))}
     for place in cluster.places or ():
@@ -360,7 +360,7 @@ def _peers(cluster: Cluster) -> Manifest:
     port = {"name": "s3", "port": cluster.spec.s3.port, "targetPort": "s3", "protocol": "TCP"}
     spec = {
         "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # nodes that join are asked before they are ready
+        "publishNotReadyAddresses": True,  # joining nodes are contacted before they are ready
         "selector": cluster.labels(),
         "ports": [port],
     }
@@ -391,14 +391,14 @@ def _policy(cluster: Cluster) -> Manifest:
 
 
 def _monitor(cluster: Cluster) -> Manifest:
-    """By one Service: a daemon that is found by two is counted twice."""
+    """Return the ServiceMonitor. It selects one Service: a daemon found by two would be counted twice."""
     endpoint: dict[str, Any] = {
         "port": "s3",
         "path": "/metrics",
         "interval": cluster.spec.metrics.interval,
         "scheme": "https" if cluster.spec.s3.tls else "http",
     }
-    if cluster.spec.s3.tls:  # Prometheus asks for pods by address, certificates are for names
+    if cluster.spec.s3.tls:  # Prometheus connects to pods by address, certificates are for names
         authority = {"secret": {"name": cluster.spec.s3.tls.secret_ref.name, "key": "ca.crt"}}
         name = f"{cluster.name}-s3.{cluster.namespace}.svc"
         endpoint["tlsConfig"] = {"ca": authority, "serverName": name}

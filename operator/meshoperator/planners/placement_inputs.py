@@ -1,7 +1,7 @@
 """Placement inputs: from cluster state to the planner's inventory, and from data to node labels.
 
-Law: pure except for `PlacementBoard`, which remembers what the passes of this process observed. A
-Kubernetes node is labelled by the data it holds, never by a plan.
+Law: pure except for `PlacementBoard`, which remembers what the passes of this process observed. The labels of
+a Kubernetes node follow the data it holds, never a plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GPU: Final = "nvidia.com/gpu"
 _KEEPING: Final = ("up", "joining", "away", "returning")
-"""States of daemons on which copies stay for now: one that is restarted has nothing moved."""
+"""Node states in which copies stay for now, so that a restart moves nothing."""
 _SPEED: Final = ("mem", "nvme", "ssd", "hdd")
 _OVER: Final = ("Succeeded", "Failed")
 _HALF: Final = 0.5
@@ -32,8 +32,8 @@ _HALF: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a daemon says that it holds of a dataset, and its room. `node`: its id in the map. `hits` and
-    `misses`: pieces read from its cache and fetched, of late; `idle`: seconds since the last of them."""
+    """What a daemon reports about a dataset and its space. `node`: its id in the map. `hits` and `misses`:
+    pieces recently read from its cache or fetched; `idle`: seconds since the last of them."""
 
     node: str
     objects: int
@@ -47,7 +47,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class CopyLocation:
-    """A daemon that has a dataset, or should."""
+    """A daemon that has a copy of a dataset, or should have one."""
 
     node: str
     bytes: int
@@ -56,7 +56,7 @@ class CopyLocation:
 
 @dataclass(frozen=True, slots=True)
 class DatasetHomes:
-    """Of a dataset: its homes, those that only stay until others have all of it, its source's bytes, and the
+    """A dataset's homes, those that stay only until others have all of it, its source's bytes, and the
     generation of its spec."""
 
     homes: tuple[str, ...] = ()
@@ -67,14 +67,14 @@ class DatasetHomes:
 
 @dataclass(frozen=True, slots=True)
 class MeshGround:
-    """Of a mesh: the labels of places, and by pool its roles and its fastest disks."""
+    """A mesh's topology labels, and each pool's roles and fastest disks."""
 
     topology: Topology
     pools: Mapping[str, tuple[tuple[str, ...], str]]
 
     @classmethod
     def from_spec(cls, spec: MeshClusterSpec) -> MeshGround:
-        """Of a MeshCluster."""
+        """Build it from a MeshCluster."""
         return cls(
             spec.topology,
             {
@@ -89,9 +89,9 @@ class MeshGround:
 
 @dataclass(slots=True)
 class PlacementBoard:
-    """What passes over datasets tell each other. Lost with the process, and seen again by the next passes.
-    `plans`: whether there is somebody who plans; `looked`: the version the last plan was made of. `loaded`:
-    for which homes a load was begun."""
+    """State that passes over datasets share. It is lost with the process and rebuilt by the next passes.
+    `plans`: whether placement is planned at all; `looked`: the version of the last plan. `loaded`: for which
+    homes a load was started."""
 
     holdings: dict[tuple[str, str], tuple[Holding, ...]] = field(default_factory=dict)
     kept: dict[tuple[str, str], DatasetHomes] = field(default_factory=dict)
@@ -101,12 +101,12 @@ class PlacementBoard:
     planned: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     unplaced: dict[tuple[str, str], str] = field(default_factory=dict)
     version: int = 0
-    """Another one when a dataset lies elsewhere than before."""
+    """Changes when the location of a dataset changes."""
 
     def record_holdings(
         self, namespace: str, name: str, holdings: Iterable[Holding], kept: DatasetHomes = DatasetHomes()
     ) -> None:
-        """What was seen of a dataset."""
+        """Record what daemons hold of a dataset."""
         key, now = (namespace, name), tuple(holdings)
         before = self.kept.get(key, DatasetHomes())
         if (
@@ -118,18 +118,18 @@ class PlacementBoard:
         self.holdings[key], self.kept[key] = now, kept
 
     def forget(self, namespace: str, name: str) -> None:
-        """It is gone."""
+        """Forget a deleted dataset."""
         self.version += 1
         for known in (self.holdings, self.planned, self.unplaced, self.kept, self.loaded):
             known.pop((namespace, name), None)
 
     def retain_datasets(self, datasets: Iterable[tuple[str, str]]) -> None:
-        """Only these are there any more."""
+        """Forget all datasets but these."""
         for key in self.planned.keys() - set(datasets):
             self.forget(*key)
 
     def record_plan(self, placement: Placement, names: Mapping[str, tuple[str, str]]) -> None:
-        """The planner's word; `names`: of its datasets."""
+        """Record the planner's result. `names`: the (namespace, name) of its datasets."""
         self.planned |= {key: {} for key in names.values()}
         for each in placement.assignments:
             self.planned[names[each.dataset]][each.node] = each.reason
@@ -137,7 +137,7 @@ class PlacementBoard:
             self.unplaced[key] = placement.unplaced.get(name, "")
 
     def copy_locations(self, namespace: str, name: str) -> list[CopyLocation]:
-        """Where it should be, and where it is besides."""
+        """Return where the dataset should be, and where else it is."""
         held = {each.node: each.bytes for each in self.holdings.get((namespace, name), ())}
         planned = self.planned.get((namespace, name), {})
         found = [CopyLocation(node, held.get(node, 0), reason) for node, reason in sorted(planned.items())]
@@ -150,20 +150,20 @@ class PlacementBoard:
         return found
 
     def unplaced_reason(self, namespace: str, name: str) -> str:
-        """Why a copy has no place; empty: every one has."""
+        """Return why a copy has no place; empty if all have one."""
         return self.unplaced.get((namespace, name), "")
 
 
 def _unplanned_reason(node: str, kept: DatasetHomes) -> str:
     if node in kept.leaving:
-        return "its copy goes when those that are planned are there"
+        return "its copy is removed once the planned copies are complete"
     if kept.homes and node not in kept.homes:
-        return "what is left of an earlier copy: it goes"
-    return "holds a part of it: names are laid over all daemons that store"
+        return "the rest of an earlier copy; it is removed"
+    return "holds a share: objects are spread over all storing daemons"
 
 
 def holders(holdings: Iterable[Holding]) -> set[str]:
-    """Daemons where a dataset lies: those that hold at least half as much as the one that holds most."""
+    """Return the daemons that hold a dataset: those with at least half as much as the one with most."""
     known = list(holdings)
     most = max((each.bytes for each in known), default=0)
     return {each.node for each in known if most and each.bytes >= _HALF * most}
@@ -177,11 +177,11 @@ def inventory_of(
     pods: Sequence[Manifest],
     ground: MeshGround,
 ) -> tuple[Inventory, dict[str, tuple[str, str]]]:
-    """What the planner looks at, and the datasets behind its names."""
+    """Return the planner's inventory, and the datasets behind its names."""
     topology = ground.topology
     names = {f"{namespace}/{name}": (namespace, name) for namespace, name in datasets}
     room: dict[str, Holding] = {}
-    for key in datasets:  # of this mesh: another one may have daemons of the same names
+    for key in datasets:  # of this mesh: daemons of another mesh may have the same names
         room |= {each.node: each for each in board.holdings.get(key, ())}
     nodes = tuple(_storage(each, room, places, ground) for each in mesh_nodes)
     wanted_datasets = tuple(
@@ -207,7 +207,7 @@ def _storage(
     roles, tier = ground.pools.get(spec["pool"], ((), ""))
     desired, state = spec.get("desiredState", "Active"), status.get("state")
     able = "store" in roles or "cache" in roles
-    cordoned = host in places and not places[host].schedulable  # it gives its data away
+    cordoned = host in places and not places[host].schedulable  # its data moves away
     return StorageNode(
         spec["nodeId"],
         status.get("zone") or labels.get(topology.zone, ""),
@@ -269,13 +269,13 @@ def _gpus(
 
 
 def _where(node: str, places: Mapping[str, HostNode], topology: Topology) -> tuple[str, str, str]:
-    """Zone, rack, host of a Kubernetes node."""
+    """Return the zone, rack and host of a Kubernetes node."""
     labels = places[node].labels if node in places else {}
     return labels.get(topology.zone, ""), labels.get(topology.rack, ""), labels.get(topology.host) or node
 
 
 def gpus(pod: Manifest) -> int:
-    """GPUs that a pod asks for."""
+    """Return the number of GPUs that a pod requests."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     limits = (((each.get("resources") or {}).get("limits") or {}).get(GPU, 0) for each in containers)
     return sum(int(each) for each in limits)
@@ -284,7 +284,7 @@ def gpus(pod: Manifest) -> int:
 def labels_wanted(
     marks: Mapping[str, set[str]], places: Mapping[str, HostNode], topology: Topology
 ) -> dict[str, set[str]]:
-    """Kubernetes node → our labels. `marks`: of a dataset → the Kubernetes nodes it lies on."""
+    """Return our labels by Kubernetes node. `marks`: a dataset's mark → the Kubernetes nodes that hold it."""
     found: dict[str, set[str]] = {name: set() for name in places}
     keys = {"host": topology.host, "rack": topology.rack, "zone": topology.zone}
     for mark, hosts in marks.items():
@@ -299,8 +299,8 @@ def labels_wanted(
 
 
 def label_change(place: HostNode, wanted: set[str], unknown: Collection[str] = ()) -> dict[str, Any]:
-    """The merge patch that gives a Kubernetes node exactly these labels of ours; empty where it has them. Of
-    the datasets with the marks `unknown` it keeps those that it has."""
+    """Return the merge patch that gives a Kubernetes node exactly these labels of ours; empty if it has them.
+    Labels of datasets with the marks `unknown` stay as they are."""
     levels = {f"{level}.{GROUP}" for level, _ in LEVELS}
     split = {key: key.partition("/") for key in place.labels}
     ours = {key for key, (level, _, name) in split.items() if level in levels and name not in unknown}

@@ -1,7 +1,7 @@
 """Placement migration: from a bucket's current homes to the planned ones, by steps (decision 0026). Pure.
 
-Law: a copy is removed only when every planned home that answers has as much, or a load fetched all there
-is. Without a complete plan nothing is removed.
+Law: a copy is removed only when every planned home that answers has as much, or a load fetched everything.
+Without a complete plan nothing is removed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 _ENOUGH: Final = 0.95
-"""Share of a copy that counts as all of it: what a cache did not keep holds nothing up."""
+"""Share of a copy that counts as complete; entries that a cache evicted must not block a migration."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketState:
-    """`homes`: what the bucket has now. `planned`: None before there is a plan. `held`: bytes on each daemon
-    that answers. `source`: bytes of all there is, if known. `unplaced`: copies are missing in the plan.
-    `brought`: a load of everything has ended well since the homes became these."""
+    """`homes`: the bucket's present homes. `planned`: None before there is a plan. `held`: bytes on each
+    daemon that answers. `source`: total bytes, if known. `unplaced`: the plan lacks copies. `brought`: a load
+    of everything succeeded since the homes became these."""
 
     homes: tuple[str, ...]
     planned: Collection[str] | None
@@ -32,9 +32,9 @@ class BucketState:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStep:
-    """What is to be done. `homes`: what the bucket is to have. `behind`: planned ones that have less than a
-    copy that is to go. `load`: bring everything to the homes, for there was a whole copy. `release`: daemons
-    that let go what they hold."""
+    """What to do next. `homes`: the homes to set. `behind`: planned homes that hold less than a copy to be
+    removed. `load`: load everything onto the homes, because a whole copy existed. `release`: daemons that
+    drop what they hold."""
 
     homes: tuple[str, ...]
     behind: tuple[str, ...] = ()
@@ -44,12 +44,12 @@ class MigrationStep:
 
     @property
     def moving(self) -> bool:
-        """Whether a copy stays until another is there."""
+        """Whether a copy stays until another is complete."""
         return bool(self.leaving)
 
 
 def plan_migration(seen: BucketState) -> MigrationStep:
-    """The next step."""
+    """Return the next step of a migration."""
     if not seen.planned:
         return MigrationStep(seen.homes)
     planned = tuple(sorted(seen.planned))
@@ -75,8 +75,8 @@ def plan_migration(seen: BucketState) -> MigrationStep:
 
 
 def _most(seen: BucketState, planned: Collection[str]) -> int:
-    """Bytes of the largest copy that is to go, or else that is there; of a bucket that had no homes, of all
-    shares together."""
+    """Return the bytes of the largest copy to be removed, or else of the largest copy; for a bucket without
+    homes, of all shares together."""
     if not seen.homes:
         return sum(seen.held.values())
     going = [name for name in seen.homes if name not in planned]
@@ -84,11 +84,11 @@ def _most(seen: BucketState, planned: Collection[str]) -> int:
 
 
 def describe_migration(before: Sequence[str], now: MigrationStep) -> str:
-    """What changes, for an event; empty: nothing."""
+    """Describe the change for an event; empty if nothing changes."""
     if set(before) == set(now.homes):
         return ""
     come = sorted(set(now.homes) - set(before))
     gone = sorted(set(before) - set(now.homes))
     words = [f"kept on {', '.join(come)}" if come else "", f"no longer on {', '.join(gone)}" if gone else ""]
-    until = f"{', '.join(now.leaving)} until all of it is there" if now.leaving else ""
+    until = f"{', '.join(now.leaving)} until the others are complete" if now.leaving else ""
     return "; ".join(filter(None, (*words, until)))

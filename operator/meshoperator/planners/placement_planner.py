@@ -1,8 +1,8 @@
-"""Placement planner: nodes for the copies of datasets: filter, score, spread, hysteresis, bandwidth.
+"""Placement planner: chooses nodes for the copies of datasets: filter, score, spread, hysteresis, bandwidth.
 
-Law: pure and deterministic: one inventory has one placement, in any order of listing.
-Invariant: no node twice for a dataset, none above its watermark by new copies, nothing on a node that
-does not accept data, no move for less than `move_gain`.
+Law: pure and deterministic: the order of the inventory does not change the placement.
+Invariant: no two copies of a dataset on one node, no new copy above the watermark or on a node that does not
+accept data, no move for less than `move_gain`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from meshoperator.planners.inventory import Dataset, Demand, Inventory
     from meshoperator.settings import OperatorSettings
 
-_SPACE: Final = 0.2  # what an empty node is worth against a full one
-_TIER: Final = 0.3  # what the preferred disks are worth against none of those that are preferred
-_APART: Final = {"Zone": (4.0, 2.0), "Rack": (0.25, 2.0), "Host": (0.0, 0.0)}  # another zone, another rack
+_SPACE: Final = 0.2  # weight of an empty node over a full one
+_TIER: Final = 0.3  # weight of the preferred disks over other disks
+_APART: Final = {
+    "Zone": (4.0, 2.0),
+    "Rack": (0.25, 2.0),
+    "Host": (0.0, 0.0),
+}  # in another zone, in another rack
 
 
 def plan_placement(inventory: Inventory, settings: OperatorSettings) -> Placement:
-    """Places for every copy, the moves that lead there, and what has no place."""
+    """Return places for all copies, the moves that lead there, and the copies without a place."""
     return _PlacementPlanner(inventory, settings).run()
 
 
@@ -66,10 +70,10 @@ class _PlacementPlanner:
         )
 
     def may_move(self, dataset: Dataset) -> bool:
-        """Whether the bandwidth is there to move a copy for the better; taken if so. A dataset larger than
-        all of it moves when nothing else does."""
+        """Take the bandwidth for one optional move; return whether there was enough. A dataset larger than
+        the whole budget moves when nothing else does."""
         if not self._settings.move_bytes or dataset.name in self._inventory.moving:
-            return False  # what is on its way comes first
+            return False  # moves in progress come first
         crowded = dataset.name not in self._moving and len(self._moving) >= self._settings.moves_at_once
         if crowded or (dataset.size > self._budget and self._moving):
             return False
@@ -79,23 +83,23 @@ class _PlacementPlanner:
 
     @property
     def gain(self) -> float:
-        """What a move has to bring."""
+        """The least gain of a move."""
         return self._settings.move_gain
 
     @property
     def enough(self) -> float:
-        """GPUs for which one more copy is made."""
+        """The number of GPUs that justify one more copy."""
         return self._settings.copy_gpus
 
     @property
     def share(self) -> int:
-        """The watermark in percent."""
+        """The watermark, in percent."""
         return round(self._settings.high_watermark * 100)
 
 
 class _DatasetPlacer:
-    """One dataset. Copies that are there stay; what is missing is added; then single copies are moved for as
-    long as that is worth it."""
+    """Places one dataset: keeps existing copies, adds missing ones, then moves single copies while that is
+    worthwhile."""
 
     def __init__(
         self, planner: _PlacementPlanner, dataset: Dataset, wanted: GpuProximity, held: list[int]
@@ -107,7 +111,7 @@ class _DatasetPlacer:
         self._stays = (land.accepting | land.keeping) & self._matching
         self._fit = _TIER * land.fit(dataset.tiers)
         self._chosen: list[int] = []
-        self._because: dict[int, str] = {}  # of those that were moved for the better
+        self._because: dict[int, str] = {}  # reasons of improving moves
 
     def run(self) -> None:
         self._chosen = self._staying()
@@ -121,7 +125,7 @@ class _DatasetPlacer:
     # --- what stays ---------------------------------------------------------------------------------------
 
     def _staying(self) -> list[int]:
-        """Of the copies that are there, those that are wanted: the most valuable, in that order."""
+        """Return the existing copies to keep, most valuable first."""
         rest = [place for place in self._held if self._stays[place]]
         if self._dataset.full:
             return rest
@@ -130,7 +134,7 @@ class _DatasetPlacer:
             worth = self._worth(chosen)
             best = max(rest, key=lambda place: (worth[place], -place))
             if len(chosen) >= self._dataset.copies and self._served(chosen)[best] < self._planner.enough / 2:
-                break  # one more than asked for, and hardly a GPU is nearer to it
+                break  # beyond those requested, and few GPUs are nearest to it
             rest.remove(best)
             chosen.append(best)
         return chosen
@@ -151,7 +155,7 @@ class _DatasetPlacer:
         self._note_missing(self._dataset.copies)
 
     def _add_more(self) -> None:
-        """Further copies, each for GPUs that are far from all others."""
+        """Add further copies, each for GPUs that are far from all others."""
         while len(self._chosen) < self._dataset.copies + self._dataset.more:
             if len(self._chosen) < self._dataset.copies:
                 return
@@ -177,7 +181,7 @@ class _DatasetPlacer:
     # --- what is moved ------------------------------------------------------------------------------------
 
     def _improve(self) -> None:
-        """Single copies that would stand much better elsewhere go there, the greatest gain first."""
+        """Move single copies that would be much better elsewhere, greatest gain first."""
         for _ in range(2 * len(self._chosen)):
             found = self._best_swap()
             if found is None:
@@ -201,7 +205,7 @@ class _DatasetPlacer:
     def _best_swap(self) -> tuple[int, int, float] | None:
         found: tuple[int, int, float] | None = None
         candidates = self._candidates()
-        candidates[self._held] = False  # back and forth is no gain
+        candidates[self._held] = False  # no moves back and forth
         if not candidates.any():
             return None
         for source in [place for place in self._chosen if place in self._held]:
@@ -215,10 +219,10 @@ class _DatasetPlacer:
     # --- judging ------------------------------------------------------------------------------------------
 
     def _candidates(self) -> npt.NDArray[np.bool_]:
-        """Nodes that could take one more copy."""
+        """Return the nodes that could take one more copy."""
         land = self._planner.land
         found = self._eligible & (land.used + self._dataset.size <= self._planner.limit)
-        found[self._held] |= self._eligible[self._held]  # what is there takes no more room
+        found[self._held] |= self._eligible[self._held]  # an existing copy needs no further space
         found[self._chosen] = False
         return found
 
@@ -227,11 +231,12 @@ class _DatasetPlacer:
         return self._wanted.gains()
 
     def _served(self, chosen: list[int]) -> npt.NDArray[np.float64]:
-        """GPUs that come near by one more copy on each node, weighted by how near."""
+        """Return, for each node, the GPUs that one more copy there brings nearer, weighted by nearness."""
         return np.round(self._gains(chosen) * self._wanted.total, 6)
 
     def _worth(self, chosen: list[int]) -> npt.NDArray[np.float64]:
-        """Of a copy on each node besides the chosen ones: nearness, disks, and standing apart."""
+        """Return the score of one more copy on each node: nearness, disks, and distance from the chosen
+        copies."""
         land = self._planner.land
         other_zone, other_rack = _APART[self._dataset.spread] if chosen else (0.0, 0.0)
         zones = ~np.isin(land.zone, land.zone[chosen]) if other_zone else np.zeros(len(land.nodes))
@@ -242,7 +247,7 @@ class _DatasetPlacer:
         return found
 
     def _best(self, chosen: list[int]) -> int | None:
-        """The best place for one more copy."""
+        """Return the best place for one more copy."""
         candidates = self._candidates()
         if not candidates.any():
             return None
@@ -263,14 +268,14 @@ class _DatasetPlacer:
         ]
         complete = name not in planner.unplaced
         leaving = [place for place in self._held if place not in self._chosen]
-        # what must go because its node does is replaced first
+        # copies on departing nodes are replaced first
         leaving.sort(key=lambda place: (bool(self._stays[place]), place not in dropped, place))
         for target in (place for place in self._chosen if place not in self._held):
             source = self._name(leaving.pop(0)) if leaving else None
             planner.moves.append(
                 Move(name, source, self._name(target), self._dataset.size, self._reason(target))
             )
-        if complete:  # until then every copy there is counts, wherever it is
+        if complete:  # until then every existing copy counts
             planner.released += [(name, self._name(place)) for place in leaving]
         planner.considered[name] = self._considered()
 
@@ -279,27 +284,27 @@ class _DatasetPlacer:
             return self._because[place]
         start = "keeps its copy" if place in self._held else "new copy"
         if self._dataset.full:
-            return f"{start}: one on every node that matches"
+            return f"{start}: one on every matching node"
         near = self._wanted.describe_levels(place)
-        return f"{start}: {near or ('there already' if place in self._held else 'most free space')}"
+        return f"{start}: {near or ('already there' if place in self._held else 'most free space')}"
 
     def _considered(self) -> str:
         land = self._planner.land
         full = self._eligible & (land.used + self._dataset.size > self._planner.limit)
         full[self._chosen] = False
         reasons = [
-            (int((~land.accepting).sum()), "do not accept"),
+            (int((~land.accepting).sum()), "accept no data"),
             (int((land.accepting & ~self._matching).sum()), "have other labels"),
             (int(full.sum()), f"would be above {self._planner.share} %"),
         ]
         out = ", ".join(f"{count} {why}" for count, why in reasons if count)
-        return f"of {len(land.nodes)} nodes {out or 'every one was possible'}"
+        return f"of {len(land.nodes)} nodes {out or 'all were possible'}"
 
     def _note_missing(self, wanted: int) -> None:
         if len(self._chosen) < wanted:
             self._planner.unplaced[self._dataset.name] = (
-                f"{len(self._chosen)} of {wanted} copies placed: no other accepting node with the labels "
-                f"asked for stays below {self._planner.share} % with {self._dataset.size} bytes more"
+                f"{len(self._chosen)} of {wanted} copies placed: no other accepting node with the "
+                f"requested labels stays below {self._planner.share} % with {self._dataset.size} bytes more"
             )
 
     def _name(self, place: int) -> str:

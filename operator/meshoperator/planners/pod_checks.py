@@ -1,7 +1,7 @@
 """Checks of pod labels and annotations: misspelt keys, missing datasets, pods without the webhook. Pure.
 
-Law: metadata is all that is read. A key counts as misspelt only if its domain and its name are near
-ours. A message names no namespace but the pod's own.
+Law: reads metadata only. A key counts as misspelt only if both its domain and its name are close to ours. A
+message names no namespace but the pod's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshoperator.cluster_model import Manifest
 
 REASONS: Final = ("KeyMisspelt", "LabelMissing", "ValueUnknown", "DatasetUnknown", "NotAdmitted")
-"""Of events about pods."""
+"""Reasons of events about pods."""
 _LABELS: Final = frozenset({LABEL})
 _VALUES: Final = {
     REQUIRE: ("true", "false"),
@@ -41,14 +41,14 @@ _ANNOTATIONS: Final = frozenset({ANNOTATION, *_VALUES})
 _NAMES: Final = {key.partition("/")[2]: key for key in (*_LABELS, *_ANNOTATIONS)}
 _OWN: Final = frozenset({DONE, SECRET})
 _NEAR: Final = 0.8
-"""Share of letters that agree (difflib's ratio): one or two may differ."""
+"""Least difflib ratio of a match: one or two letters may differ."""
 _PRODUCT: Final = GROUP.partition(".")[0]
-_ANEW: Final = "make the pod anew"
+_ANEW: Final = "recreate the pod"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What somebody should know about a pod. `reason`: one of `REASONS`."""
+    """A problem of a pod. `reason`: one of `REASONS`."""
 
     reason: str
     message: str
@@ -56,8 +56,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class AvailableDatasets:
-    """What there is to be asked for: MeshDatasets, and (namespace, name) of MeshClusters. `shares`: whether
-    this operator's webhook knows datasets of other namespaces; `admits`: whether it has a webhook at all."""
+    """The datasets that pods can request: MeshDatasets, and (namespace, name) of MeshClusters. `shares`:
+    whether the webhook knows datasets of other namespaces; `admits`: whether there is a webhook."""
 
     datasets: tuple[Manifest, ...]
     clusters: frozenset[tuple[str, str]]
@@ -66,29 +66,27 @@ class AvailableDatasets:
 
 
 def find_misspellings(metadata: Manifest) -> tuple[Notice, ...]:
-    """Keys and values that nothing reads, and what was probably meant; at most one of each reason."""
+    """Return the keys and values that have no effect, and what was probably meant; one notice per reason."""
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     keys = [said for key in labels if key not in _LABELS and (said := _meant("label", key))]
     keys += [
         said for key in annotations if key not in _ANNOTATIONS | _OWN and (said := _meant("annotation", key))
     ]
     values = [
-        f"the annotation {key} takes {' or '.join(filter(None, known))}, not {annotations[key]!r}"
+        f"the annotation {key} must be {' or '.join(filter(None, known))}, not {annotations[key]!r}"
         for key, known in _VALUES.items()
         if annotations.get(key, known[0]) not in known
     ]
     found = [Notice("KeyMisspelt", f"{'; '.join(keys)}; {_ANEW}")] if keys else []
     if annotations.get(ANNOTATION) and LABEL not in labels:
-        message = (
-            f"its annotation {ANNOTATION} is not read without the label {LABEL}: add the label, be it empty"
-        )
+        message = f"its annotation {ANNOTATION} needs the label {LABEL}, even if empty: add the label"
         found.append(Notice("LabelMissing", f"{message}, and {_ANEW}"))
     return (*found, *([Notice("ValueUnknown", f"{'; '.join(values)}; {_ANEW}")] if values else []))
 
 
-@lru_cache(1024)  # pods of a kind have the same keys
+@lru_cache(1024)  # pods of one controller have the same keys
 def _meant(kind: str, key: str) -> str:
-    """Empty where the key is nothing of ours."""
+    """Return a hint about a misspelt key of ours; empty for any other key."""
     domain, slash, name = key.rpartition("/")
     if not slash or not _is_near(domain):
         return ""
@@ -96,7 +94,7 @@ def _meant(kind: str, key: str) -> str:
     if not meant:
         return ""
     right = _NAMES[meant[0]]
-    return f"the {kind} {key} is not read: write the {'label' if right in _LABELS else 'annotation'} {right}"
+    return f"the {kind} {key} has no effect: use the {'label' if right in _LABELS else 'annotation'} {right}"
 
 
 def _is_near(domain: str) -> bool:
@@ -105,7 +103,7 @@ def _is_near(domain: str) -> bool:
 
 
 def datasets_not_injected(metadata: Manifest) -> tuple[str, ...]:
-    """Datasets that a pod names, and that the webhook did not give to it."""
+    """Return the datasets that a pod requests and the webhook did not inject."""
     if LABEL not in (metadata.get("labels") or {}):
         return ()
     given = ((metadata.get("annotations") or {}).get(DONE) or "").split(",")
@@ -115,12 +113,12 @@ def datasets_not_injected(metadata: Manifest) -> tuple[str, ...]:
 def explain_missing(
     metadata: Manifest, names: Collection[str], shelf: AvailableDatasets
 ) -> tuple[Notice, ...]:
-    """Why a pod did not get these datasets; at most one of each reason."""
+    """Return why a pod did not get these datasets; one notice per reason."""
     namespace = metadata["namespace"]
     mine = {each["metadata"]["name"]: each for each in shelf.datasets if _is_readable(each, namespace, shelf)}
     unknown = [_unknown(name, namespace, mine, shelf) for name in names if name not in mine]
     homeless = [
-        f"MeshDataset {name} is of the MeshCluster {mine[name]['spec']['clusterRef']}, which is not there"
+        f"MeshDataset {name} names the MeshCluster {mine[name]['spec']['clusterRef']}, which does not exist"
         for name in names
         if name in mine and _cluster_of(mine[name]) not in shelf.clusters
     ]
@@ -131,7 +129,11 @@ def explain_missing(
     if rest and shelf.admits:
         born = str(metadata.get("creationTimestamp") or "")
         late = [name for name in rest if born < str(mine[name]["metadata"].get("creationTimestamp") or "")]
-        why = f"{' and '.join(late)} came after it" if late else "the webhook did not answer when it was made"
+        why = (
+            f"{' and '.join(late)} was created after it"
+            if late
+            else "the webhook did not answer when it was created"
+        )
         lacks = f"it has no placement, endpoint and keys for {' and '.join(rest)}: {why}"
         again = f"kubectl -n {namespace} delete pod {metadata['name']}, and its controller makes another"
         found.append(Notice("NotAdmitted", f"{lacks}; {_ANEW} ({again})"))
@@ -139,14 +141,14 @@ def explain_missing(
 
 
 def _unknown(name: str, namespace: str, mine: Mapping[str, Manifest], shelf: AvailableDatasets) -> str:
-    said = f"pods of namespace {namespace} may read no MeshDataset {name}"
+    said = f"no MeshDataset {name} is available to pods of namespace {namespace}"
     if any(each["metadata"]["name"] == name for each in _in_other_namespaces(shelf.datasets, namespace)):
         share = f", or have its owner annotate it with {SHARED}: {namespace}" if shelf.shares else ""
-        return f"{said}: one of that name is in another namespace; run the pod there{share}"
+        return f"{said}: another namespace has one of that name; run the pod there{share}"
     meant = get_close_matches(name, sorted(mine), 1, 0.6)
     if meant:
-        return f"{said}: is {meant[0]} meant?"
-    return f"{said}: make it, or write one of kubectl -n {namespace} get meshdatasets"
+        return f"{said}: did you mean {meant[0]}?"
+    return f"{said}: create it, or use one of kubectl -n {namespace} get meshdatasets"
 
 
 def _in_other_namespaces(datasets: Iterable[Manifest], namespace: str) -> list[Manifest]:

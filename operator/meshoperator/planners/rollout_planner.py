@@ -1,9 +1,9 @@
 """Rollout planner: the next actions for a cluster: scale, drain, roll out. Pure.
 
-Law: it remembers nothing between passes, so a killed operator continues. A pod that holds data is
-deleted only when the cluster map proves that its share is on other nodes, or, in maintenance, when all
-others are healthy.
-Invariant: of actions that can cost redundancy, one at a time.
+Law: keeps no state between passes, so a restarted operator continues. A pod that holds data is deleted only
+when the cluster map proves that its share is on other nodes, or, in maintenance, when all others are
+healthy.
+Invariant: actions that can reduce redundancy are taken one at a time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 MapChange = tuple[Literal["drain", "stay", "leave"], str]
 _CHANGES: Final = {"drain": drain_node, "stay": cancel_drain, "leave": remove_node}
 _WELL: Final = ("up", "draining", "down")
-"""States of nodes for which nobody waits; what was on one that is down is elsewhere once nothing moves."""
+"""Node states that block nothing; once nothing moves, the data of a node that is down is on other nodes."""
 _BLANK: Final = ("joining", "down", "away")
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A daemon's pod. `template`: what it was made of. `overdue`: it should have ended a while ago.
-    `trouble`: why it is not ready, as far as Kubernetes says."""
+    """A daemon's pod. `template`: the digest it was created from. `overdue`: it should have ended a while
+    ago. `trouble`: why it is not ready, according to Kubernetes."""
 
     name: str
     pool: str
@@ -47,11 +47,11 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """Everything there is to see. `replicas`: of the StatefulSets that exist; `wanted`, `templates`: by pool;
-    `desired`: desiredState by node id; `cordoned`: Kubernetes nodes that take no more pods; `hosts`: those
-    there are, with whether they are ready, None where that may not be known; `clear`: by node id, the newest
-    map version under which a daemon had let go of all that others own; `unmade`: by pool, why Kubernetes
-    makes no more pods."""
+    """The observed state. `replicas`: of existing StatefulSets; `wanted`, `templates`: by pool; `desired`:
+    desiredState by node id; `cordoned`: Kubernetes nodes that accept no more pods; `hosts`: existing
+    Kubernetes nodes and whether they are ready, None if they may not be read; `clear`: by node id, the
+    newest map version under which a daemon had released everything that others own; `unmade`: by pool, why
+    Kubernetes creates no more pods."""
 
     cluster: str
     spec: MeshClusterSpec
@@ -69,9 +69,9 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What to do now. `scale`: pool → replicas. `delete`: a pod, with why; `bury`: one whose Kubernetes node
-    is lost, and ends without it. `discard`: pods that go with their disks. `waiting`: what is not done, and
-    for what it waits."""
+    """What to do now. `scale`: pool → replicas. `delete`: pods, with the reason; `bury`: pods whose
+    Kubernetes node is lost, deleted without its help. `discard`: pods deleted with their disks. `waiting`:
+    what is pending, and what it waits for."""
 
     scale: Mapping[str, int]
     changes: tuple[MapChange, ...]
@@ -83,16 +83,16 @@ class Actions:
 
 
 def is_settled(sight: ClusterState) -> bool:
-    """Whether every node is well and no data is on its way."""
+    """Return whether every node is healthy and no data is moving."""
     if sight.map is None:
         return False
     return not sight.map.is_rebalancing and all(node.state in _WELL for node in sight.map.nodes)
 
 
 def holds_no_data(sight: ClusterState, name: str) -> bool:
-    """Whether nothing that is needed is on a node. The map says so only when every node that takes over has
-    compared itself with those that had it, and lacked nothing; a daemon that answers must besides have let
-    go of its last byte, which it does when it has seen it elsewhere."""
+    """Return whether a node holds no needed data. The map says so only after every node that takes over has
+    compared itself with the former owners and lacked nothing. A daemon that answers must also have released
+    its last byte, which it does after it has seen that data on another node."""
     node = sight.map.node(name) if sight.map else None
     if sight.map is None or node is None or not node.stores:
         return True
@@ -105,12 +105,12 @@ def holds_no_data(sight: ClusterState, name: str) -> bool:
 
 
 def apply_map_change(cluster: ClusterMap, change: MapChange) -> ClusterMap:
-    """The map after a change. Raises TransitionError."""
+    """Return the map after a change. Raises TransitionError."""
     return _CHANGES[change[0]](cluster, change[1])
 
 
 def plan_rollout(sight: ClusterState) -> Actions:
-    """The next steps."""
+    """Return the next actions."""
     return _RolloutPlanner(sight).run()
 
 
@@ -137,7 +137,7 @@ class _RolloutPlanner:
     # --- size ---------------------------------------------------------------------------------------------
 
     def _size(self, pool: str) -> None:
-        """A pool that the spec does not name any more becomes empty."""
+        """Scale a pool; a pool that the spec no longer names shrinks to nothing."""
         wanted, there = self._sight.wanted.get(pool, 0), self._sight.replicas.get(pool, 0)
         if there <= wanted or self._spec.scale_down == "Retain":
             self._scale[pool] = wanted
@@ -149,12 +149,12 @@ class _RolloutPlanner:
             if keep == ordinal + 1 and self._sight.map is not None and self._empty(name):
                 keep = ordinal
             else:
-                self._drain(name, "the pool becomes smaller")
+                self._drain(name, "the pool shrinks")
         self._scale[pool] = keep
 
     def _depart(self) -> None:
-        """Nodes that hold nothing and whose pods are gone for good leave the map. Not while they run: they
-        would come back."""
+        """Remove nodes from the map that hold nothing and whose pods are gone for good; a running one would
+        rejoin."""
         cluster, pods = self._sight.map, {pod.name for pod in self._sight.pods}
         if cluster is None:
             return
@@ -166,8 +166,9 @@ class _RolloutPlanner:
                 self._changes.append(("leave", node.node_id))
 
     def _surplus(self, name: str) -> bool:
-        """Whether no StatefulSet makes a pod of this name any more. That of a pool which the spec does not
-        name goes before its pods have ended: then it is one of ours (it has a MeshNode), and of no pool."""
+        """Return whether no StatefulSet creates a pod of this name any more. The StatefulSet of a pool that
+        left the spec is deleted before its pods have ended; then the pod is ours (it has a MeshNode), in no
+        pool."""
         for pool, replicas in self._scale.items():
             head, _, ordinal = name.rpartition("-")
             if head == f"{self._sight.cluster}-{pool}" and ordinal.isdecimal():
@@ -178,11 +179,11 @@ class _RolloutPlanner:
         cluster = self._sight.map
         node = cluster.node(name) if cluster else None
         if cluster is None or node is None:
-            self._waiting.append(f"{name}: the cluster map is not known")
+            self._waiting.append(f"{name}: the cluster map is unknown")
         elif self._empty(name):
             return
         elif node.leaving:
-            self._waiting.append(f"{name} gives its data away: {why}")
+            self._waiting.append(f"{name} is drained: {why}")
         else:
             try:
                 drain_node(cluster, name)
@@ -197,7 +198,7 @@ class _RolloutPlanner:
         for pod in sorted(self._sight.pods, key=lambda pod: pod.name):
             node = self._sight.map.node(pod.name) if self._sight.map else None
             if node is None or pod.name in self._victims or self._surplus(pod.name):
-                continue  # or it is on its way out: what it gave away is not to come back
+                continue  # a node that leaves must not take its data back
             desired = self._sight.desired.get(pod.name, "Active")
             if desired in ("Drained", "Decommissioned"):
                 self._drain(pod.name, f"its desiredState is {desired}")
@@ -210,13 +211,13 @@ class _RolloutPlanner:
         return self._spec.update.mode == "Drain" and self._outdated(pod)
 
     def _discarded(self) -> tuple[str, ...]:
-        """Decommissioned, and proved to be empty."""
+        """Return the decommissioned pods that are proved to be empty."""
         wanted = (name for name, desired in self._sight.desired.items() if desired == "Decommissioned")
         return tuple(sorted(name for name in wanted if self._sight.map is not None and self._empty(name)))
 
     def _lost_hosts(self) -> tuple[tuple[str, str], ...]:
-        """Pods that nobody ends: their Kubernetes node is gone; or it is silent, and the mesh has given them
-        up."""
+        """Return pods that no kubelet will end: their Kubernetes node is gone, or it is silent and the mesh
+        has given them up."""
         found, hosts, cluster = [], self._sight.hosts, self._sight.map
         if hosts is None:
             return ()
@@ -226,9 +227,13 @@ class _RolloutPlanner:
             elif pod.overdue and not hosts.get(pod.node, True):
                 node = cluster.node(pod.name) if cluster else None
                 if node is None or node.state == "down":
-                    found.append((pod.name, f"its Kubernetes node {pod.node} is silent, and it is given up"))
+                    found.append(
+                        (pod.name, f"its Kubernetes node {pod.node} is silent, and the mesh has given it up")
+                    )
                 else:
-                    self._waiting.append(f"{pod.name} cannot be ended: {pod.node} is silent")
+                    self._waiting.append(
+                        f"{pod.name} cannot be stopped: Kubernetes node {pod.node} is silent"
+                    )
         return tuple(found)
 
     # --- roll-out -----------------------------------------------------------------------------------------
@@ -242,17 +247,17 @@ class _RolloutPlanner:
         if not outdated or self._spec.update.paused:
             return
         broken = [pod for pod in outdated if self._useless(pod)]
-        self._delete += [(pod.name, "it is outdated, and does not work") for pod in broken]
+        self._delete += [(pod.name, "it is outdated and not working") for pod in broken]
         out = sum(1 for pod in self._sight.pods if not self._works(pod) and not self._never_was(pod))
         out += len(self._missing())
         room = self._spec.update.max_unavailable - out
         pools: Counter[str] = Counter()
         for pod in (pod for pod in outdated if pod not in broken):
             if not well:
-                self._waiting.append(f"{pod.name} is outdated; it waits until every node is well")
+                self._waiting.append(f"{pod.name} is outdated; waiting until every node is healthy")
                 return
             if room < 1:
-                self._waiting.append(f"{pod.name} is outdated; it waits for {out} to be ready")
+                self._waiting.append(f"{pod.name} is outdated; waiting for {out} to be ready")
                 return
             if pools[pod.pool]:
                 continue
@@ -264,8 +269,8 @@ class _RolloutPlanner:
             room -= 1
 
     def _missing(self) -> set[str]:
-        """Pods that are about to be made: one that was ended a moment ago is not there, and the map may not
-        have noticed."""
+        """Return pods that are about to be created: one that was just deleted is missing, and the map may not
+        show that yet."""
         names = {
             f"{self._sight.cluster}-{pool}-{ordinal}"
             for pool, replicas in self._scale.items()
@@ -278,12 +283,12 @@ class _RolloutPlanner:
         return pod.ready and not pod.leaving
 
     def _useless(self, pod: Pod) -> bool:
-        """Whether a pod may be ended at once: nobody relies on it."""
+        """Return whether a pod may be deleted at once, because nothing depends on it."""
         node = self._sight.map.node(pod.name) if self._sight.map else None
         return not pod.ready and (not pod.scheduled or node is None or node.state in _BLANK)
 
     def _never_was(self, pod: Pod) -> bool:
-        """Whether a pod has no place to run, and the mesh goes on without it."""
+        """Return whether a pod cannot be scheduled and the mesh works without it."""
         node = self._sight.map.node(pod.name) if self._sight.map else None
         return not pod.scheduled and (node is None or node.state == "down")
 

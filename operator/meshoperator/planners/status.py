@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Diagnosis(NamedTuple):
-    """`word`: a reason; `signs`: one of them is in what Kubernetes says; `advice`: may name `{pod}` and
-    `{namespace}`."""
+    """`word`: a reason; `signs`: texts, one of which is in Kubernetes' message; `advice`: may contain `{pod}`
+    and `{namespace}`."""
 
     word: str
     signs: tuple[str, ...]
@@ -31,14 +31,14 @@ _OTHER: Final = Diagnosis("Other", ("",), "kubectl -n {namespace} describe pod {
 _TABLE: Final = (
     Diagnosis(
         "Volume",
-        ("PersistentVolumeClaim", "has no place: its volume", "FailedAttachVolume", "FailedMapVolume"),
-        "kubectl -n {namespace} describe pvc; name a storage class that is there and has room, in "
-        "volumeClaim.storageClass",
+        ("PersistentVolumeClaim", "is unschedulable: its volume", "FailedAttachVolume", "FailedMapVolume"),
+        "kubectl -n {namespace} describe pvc; set volumeClaim.storageClass to a class that "
+        "exists and has space",
     ),
     Diagnosis(
         "NoPlace",
-        ("has no place",),
-        "add a machine with the pool's labels and room, or make replicas of the pool smaller",
+        ("is unschedulable",),
+        "add a machine with the pool's labels and enough resources, or lower the pool's replicas",
     ),
     Diagnosis(
         "Image",
@@ -50,36 +50,36 @@ _TABLE: Final = (
             "ImageInspectError",
             "RegistryUnavailable",
         ),
-        "put the image right, or name the registry's Secret in imagePullSecrets",
+        "correct the image, or name the registry's Secret in imagePullSecrets",
     ),
     Diagnosis(
         "Reference",
         ("CreateContainerConfigError", "FailedMount"),
-        "make what it lacks; the pod then starts by itself",
+        "create what is missing; the pod then starts by itself",
     ),
-    Diagnosis("OutOfMemory", ("(OOMKilled)",), "raise limits.memory in resources of its pool"),
-    Diagnosis("Evicted", ("Evicted",), "free what its machine lacks, or reserve it in resources of its pool"),
+    Diagnosis("OutOfMemory", ("(OOMKilled)",), "raise resources.limits.memory of its pool"),
+    Diagnosis("Evicted", ("Evicted",), "free what its machine lacks, or reserve it in the pool's resources"),
     Diagnosis(
         "Network",
         ("FailedCreatePodSandBox", "NetworkNotReady"),
-        "look at the network plug-in of its machine",
+        "check the network plug-in of its machine",
     ),
     Diagnosis(
         "Crash",
-        ("CrashLoopBackOff", "it ended with", "RunContainerError", "CreateContainerError", "StartError"),
-        "do what its last words say; all of them: kubectl -n {namespace} logs {pod} --previous",
+        ("CrashLoopBackOff", "exited with", "RunContainerError", "CreateContainerError", "StartError"),
+        "follow its last log lines; for all of them: kubectl -n {namespace} logs {pod} --previous",
     ),
     _OTHER,
 )
 
 
 def diagnosis(trouble: str) -> Diagnosis:
-    """Of what Kubernetes says of a pod."""
+    """Return the diagnosis for Kubernetes' message about a pod."""
     return next(each for each in _TABLE if any(sign in trouble for sign in each.signs))
 
 
 def stuck_pods(pods: Iterable[Pod]) -> dict[str, Diagnosis]:
-    """By name, of those that do not start and of which Kubernetes says why."""
+    """Return, by name, the pods that do not start and for which Kubernetes gives a reason."""
     return {
         pod.name: diagnosis(pod.trouble)
         for pod in sorted(pods, key=lambda pod: pod.name)
@@ -88,14 +88,14 @@ def stuck_pods(pods: Iterable[Pod]) -> dict[str, Diagnosis]:
 
 
 def advice_text(found: dict[str, Diagnosis], namespace: str) -> str:
-    """What is to be done, each thing once."""
+    """Return what to do, each advice once."""
     first = {each.word: (each, pod) for pod, each in reversed(found.items())}
     said = [each.advice.format(pod=pod, namespace=namespace) for each, pod in reversed(first.values())]
     return f"to do: {'; '.join(said)}" if said else ""
 
 
 def brief_text(found: dict[str, Diagnosis]) -> str:
-    """In a few words, for a column: the most frequent reason, with one of its pods."""
+    """Return a short text for a column: the most frequent reason, with one of its pods."""
     words = [each.word for each in found.values()]
     if not words:
         return ""
@@ -105,11 +105,11 @@ def brief_text(found: dict[str, Diagnosis]) -> str:
 
 
 _AMISS: Final = {
-    "away": "its pod is looked at; after {} s without it its share is made again elsewhere",
-    "returning": "it fetches what it missed",
-    "down": "it is given up; what it had is made again elsewhere, as far as there are copies",
+    "away": "its pod is being restarted; after {} s its share is rebuilt on other nodes",
+    "returning": "it is fetching what it missed",
+    "down": "it is given up; its share is rebuilt on other nodes from the remaining copies",
 }
-"""States of nodes, and what becomes of them."""
+"""Node states, and what happens next."""
 DISKS_APART: Final = "DisksApart"
 _NAMED: Final = 5
 _SENTENCE: Final = 900
@@ -117,7 +117,7 @@ Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
 
 
 def conditions(document: Manifest, found: list[Condition], now: str) -> list[dict[str, Any]]:
-    """As metav1.Condition, with the times of those that have not changed."""
+    """Return metav1 Conditions; an unchanged one keeps its time."""
     before = {each["type"]: each for each in (document.get("status") or {}).get("conditions") or ()}
     generation = document["metadata"].get("generation")
     result = []
@@ -139,7 +139,7 @@ def conditions(document: Manifest, found: list[Condition], now: str) -> list[dic
 
 
 def previous_message(document: Manifest, kind: str) -> str:
-    """The message of a condition as it was read; empty where there is none."""
+    """Return the message of a condition as it was read; empty if there is none."""
     found = (document.get("status") or {}).get("conditions") or ()
     return next((str(each["message"]) for each in found if each["type"] == kind), "")
 
@@ -147,7 +147,7 @@ def previous_message(document: Manifest, kind: str) -> str:
 def cluster_status(
     cluster: Cluster, told: tuple[ClusterState, Actions], document: Manifest, now: str, beside: str = ""
 ) -> dict[str, Any]:
-    """Of a MeshCluster. `beside`: what its disks have in common with other meshes'."""
+    """Return the status of a MeshCluster. `beside`: directories shared with other meshes."""
     sight, steps = told
     ready = sum(pod.ready for pod in sight.pods)
     desired = sum(sight.wanted.values())
@@ -168,27 +168,27 @@ def cluster_status(
             "Progressing",
             progressing,
             "Working" if progressing else "Done",
-            waiting or (_doing(sight, desired, outdated) if progressing else "nothing is to be done"),
+            waiting or (_doing(sight, desired, outdated) if progressing else "nothing to do"),
         ),
         (
             "Degraded",
             bool(degraded),
             "NodesMissing" if degraded else "AllWell",
-            degraded or "every node is well",
+            degraded or "every node is healthy",
         ),
         (
             "Settled",
             steps.settled,
             "Settled" if steps.settled else "Moving",
-            "all data is where it should be"
+            "all data is in place"
             if steps.settled
-            else waiting or "data is on its way, or a node is not well",
+            else waiting or "data is moving, or a node is not healthy",
         ),
         (
             DISKS_APART,
             not beside,
             "Shared" if beside else "Apart",
-            beside or "no older MeshCluster names its directories",
+            beside or "no older MeshCluster uses its directories",
         ),
     ]
     status: dict[str, Any] = {
@@ -199,7 +199,7 @@ def cluster_status(
         "desired": desired,
         "ready": ready,
         "endpoint": cluster.endpoint,
-        "trouble": brief_text(stuck_pods(sight.pods)) or None,  # away with one that is over
+        "trouble": brief_text(stuck_pods(sight.pods)) or None,  # None deletes an old message
     }
     return status | ({"mapVersion": sight.map.version} if sight.map else {})
 
@@ -217,11 +217,11 @@ def _degraded(sight: ClusterState) -> str:
 
 
 def _unready(sight: ClusterState, namespace: str) -> str:
-    """Which are not, why, and what is to be done."""
+    """Return which pods are not ready, why, and what to do."""
     pods = sorted((pod for pod in sight.pods if not pod.ready), key=lambda pod: (not pod.trouble, pod.name))
     if not pods:
         return ""
-    said = [f"{pod.name} {pod.trouble or 'is not ready yet: see its log'}" for pod in pods[:_NAMED]]
+    said = [f"{pod.name} {pod.trouble or 'is not ready yet; see its log'}" for pod in pods[:_NAMED]]
     more = [f"{len(pods) - _NAMED} more"] if len(pods) > _NAMED else []
     advice = advice_text(stuck_pods(pods[:_NAMED]), namespace)[: _SENTENCE // 2]
     return "; ".join([f": {'; '.join([*said, *more])}"[: _SENTENCE - len(advice)], advice]).rstrip("; ")
@@ -229,15 +229,17 @@ def _unready(sight: ClusterState, namespace: str) -> str:
 
 def _doing(sight: ClusterState, desired: int, outdated: list[Pod]) -> str:
     if outdated and sight.spec.update.paused:
-        return f"{len(outdated)} pods are outdated, and stay so: update.paused is set"
+        return f"{len(outdated)} pods are outdated and not replaced: update.paused is set"
     if len(sight.pods) != desired:
         why = "".join(f"; pool {pool}: {said}" for pool, said in sorted(sight.unmade.items()))
-        return f"{len(sight.pods)} pods are there, {desired} are wanted{why}"[:_SENTENCE]
+        return f"{len(sight.pods)} of {desired} pods exist{why}"[:_SENTENCE]
     if outdated:
         return f"{len(outdated)} pods are outdated"
     if unready := [pod.name for pod in sight.pods if not pod.ready]:
-        return f"waits for {', '.join(sorted(unready)[:_NAMED])} to be ready: Available says why they are not"
-    return "the cluster map changes, or a pod is replaced"
+        return (
+            f"waiting for {', '.join(sorted(unready)[:_NAMED])} to be ready; Available says why they are not"
+        )
+    return "the cluster map is changing, or a pod is being replaced"
 
 
 def _phase(sight: ClusterState, degraded: str, ready: int, outdated: list[Pod]) -> str:
@@ -268,7 +270,7 @@ def _pools(sight: ClusterState) -> list[dict[str, Any]]:
 def node_status(
     document: Manifest, sight: ClusterState, work: Mapping[str, Mapping[str, Any]], now: str
 ) -> dict[str, Any]:
-    """Of a MeshNode. `work`: what movers say, by node id."""
+    """Return the status of a MeshNode. `work`: rebalance progress, by node id."""
     name = document["spec"]["nodeId"]
     pod = next((pod for pod in sight.pods if pod.name == name), None)
     known = sight.map.node(name) if sight.map else None
@@ -284,9 +286,9 @@ def node_status(
     ]
     if known and known.leaving:
         message = (
-            "its share is not all elsewhere yet"
+            "its share is not yet complete on other nodes"
             if holds
-            else "its share is elsewhere; it holds nothing needed"
+            else "its share is on other nodes; it holds nothing needed"
         )
         found.append(("Drained", not holds, "Moving" if holds else "Empty", message))
     status: dict[str, Any] = {
@@ -298,7 +300,7 @@ def node_status(
     if known and known.leaving and holds:
         status["drain"] = _drain(known.turned, work)
     elif (document.get("status") or {}).get("drain"):
-        status["drain"] = None  # away with it
+        status["drain"] = None  # None deletes the field
     if known:
         status |= {"state": known.state, "zone": known.zone, "rack": known.rack}
     return status
@@ -306,14 +308,14 @@ def node_status(
 
 def _unready_reason(pod: Pod | None, namespace: str) -> str:
     if pod is None:
-        return "its pod is not there: the events of its StatefulSet say why"
+        return "its pod does not exist; see the events of its StatefulSet"
     if not pod.trouble:
-        return "its pod is not ready: see its log"
+        return "its pod is not ready; see its log"
     return f"its pod {pod.trouble}; {advice_text(stuck_pods([pod]), namespace)}".rstrip("; ")
 
 
 def _drain(since: int, work: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What those who take over say under a map not older than the drain."""
+    """Sum up the progress of the nodes that take over, under a map at least as new as the drain."""
     takers = [each for each in work.values() if int(each.get("version") or 0) >= since]
     blocked = sorted({str(each["why"]) for each in takers if each.get("why")})
     found: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Custom resources of `shardmesh.io/v1alpha1` as typed values.
 
-Law: these classes are the single source; CRDs, reference page and operator read them. Pure: no clock, no
-I/O. `parse` turns what a cluster sends into them, and its errors name the field.
+Law: these classes are the single source of the CRDs, the reference page and the operator's types. Pure: no
+clock, no I/O. `parse` turns a document from the API into them; its errors name the field.
 """
 
 from meshoperator.resources.cluster import MeshCluster, MeshClusterSpec, MeshClusterStatus

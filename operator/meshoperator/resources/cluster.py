@@ -35,37 +35,35 @@ DiskClass = Literal["nvme", "ssd", "hdd", "mem"]
 
 
 class VolumeClaim(Part, frozen=True, kw_only=True):
-    """A claim that each daemon of the pool gets for itself."""
+    """A volume claim; each daemon of the pool gets its own."""
 
     storage_class: (
         Annotated[
             ResourceName,
-            Meta(
-                description="Its StorageClass. Left out: the cluster's default. Changed: of volumes to come."
-            ),
+            Meta(description="StorageClass. Default: the cluster's. A change applies to new volumes."),
         ]
         | None
     ) = None
-    size: Annotated[Size, Meta(description="How large. It may grow, where the StorageClass allows it.")]
+    size: Annotated[Size, Meta(description="Size. It can grow if the StorageClass allows it.")]
 
 
 class Tier(Part, frozen=True, kw_only=True):
-    """Disks of one kind in every node of a pool."""
+    """One kind of disk in every node of a pool."""
 
     rules: ClassVar = (
         Rule(
             "self.class == 'mem' ? !has(self.hostPath) && !has(self.volumeClaim)"
             " : has(self.hostPath) != has(self.volumeClaim)",
-            "a tier on disk has either hostPath or volumeClaim; one of class mem has neither",
+            "a disk tier needs either hostPath or volumeClaim; a tier of class mem has neither",
         ),
         Rule("self.class != 'mem' || has(self.quota)", "a tier of class mem needs a quota"),
     )
 
-    name: Annotated[ShortName, Meta(description="Its name; the mount is `/var/lib/meshd/NAME`.")]
+    name: Annotated[ShortName, Meta(description="Name; mounted at `/var/lib/meshd/NAME`.")]
     class_: Annotated[
         DiskClass,
         Meta(
-            description="What kind of disk it is. The fastest holds the index. mem: memory.",
+            description="Kind of disk. The fastest tier holds the index. mem: memory.",
             extra_json_schema=immutable("class"),
         ),
     ] = field(name="class")
@@ -76,20 +74,20 @@ class Tier(Part, frozen=True, kw_only=True):
                 min_length=2,
                 max_length=255,
                 pattern=r"^/[^:]*[^:/]$",
-                description="A directory of the Kubernetes node.",
+                description="Directory on the Kubernetes node.",
                 extra_json_schema=immutable("hostPath"),
             ),
         ]
         | None
     ) = None
-    volume_claim: Annotated[VolumeClaim, Meta(description="Or a volume of its own.")] | None = None
+    volume_claim: Annotated[VolumeClaim, Meta(description="Or a volume claim.")] | None = None
     quota: (
         Annotated[
             Size,
             Meta(
-                description="The most that copies of what is elsewhere may take of it (of all tiers on disk "
-                "together; left out of one: half of what is free). What the mesh itself stores only the disk "
-                "bounds. Of class mem: memory for finished batches."
+                description="Limit on cached copies of remote data (the sum over all disk tiers counts; "
+                "default: half of the free space). Data stored in the mesh is limited by the disk alone. "
+                "Class mem: memory for finished batches."
             ),
         ]
         | None
@@ -97,35 +95,37 @@ class Tier(Part, frozen=True, kw_only=True):
 
 
 class Resources(Part, frozen=True, kw_only=True):
-    """What a daemon asks for, and gets at most, as in any container."""
+    """Requests and limits, as in any container."""
 
     requests: Annotated[Labels, Meta(description="cpu, memory.")] = {}
     limits: Annotated[Labels, Meta(description="cpu, memory.")] = {}
 
 
 class Toleration(Part, frozen=True, kw_only=True):
-    """As of any pod."""
+    """As in any pod."""
 
-    key: Annotated[Text, Meta(description="Of the taint. Left out: every one.")] | None = None
+    key: Annotated[Text, Meta(description="Key of the taint. Default: any.")] | None = None
     operator: Annotated[Literal["Exists", "Equal"], Meta(description="How `value` is compared.")] = "Equal"
-    value: Annotated[Text, Meta(description="Of the taint.")] | None = None
+    value: Annotated[Text, Meta(description="Value of the taint.")] | None = None
     effect: (
         Annotated[
             Literal["NoSchedule", "PreferNoSchedule", "NoExecute"],
-            Meta(description="Left out: every one."),
+            Meta(description="Effect of the taint. Default: any."),
         ]
         | None
     ) = None
-    toleration_seconds: Annotated[Seconds, Meta(description="For NoExecute: how long.")] | None = None
+    toleration_seconds: (
+        Annotated[Seconds, Meta(description="For NoExecute: seconds before eviction.")] | None
+    ) = None
 
 
 class NodePool(Part, frozen=True, kw_only=True):
-    """Daemons that are alike. `replicas` of them, or one on each node that matches."""
+    """Identical daemons: `replicas` of them, or one on each matching node."""
 
     rules: ClassVar = (
         Rule(
             "has(self.replicas) != self.perMatchingNode",
-            "say either replicas or perMatchingNode: true",
+            "set either replicas or perMatchingNode: true",
         ),
         Rule(
             "!self.perMatchingNode || size(self.nodeSelector) > 0",
@@ -142,33 +142,41 @@ class NodePool(Part, frozen=True, kw_only=True):
         Rule(
             "self.tiers.all(t, !has(t.hostPath)"
             " || self.tiers.exists_one(u, has(u.hostPath) && u.hostPath == t.hostPath))",
-            "two tiers of a pool cannot have the same hostPath: they would be one directory",
+            "two tiers of a pool cannot have the same hostPath: they would share one directory",
         ),
     )
 
-    name: Annotated[ShortName, Meta(description="Its name: part of the names of its pods.")]
+    name: Annotated[ShortName, Meta(description="Name; part of the names of its pods.")]
     replicas: (
-        Annotated[int, Meta(ge=0, le=4096, description="How many daemons. Kubernetes chooses where.")] | None
+        Annotated[int, Meta(ge=0, le=4096, description="Number of daemons. Kubernetes places them.")] | None
     ) = None
-    per_matching_node: Annotated[bool, Meta(description="One daemon on each node of `nodeSelector`.")] = False
+    per_matching_node: Annotated[
+        bool, Meta(description="One daemon on each node that matches `nodeSelector`.")
+    ] = False
     node_selector: Annotated[Labels, Meta(description="Labels a node must have.")] = {}
-    tolerations: Annotated[tuple[Toleration, ...], Meta(max_length=16, description="Taints it bears.")] = ()
+    tolerations: Annotated[
+        tuple[Toleration, ...], Meta(max_length=16, description="Taints that it tolerates.")
+    ] = ()
     roles: Annotated[
         tuple[Role, ...],
         Meta(
             min_length=1,
             max_length=3,
-            description="store: owns data. cache: keeps copies that may go. compute: prepares batches.",
+            description="store: owns data. cache: keeps evictable copies. compute: prepares batches.",
             extra_json_schema=SET,
         ),
     ] = ("store", "cache", "compute")
     tiers: Annotated[
-        tuple[Tier, ...], Meta(max_length=8, description="Its disks.", extra_json_schema=keyed("name"))
+        tuple[Tier, ...], Meta(max_length=8, description="Disks.", extra_json_schema=keyed("name"))
     ] = ()
     weight: (
         Annotated[
             int,
-            Meta(ge=1, le=1 << 20, description="Share of the data of one daemon. Left out: its tiers' GiB."),
+            Meta(
+                ge=1,
+                le=1 << 20,
+                description="Weight of one daemon when data is distributed. Default: GiB of its tiers.",
+            ),
         ]
         | None
     ) = None
@@ -191,7 +199,7 @@ class Tls(Part, frozen=True, kw_only=True):
 
 
 class S3Endpoint(Part, frozen=True, kw_only=True):
-    """Where clients find the mesh."""
+    """Endpoint for clients."""
 
     port: Annotated[int, Meta(ge=1, le=65535, description="Port of the Service and of every daemon.")] = 9000
     service_type: Annotated[
@@ -199,71 +207,71 @@ class S3Endpoint(Part, frozen=True, kw_only=True):
     ] = "ClusterIP"
     domains: Annotated[
         tuple[ResourceName, ...],
-        Meta(max_length=16, description="Names whose subdomains are buckets.", extra_json_schema=SET),
+        Meta(max_length=16, description="Domains whose subdomains are bucket names.", extra_json_schema=SET),
     ] = ()
-    tls: Annotated[Tls, Meta(description="Left out: plain HTTP.")] | None = None
+    tls: Annotated[Tls, Meta(description="Default: plain HTTP.")] | None = None
 
 
 class Auth(Part, frozen=True, kw_only=True):
-    """Who may do what."""
+    """Keys and users."""
 
     root_secret_ref: (
         Annotated[
             Reference,
             Meta(
-                description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of root. Left out: the "
-                "operator makes `CLUSTER-root`."
+                description="Secret with root's AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Default: the "
+                "operator creates `CLUSTER-root`."
             ),
         ]
         | None
     ) = None
     users_secret_ref: (
-        Annotated[SecretKey, Meta(description="A file of users, as `meshd serve --users` takes.")] | None
+        Annotated[SecretKey, Meta(description="Users file, as for `meshd serve --users`.")] | None
     ) = None
 
 
 class Topology(Part, frozen=True, kw_only=True):
-    """Labels of Kubernetes nodes that say what fails together, and what is near."""
+    """Labels of Kubernetes nodes that describe failure domains and proximity."""
 
-    zone: Annotated[LabelKey, Meta(description="Copies are kept in different zones.")] = (
+    zone: Annotated[LabelKey, Meta(description="Failure domain: copies are kept in different zones.")] = (
         "topology.kubernetes.io/zone"
     )
-    rack: Annotated[LabelKey, Meta(description="What shares a switch.")] = "topology.shardmesh.io/rack"
+    rack: Annotated[LabelKey, Meta(description="Nodes on one switch.")] = "topology.shardmesh.io/rack"
     host: Annotated[LabelKey, Meta(description="One machine.")] = "kubernetes.io/hostname"
 
 
 class Update(Part, frozen=True, kw_only=True):
-    """How a new image or new settings reach the daemons."""
+    """How a new image or new settings are rolled out."""
 
     mode: Annotated[
         Literal["Maintenance", "Drain"],
         Meta(
-            description="Maintenance: a daemon is back before its share is made again elsewhere. Drain: it "
-            "gives everything away first (hours; where its disks do not survive)."
+            description="Maintenance: a daemon restarts before its share is rebuilt on other nodes. Drain: "
+            "it moves all its data first (takes hours; for disks that do not survive a restart)."
         ),
     ] = "Maintenance"
     max_unavailable: Annotated[
-        int, Meta(ge=1, le=64, description="Daemons at a time, of different pools.")
+        int, Meta(ge=1, le=64, description="Daemons replaced at a time, from different pools.")
     ] = 1
-    paused: Annotated[bool, Meta(description="Nothing is rolled out.")] = False
+    paused: Annotated[bool, Meta(description="Roll out nothing.")] = False
 
 
 class Upkeep(Part, frozen=True, kw_only=True):
-    """How often a daemon looks at what it keeps, and how long it remembers what was removed."""
+    """How often a daemon verifies its data, and how long it remembers deletions."""
 
     scrub_interval_seconds: Annotated[
-        int, Meta(ge=60, le=315_360_000, description="From one look at all bytes to the next.")
+        int, Meta(ge=60, le=315_360_000, description="Seconds between verifications of all bytes.")
     ] = 1209600
     repair_interval_seconds: Annotated[
-        int, Meta(ge=60, le=315_360_000, description="From one comparison of all copies to the next.")
+        int, Meta(ge=60, le=315_360_000, description="Seconds between comparisons of all copies.")
     ] = 21600
     remember_removals_seconds: Annotated[
         int,
         Meta(
             ge=3600,
             le=315_360_000,
-            description="For daemons that are away; one that is away for longer begins anew. At least twice "
-            "downAfterSeconds.",
+            description="For daemons that are away; one that is away longer resyncs from scratch. At least "
+            "twice downAfterSeconds.",
         ),
     ] = 864000
 
@@ -272,26 +280,26 @@ class Metrics(Part, frozen=True, kw_only=True):
     """How Prometheus finds the daemons."""
 
     enabled: Annotated[bool, Meta(description="Scrape annotations on the pods.")] = True
-    service_monitor: Annotated[bool, Meta(description="A ServiceMonitor, where that API exists.")] = False
-    interval: Annotated[Text, Meta(pattern=r"^[0-9]+(ms|s|m)$", description="Between two scrapes.")] = "30s"
+    service_monitor: Annotated[bool, Meta(description="Create a ServiceMonitor, if that API exists.")] = False
+    interval: Annotated[Text, Meta(pattern=r"^[0-9]+(ms|s|m)$", description="Scrape interval.")] = "30s"
 
 
 class NetworkPolicy(Part, frozen=True, kw_only=True):
-    """Who may talk to the daemons."""
+    """Who may connect to the daemons."""
 
-    enabled: Annotated[bool, Meta(description="Make a NetworkPolicy.")] = True
+    enabled: Annotated[bool, Meta(description="Create a NetworkPolicy.")] = True
     from_namespaces: Annotated[
-        Labels, Meta(description="Namespaces with these labels may reach the S3 port. Empty: every one.")
+        Labels, Meta(description="Namespaces with these labels may reach the S3 port. Empty: all.")
     ] = {}
 
 
 class MeshClusterSpec(Part, frozen=True, kw_only=True):
-    """A mesh: which daemons, where, with which disks."""
+    """A mesh: its daemons, their nodes and disks."""
 
     rules: ClassVar = (
         Rule(
             "self.nodePools.exists(p, 'store' in p.roles)",
-            "at least one pool needs the role store: somebody must own the data",
+            "at least one pool needs the role store, to own the data",
         ),
         Rule(
             "self.upkeep.rememberRemovalsSeconds >= 2 * self.downAfterSeconds",
@@ -300,51 +308,52 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
         Rule(
             "self.nodePools.all(p, p.perMatchingNode || !('store' in p.roles) || p.replicas > 0)"
             " || self.nodePools.exists(p, 'store' in p.roles && (p.perMatchingNode || p.replicas > 0))",
-            "every pool with the role store has 0 replicas; nobody would own the data",
+            "every pool with the role store has 0 replicas; no daemon would own the data",
         ),
     )
 
     image: Annotated[
-        str, Meta(min_length=1, max_length=512, pattern=r"^[^\s]+$", description="The daemons' image.")
+        str, Meta(min_length=1, max_length=512, pattern=r"^[^\s]+$", description="Image of the daemons.")
     ]
     image_pull_policy: (
-        Annotated[Literal["Always", "IfNotPresent", "Never"], Meta(description="As of any container.")] | None
+        Annotated[Literal["Always", "IfNotPresent", "Never"], Meta(description="As in any container.")] | None
     ) = None
     image_pull_secrets: Annotated[
         tuple[Reference, ...],
-        Meta(max_length=8, description="Secrets of the registry.", extra_json_schema=keyed("name")),
+        Meta(max_length=8, description="Pull Secrets of the registry.", extra_json_schema=keyed("name")),
     ] = ()
     node_pools: Annotated[
         tuple[NodePool, ...],
-        Meta(min_length=1, max_length=16, description="The daemons.", extra_json_schema=keyed("name")),
+        Meta(min_length=1, max_length=16, description="Pools of daemons.", extra_json_schema=keyed("name")),
     ]
     copies: Annotated[
         int,
         Meta(
             ge=1,
             le=8,
-            description="Of each object, on as many nodes; of buckets that say nothing else.",
+            description="Copies of each object, on different nodes; default of buckets.",
             extra_json_schema=immutable("copies"),
         ),
     ] = 2
     s3: Annotated[S3Endpoint, Meta(description="The endpoint.")] = S3Endpoint()
     auth: Annotated[Auth, Meta(description="Keys and users, by reference only.")] = Auth()
-    topology: Annotated[Topology, Meta(description="Labels of places.")] = Topology()
+    topology: Annotated[Topology, Meta(description="Topology labels of Kubernetes nodes.")] = Topology()
     update: Annotated[Update, Meta(description="Roll-outs.")] = Update()
     scale_down: Annotated[
         Literal["Drain", "Retain"],
         Meta(
-            description="Drain: a daemon gives its data away before it goes. Retain: it just stops, and its "
-            "disks keep what they hold."
+            description="Drain: a daemon moves its data away before it is removed. Retain: it just stops, "
+            "and its disks keep their data."
         ),
     ] = "Drain"
     down_after_seconds: Annotated[
-        Seconds, Meta(description="After how long without a daemon its share is made again elsewhere.")
+        Seconds,
+        Meta(description="Seconds after which the share of an absent daemon is rebuilt on other nodes."),
     ] = 900
-    upkeep: Annotated[Upkeep, Meta(description="What daemons do by themselves, and when.")] = Upkeep()
+    upkeep: Annotated[Upkeep, Meta(description="Periodic maintenance of the daemons.")] = Upkeep()
     deletion_policy: Annotated[
         Literal["Retain", "Delete"],
-        Meta(description="Whether volumes and keys stay when the MeshCluster is deleted."),
+        Meta(description="Whether volumes and keys are kept when the MeshCluster is deleted."),
     ] = "Retain"
     metrics: Annotated[Metrics, Meta(description="Monitoring.")] = Metrics()
     network_policy: Annotated[NetworkPolicy, Meta(description="Isolation.")] = NetworkPolicy()
@@ -352,8 +361,8 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
         Annotated[
             FreeObject,
             Meta(
-                description="Labels, annotations and pod fields laid over what the operator makes; for what "
-                "this spec has no word for."
+                description="Labels, annotations and pod fields merged over the generated pod, for settings "
+                "that this spec does not have."
             ),
         ]
         | None
@@ -361,31 +370,31 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
 
 
 class PoolStatus(Part, frozen=True, kw_only=True):
-    """The daemons of a pool."""
+    """Status of a pool."""
 
-    name: Annotated[Name, Meta(description="Of the pool.")]
-    desired: Annotated[Count, Meta(description="How many there should be.")] = 0
+    name: Annotated[Name, Meta(description="Name of the pool.")]
+    desired: Annotated[Count, Meta(description="Wanted daemons.")] = 0
     ready: Annotated[Count, Meta(description="Answer.")] = 0
-    updated: Annotated[Count, Meta(description="Have the present template.")] = 0
-    draining: Annotated[Count, Meta(description="Give their data away.")] = 0
+    updated: Annotated[Count, Meta(description="Daemons with the present template.")] = 0
+    draining: Annotated[Count, Meta(description="Daemons that are being drained.")] = 0
 
 
 class TierStatus(Part, frozen=True, kw_only=True):
-    """Bytes of one tier, all daemons together."""
+    """Bytes of one tier over all daemons."""
 
-    name: Annotated[Name, Meta(description="Of the tier.")]
+    name: Annotated[Name, Meta(description="Name of the tier.")]
     capacity: Annotated[Count, Meta(description="Bytes of its disks.")] = 0
-    used: Annotated[Count, Meta(description="Bytes of them that are taken, by whomever.")] = 0
+    used: Annotated[Count, Meta(description="Bytes in use, by any program.")] = 0
 
 
 class MeshClusterStatus(Part, frozen=True, kw_only=True):
-    """How the mesh is."""
+    """Observed state of the mesh."""
 
     observed_generation: ObservedGeneration = None
     phase: (
         Annotated[
             Literal["Pending", "Creating", "Running", "Updating", "Degraded", "Deleting"],
-            Meta(description="In one word."),
+            Meta(description="Summary in one word."),
         ]
         | None
     ) = None
@@ -396,23 +405,23 @@ class MeshClusterStatus(Part, frozen=True, kw_only=True):
     tiers: Annotated[
         tuple[TierStatus, ...], Meta(max_length=64, description="By tier.", extra_json_schema=keyed("name"))
     ] = ()
-    desired: Annotated[Count, Meta(description="Daemons there should be.")] = 0
-    ready: Annotated[Count, Meta(description="Daemons that answer.")] = 0
+    desired: Annotated[Count, Meta(description="Wanted daemons.")] = 0
+    ready: Annotated[Count, Meta(description="Ready daemons.")] = 0
     trouble: (
         Annotated[
             Text,
-            Meta(description="What keeps daemons from starting, in a few words; all of it is in Available."),
+            Meta(description="Why daemons do not start, in a few words; details are in Available."),
         ]
         | None
     ) = None
-    map_version: Annotated[Count, Meta(description="Of the cluster map.")] | None = None
-    endpoint: Annotated[Text, Meta(description="Where S3 clients within the cluster go.")] | None = None
+    map_version: Annotated[Count, Meta(description="Version of the cluster map.")] | None = None
+    endpoint: Annotated[Text, Meta(description="Endpoint for S3 clients in the cluster.")] | None = None
 
 
 MeshCluster = Kind(
     "MeshCluster",
     "mesh",
-    "A mesh of daemons: which, where, with which disks.",
+    "A mesh of daemons: how many, on which nodes, with which disks.",
     MeshClusterSpec,
     MeshClusterStatus,
     (

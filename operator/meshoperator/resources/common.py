@@ -1,6 +1,6 @@
-"""Types all specs share: how a kind describes itself, field types, and Kubernetes quantities in bytes.
+"""Types shared by all specs: descriptions of kinds, field types, and Kubernetes quantities in bytes.
 
-Law: a constraint belongs to the field it restricts: ranges and patterns in `Meta`, agreements between
+Law: a constraint belongs to the field it restricts: ranges and patterns in `Meta`, relations between
 fields as CEL in `rules` (of a class) or `Meta(extra_json_schema=…)` (of a field).
 """
 
@@ -18,11 +18,11 @@ _BINARY: Final = {f"{unit}i": 1 << (10 * (n + 1)) for n, unit in enumerate("KMGT
 
 
 def parse_quantity(text: str) -> int:
-    """`1.5Ti` → bytes. Raises ValueError."""
+    """Return the bytes of a quantity such as `1.5Ti`. Raises ValueError."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", text)
     unit = (_UNITS | _BINARY).get(found[2]) if found else None
     if found is None or unit is None:
-        raise ValueError(f"{text!r} is no size such as 512Mi or 1.5Ti")
+        raise ValueError(f"{text!r} is not a size; write e.g. 512Mi or 1.5Ti")
     return int(float(found[1]) * unit)
 
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class ResourceError(ValueError):
-    """A resource is not what its kind says; the message names the field."""
+    """A resource is invalid; the message names the field."""
 
 
 class Rule(NamedTuple):
-    """A CEL rule over `self` (and `oldSelf`: then it is judged when something changes)."""
+    """A CEL rule over `self`; one that uses `oldSelf` is evaluated on updates."""
 
     rule: str
     message: str
@@ -53,14 +53,14 @@ class Column(NamedTuple):
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A piece of a spec or a status; `rules` hold between its fields."""
+    """A part of a spec or a status; `rules` relate its fields."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of resource. `rules` are over the whole object: of its metadata, only the name is to be seen."""
+    """A kind of resource. `rules` apply to the whole object, of whose metadata CEL sees only the name."""
 
     name: str
     short: str
@@ -72,18 +72,18 @@ class Kind:
 
     @property
     def plural(self) -> str:
-        """Its name in paths."""
+        """The name in API paths."""
         return f"{self.name.lower()}s"
 
 
 def immutable(what: str) -> dict[str, Any]:
-    """`Meta(extra_json_schema=immutable("source"))`: set once."""
-    message = f"{what} cannot be changed; make a new resource"
+    """Return the schema of a field that is set once: `Meta(extra_json_schema=immutable("source"))`."""
+    message = f"{what} cannot be changed; create a new resource"
     return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}
 
 
 def keyed(*keys: str) -> dict[str, Any]:
-    """A list that is a map by these fields: server-side apply merges it item by item."""
+    """Return the schema of a list keyed by these fields, which server-side apply merges item by item."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -110,52 +110,54 @@ FreeObject = Annotated[
 
 
 class Reference(Part, frozen=True, kw_only=True):
-    """Something in the same namespace, by name."""
+    """An object in the same namespace, by name."""
 
-    name: Annotated[ResourceName, Meta(description="Its name.")]
+    name: Annotated[ResourceName, Meta(description="Name of the object.")]
 
 
 class SecretKey(Part, frozen=True, kw_only=True):
     """One entry of a Secret in the same namespace."""
 
-    name: Annotated[ResourceName, Meta(description="Of the Secret.")]
+    name: Annotated[ResourceName, Meta(description="Name of the Secret.")]
     key: Annotated[
-        str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Of the entry.")
+        str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Key of the entry.")
     ]
 
 
 class Condition(Part, frozen=True, kw_only=True):
-    """One side of how a resource is, as Kubernetes' metav1.Condition."""
+    """One aspect of a resource's state, as Kubernetes' metav1.Condition."""
 
-    type: Annotated[str, Meta(min_length=1, max_length=316, description="What is judged.")]
-    status: Annotated[Literal["True", "False", "Unknown"], Meta(description="The judgement.")]
+    type: Annotated[str, Meta(min_length=1, max_length=316, description="The aspect.")]
+    status: Annotated[Literal["True", "False", "Unknown"], Meta(description="Whether it holds.")]
     reason: Annotated[
         str,
         Meta(
             min_length=1,
             max_length=1024,
             pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-            description="One word for programs.",
+            description="One word, for programs.",
         ),
     ]
-    message: Annotated[str, Meta(max_length=32768, description="A sentence for people.")]
+    message: Annotated[str, Meta(max_length=32768, description="A sentence, for people.")]
     last_transition_time: Annotated[
         str, Meta(description="When `status` last changed.", extra_json_schema={"format": "date-time"})
     ]
     observed_generation: (
-        Annotated[int, Meta(description="The generation of the spec that was judged.")] | None
+        Annotated[int, Meta(description="The generation of the spec that it refers to.")] | None
     ) = None
 
 
 Conditions = Annotated[
     tuple[Condition, ...],
-    Meta(max_length=16, description="How it is, side by side.", extra_json_schema=keyed("type")),
+    Meta(max_length=16, description="Conditions.", extra_json_schema=keyed("type")),
 ]
-ObservedGeneration = Annotated[int, Meta(description="The generation of the spec this speaks of.")] | None
+ObservedGeneration = (
+    Annotated[int, Meta(description="The generation of the spec that this status refers to.")] | None
+)
 
 
 def parse(kind: type[T], document: Any) -> T:
-    """The value of what a cluster sent; unknown fields are passed over. Raises ResourceError."""
+    """Parse a document from the API; unknown fields are ignored. Raises ResourceError."""
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
@@ -163,5 +165,5 @@ def parse(kind: type[T], document: Any) -> T:
 
 
 def plain(value: object) -> Any:
-    """The value as a cluster takes it: without what is at its default."""
+    """Return the value as a document for the API, without defaults."""
     return msgspec.to_builtins(value)

@@ -1,6 +1,6 @@
-"""CustomResourceDefinitions made from the typed specs, and their reference page. Pure.
+"""CustomResourceDefinitions generated from the typed specs, and their reference page. Pure.
 
-Law: a kind has one schema, made here: structural, with the specs' defaults, CEL rules and a description
+Law: a kind has one schema, generated here: structural, with the specs' defaults, CEL rules and a description
 on every field. The reference page comes from the same schema.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from meshoperator.resources.common import Column, Kind, Rule
 
 
-HEADER: Final = "# Made of operator/meshoperator/resources by `make reference`; not to be edited.\n"
+HEADER: Final = "# Generated from operator/meshoperator/resources by `make reference`; do not edit.\n"
 _WITHIN: Final = ("items", "additionalProperties")
 _TYPES: Final = {bool: "boolean", int: "integer", str: "string"}
 
 
 def crds() -> dict[str, str]:
-    """File name → the definition as YAML."""
+    """Return the definitions as YAML, by file name."""
     return {
         f"{kind.plural}.yaml": HEADER
         + yaml.safe_dump(definition(kind), sort_keys=False, width=110, allow_unicode=True)
@@ -36,7 +36,7 @@ def crds() -> dict[str, str]:
 
 
 def definition(kind: Kind) -> dict[str, Any]:
-    """The CustomResourceDefinition of a kind."""
+    """Return the CustomResourceDefinition of a kind."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -71,7 +71,7 @@ def definition(kind: Kind) -> dict[str, Any]:
 
 
 def schema(kind: Kind) -> dict[str, Any]:
-    """The whole object's schema."""
+    """Return the schema of the whole object."""
     spec = _with_defaults(_Schemas(kind.spec).root())
     status = _without_defaults(_Schemas(kind.status).root())
     whole: dict[str, Any] = {
@@ -99,7 +99,8 @@ def _validations(rules: tuple[Rule, ...]) -> dict[str, Any]:
 
 
 def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """Rules are judged over defaults, too, which nobody completes by the ones within: it is done here."""
+    """Complete defaults of objects by the defaults inside them: the API server does not, and evaluates rules
+    over them."""
     properties = node.get("properties", {})
     for each in (*properties.values(), *(node[key] for key in _WITHIN if isinstance(node.get(key), dict))):
         _with_defaults(each)
@@ -110,7 +111,7 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """A status says what was seen; what was not seen is not in it."""
+    """Drop defaults: a status contains only what was observed."""
     node.pop("default", None)
     within = [node[key] for key in _WITHIN if isinstance(node.get(key), dict)]
     for each in (*node.get("properties", {}).values(), *within):
@@ -119,7 +120,7 @@ def _without_defaults(node: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """JSON schema as msgspec makes it → structural schema as Kubernetes wants it: no references, no null."""
+    """Turns msgspec's JSON schema into Kubernetes' structural schema, without references and null."""
 
     def __init__(self, part: type[Part]) -> None:
         (self._root,), self._parts = msgspec.json.schema_components([part], ref_template="{name}")
@@ -145,7 +146,7 @@ class _Schemas:
         return found
 
     def _resolved(self, node: Mapping[str, Any]) -> dict[str, Any]:
-        """`node` with what it refers to within it; words of its own win."""
+        """Return `node` with its reference inlined; its own keywords override."""
         found = {key: value for key, value in node.items() if key not in ("anyOf", "allOf", "$ref")}
         every = chain(node.get("anyOf", ()), node.get("allOf", ()))
         others = [each for each in every if each != {"type": "null"}]
@@ -171,14 +172,14 @@ def _subclasses(part: type[Part]) -> Iterator[type[Part]]:
 
 _HEAD: Final = f"""# Custom resources
 
-The resources of `{GROUP}/{VERSION}`, made of the operator's own types by `make reference`. All are
-namespaced and in the category `mesh`: `kubectl get mesh` shows them together. **bold**: has to be given.
-*set once*: cannot be changed later. An example of each is in `helm/examples/`.
+The resources of `{GROUP}/{VERSION}`, generated from the operator's own types by `make reference`. All are
+namespaced and in the category `mesh`: `kubectl get mesh` shows them together. **bold**: required.
+*set once*: cannot be changed later. `helm/examples/` has an example of each.
 """
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([_HEAD, *(line for kind in KINDS for line in _kind(kind))])
 
 
@@ -203,7 +204,7 @@ def _fields(path: str, node: dict[str, Any]) -> Iterator[str]:
         shown = f"**`{full}`**" if name in needed else f"`{full}`"
         yield f"| {shown} | {_type(each)} | {_default(each)} | {_words(each)} |"
         if name == "conditions":
-            continue  # as metav1.Condition has them
+            continue  # those of metav1.Condition
         inner, suffix = (each["items"], "[]") if each.get("type") == "array" else (each, "")
         yield from _fields(full + suffix, inner)
 
@@ -239,7 +240,7 @@ def _words(node: dict[str, Any]) -> str:
 def _rules(path: str, node: dict[str, Any]) -> Iterator[str]:
     found = list(_messages(path, node))
     if found:
-        yield "Refused, besides what the types refuse:\n"
+        yield "Also rejected:\n"
         yield from (f"- {message}" for message in found)
         yield ""
 
@@ -249,7 +250,7 @@ def _messages(path: str, node: dict[str, Any]) -> Iterator[str]:
         if rule["rule"] != "self == oldSelf":
             yield rule["message"]
     if not path:
-        return  # the parts of the object speak for themselves
+        return  # the object's own parts need no words
     for name, each in node.get("properties", {}).items():
         yield from _messages(f"{path}.{name}", each)
         if isinstance(each.get("items"), dict):

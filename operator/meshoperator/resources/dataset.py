@@ -30,12 +30,12 @@ BucketName = Annotated[str, Meta(min_length=3, max_length=63, pattern=r"^[a-z0-9
 
 
 class Source(Part, frozen=True, kw_only=True):
-    """Where the data is."""
+    """Location of the data."""
 
     rules: ClassVar = (
         Rule(
             "!has(self.secretRef) || !self.uri.startsWith('file:')",
-            "a folder (file://) takes no secretRef",
+            "a folder (file://) needs no secretRef",
         ),
     )
 
@@ -45,43 +45,41 @@ class Source(Part, frozen=True, kw_only=True):
             min_length=6,
             max_length=1024,
             pattern=r"^(s3|gs|az|https?|file|mesh)://[^\s]+$",
-            description="`s3://bucket/prefix`, gs, az, https, file; `mesh://bucket/prefix`: here already.",
+            description="`s3://bucket/prefix`, gs, az, https, file; `mesh://bucket/prefix`: in the mesh.",
             extra_json_schema=immutable("source.uri"),
         ),
     ]
     secret_ref: (
-        Annotated[
-            Reference, Meta(description="Secret with the keys of the source, in the terms of its client.")
-        ]
+        Annotated[Reference, Meta(description="Secret with the source's keys, named as its client expects.")]
         | None
     ) = None
-    revision: Annotated[Text, Meta(description="What of it: changing this reads the source anew.")] | None = (
-        None
-    )
+    revision: (
+        Annotated[Text, Meta(description="Revision of the data; a change reads the source again.")] | None
+    ) = None
 
 
 class Placement(Part, frozen=True, kw_only=True):
-    """Where copies should be."""
+    """Wanted copies."""
 
     rules: ClassVar = (
-        Rule("!(self.full && has(self.copies))", "say either copies or full: true"),
+        Rule("!(self.full && has(self.copies))", "set either copies or full: true"),
         Rule(
             "self.nearPods != 'Off' || !has(self.maxCopiesNearPods)",
-            "maxCopiesNearPods means nothing with nearPods: Off",
+            "maxCopiesNearPods has no effect with nearPods: Off",
         ),
     )
 
-    copies: Annotated[int, Meta(ge=1, le=8, description="How many. Left out: 1.")] | None = None
-    full: Annotated[bool, Meta(description="One on every node that matches.")] = False
+    copies: Annotated[int, Meta(ge=1, le=8, description="Number of copies. Default: 1.")] | None = None
+    full: Annotated[bool, Meta(description="One copy on every matching node.")] = False
     spread: Annotated[
         Literal["Zone", "Rack", "Host"],
-        Meta(description="Into different ones of these, as far as there are."),
+        Meta(description="Spread copies over different ones of these, as far as possible."),
     ] = "Rack"
     near_pods: Annotated[
         Literal["Off", "Preferred", "Required"],
         Meta(
-            description="Whether pods that read it are drawn to its copies, and copies to them. Required: "
-            "they only run where a copy is."
+            description="Whether pods and copies attract each other. Required: pods that read the dataset "
+            "run only where a copy is."
         ),
     ] = "Preferred"
     max_copies_near_pods: (
@@ -90,38 +88,41 @@ class Placement(Part, frozen=True, kw_only=True):
             Meta(
                 ge=1,
                 le=64,
-                description="Further copies at most, where many GPUs are far from the first ones.",
+                description="Limit of additional copies for GPUs that are far from the first ones.",
             ),
         ]
         | None
     ) = None
     node_selector: Annotated[Labels, Meta(description="Only on nodes with these labels.")] = {}
     tier_preference: Annotated[
-        tuple[DiskClass, ...], Meta(max_length=4, description="The best first.", extra_json_schema=SET)
+        tuple[DiskClass, ...],
+        Meta(max_length=4, description="Preferred disk classes, best first.", extra_json_schema=SET),
     ] = ("nvme", "ssd", "hdd")
     pin: Annotated[bool, Meta(description="Never evicted.")] = False
-    priority: Annotated[
-        int, Meta(ge=-1000, le=1000, description="Who gets the room where it is scarce: the higher.")
-    ] = 0
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="Higher values get scarce space first.")] = 0
 
 
 class Refresh(Part, frozen=True, kw_only=True):
-    """When the source is looked at again."""
+    """When the source is checked again."""
 
     policy: Annotated[
-        Literal["Never", "Interval"], Meta(description="Never: what was read stays as it is.")
+        Literal["Never", "Interval"], Meta(description="Never: data that was read is not checked again.")
     ] = "Interval"
-    interval_seconds: Annotated[Seconds, Meta(description="Between two looks.")] = 300
+    interval_seconds: Annotated[Seconds, Meta(description="Seconds between checks.")] = 300
 
 
 class Retention(Part, frozen=True, kw_only=True):
-    """When cached copies go by themselves."""
+    """When cached copies are evicted."""
 
     idle_seconds: (
-        Annotated[Seconds, Meta(description="After so long without a read or load, anywhere.")] | None
+        Annotated[
+            Seconds, Meta(description="Evict after so many seconds without a read or load on any node.")
+        ]
+        | None
     ) = None
     on_delete: Annotated[
-        Literal["Evict", "Keep"], Meta(description="What becomes of the cached copies with the MeshDataset.")
+        Literal["Evict", "Keep"],
+        Meta(description="What happens to cached copies when the MeshDataset is deleted."),
     ] = "Evict"
 
 
@@ -131,9 +132,9 @@ class MeshDatasetSpec(Part, frozen=True, kw_only=True):
     rules: ClassVar = (
         Rule(
             "!self.placement.pin || !has(self.retention.idleSeconds)",
-            "a pinned dataset cannot go when it is idle: drop pin or retention.idleSeconds",
+            "a pinned dataset cannot be evicted when idle: remove pin or retention.idleSeconds",
         ),
-        Rule("has(self.bucket) == has(oldSelf.bucket)", "bucket cannot be changed; make a new resource"),
+        Rule("has(self.bucket) == has(oldSelf.bucket)", "bucket cannot be changed; create a new resource"),
     )
 
     cluster_ref: Annotated[
@@ -143,42 +144,42 @@ class MeshDatasetSpec(Part, frozen=True, kw_only=True):
         Annotated[
             BucketName,
             Meta(
-                description="Its bucket in the mesh. Left out: `metadata.name`.",
+                description="Bucket in the mesh. Default: `metadata.name`.",
                 extra_json_schema=immutable("bucket"),
             ),
         ]
         | None
     ) = None
-    source: Annotated[Source, Meta(description="Where it comes from.")]
-    placement: Annotated[Placement, Meta(description="Where it should be.")] = Placement()
-    quota: Annotated[Size, Meta(description="The most its copies may take of a node.")] | None = None
+    source: Annotated[Source, Meta(description="Source of the data.")]
+    placement: Annotated[Placement, Meta(description="Wanted copies and their places.")] = Placement()
+    quota: Annotated[Size, Meta(description="Limit on its copies, per node.")] | None = None
     refresh: Annotated[Refresh, Meta(description="Freshness.")] = Refresh()
     retention: Annotated[Retention, Meta(description="Ends.")] = Retention()
 
 
 class Placed(Part, frozen=True, kw_only=True):
-    """A copy."""
+    """One copy."""
 
-    node: Annotated[Text, Meta(description="The MeshNode that has it, or will.")]
-    bytes: Annotated[Count, Meta(description="There by now.")] = 0
-    reason: Annotated[Text, Meta(description="Why there.")]
+    node: Annotated[Text, Meta(description="MeshNode that has the copy, or will have it.")]
+    bytes: Annotated[Count, Meta(description="Bytes present.")] = 0
+    reason: Annotated[Text, Meta(description="Why it is placed there.")]
 
 
 class MeshDatasetStatus(Part, frozen=True, kw_only=True):
-    """How far a dataset is, and where."""
+    """Observed state of a dataset."""
 
     observed_generation: ObservedGeneration = None
     phase: (
         Annotated[
             Literal["Pending", "Placing", "Loading", "Ready", "Degraded", "Failed", "Deleting"],
-            Meta(description="In one word."),
+            Meta(description="Summary in one word."),
         ]
         | None
     ) = None
     conditions: Conditions = ()
-    bucket: Annotated[Text, Meta(description="Its bucket in the mesh.")] | None = None
+    bucket: Annotated[Text, Meta(description="Bucket in the mesh.")] | None = None
     source_bytes: Annotated[Count, Meta(description="Size of the source.")] | None = None
-    cached_bytes: Annotated[Count, Meta(description="Of one copy, there by now.")] | None = None
+    cached_bytes: Annotated[Count, Meta(description="Bytes of one copy that are present.")] | None = None
     objects: Annotated[Count, Meta(description="Objects of the source.")] | None = None
     hit_percent: (
         Annotated[
@@ -186,20 +187,18 @@ class MeshDatasetStatus(Part, frozen=True, kw_only=True):
             Meta(
                 ge=0,
                 le=100,
-                description="Of the pieces read in the last ten minutes (and loaded), those the source was "
-                "not asked for. Left out: nothing was.",
+                description="Percentage of pieces read or loaded in the last ten minutes that did not need "
+                "the source. Absent: none were read.",
             ),
         ]
         | None
     ) = None
     placement: Annotated[
         tuple[Placed, ...],
-        Meta(max_length=4096, description="Where its copies are.", extra_json_schema=keyed("node")),
+        Meta(max_length=4096, description="Its copies.", extra_json_schema=keyed("node")),
     ] = ()
     node_label: (
-        Annotated[
-            Text, Meta(description="Label of the Kubernetes nodes that have a copy; what affinity names.")
-        ]
+        Annotated[Text, Meta(description="Label of the Kubernetes nodes that have a copy, for affinity.")]
         | None
     ) = None
 
@@ -207,7 +206,7 @@ class MeshDatasetStatus(Part, frozen=True, kw_only=True):
 MeshDataset = Kind(
     "MeshDataset",
     "md",
-    "Data that training reads: where it comes from, where it should be.",
+    "Data that training reads: its source and its placement.",
     MeshDatasetSpec,
     MeshDatasetStatus,
     (

@@ -26,15 +26,15 @@ Path = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class MeshLoadSpec(Part, frozen=True, kw_only=True):
-    """What is to be loaded or evicted, and when."""
+    """What to load or evict, and when."""
 
     rules: ClassVar = (
-        Rule("!(has(self.manifest) && size(self.paths) > 0)", "say either paths or manifest"),
+        Rule("!(has(self.manifest) && size(self.paths) > 0)", "set either paths or manifest"),
         Rule(
             "(self.policy == 'Cron') == has(self.schedule)",
             "policy Cron needs a schedule, and a schedule needs policy Cron",
         ),
-        Rule("!has(self.bandwidth) || self.action == 'Load'", "bandwidth is of the action Load"),
+        Rule("!has(self.bandwidth) || self.action == 'Load'", "bandwidth applies to the action Load only"),
     )
 
     dataset_ref: Annotated[
@@ -46,16 +46,16 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
     paths: Annotated[
         tuple[Path, ...],
         Meta(
-            max_length=256, description="Prefixes below the source. Empty: all of it.", extra_json_schema=SET
+            max_length=256, description="Prefixes below the source. Empty: everything.", extra_json_schema=SET
         ),
     ] = ()
     manifest: (
-        Annotated[Path, Meta(description="Key of an object of the dataset that lists keys, one a line.")]
+        Annotated[Path, Meta(description="Key of an object of the dataset that lists keys, one per line.")]
         | None
     ) = None
     policy: Annotated[
         Literal["Once", "Cron"],
-        Meta(description="Once, or by `schedule`.", extra_json_schema=immutable("policy")),
+        Meta(description="Run once, or by `schedule`.", extra_json_schema=immutable("policy")),
     ] = "Once"
     schedule: (
         Annotated[
@@ -64,7 +64,7 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
                 min_length=9,
                 max_length=100,
                 pattern=r"^\S+( \S+){4}$",
-                description="Minute, hour, day, month, day of the week, as cron has it; UTC.",
+                description="Minute, hour, day, month, weekday, as in Debian's cron; UTC.",
             ),
         ]
         | None
@@ -72,51 +72,51 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
     bandwidth: (
         Annotated[
             Size,
-            Meta(description="Bytes a second at most, of all daemons together; dealt out evenly to `paths`."),
+            Meta(description="Limit in bytes per second for all daemons together, shared evenly by `paths`."),
         ]
         | None
     ) = None
     run_after: Annotated[
         tuple[Name, ...],
-        Meta(max_length=16, description="MeshLoads that must have succeeded before.", extra_json_schema=SET),
+        Meta(max_length=16, description="MeshLoads that must succeed first.", extra_json_schema=SET),
     ] = ()
-    suspend: Annotated[bool, Meta(description="Paused: what runs stops where it is, and goes on later.")] = (
-        False
-    )
+    suspend: Annotated[bool, Meta(description="Paused: running jobs stop, and continue later.")] = False
     ttl_seconds_after_finished: (
-        Annotated[Seconds, Meta(description="The MeshLoad goes by itself so long after its end.")] | None
+        Annotated[Seconds, Meta(description="Delete the MeshLoad so many seconds after its end.")] | None
     ) = None
 
 
 class Failure(Part, frozen=True, kw_only=True):
-    """What could not be loaded."""
+    """An object that could not be loaded."""
 
     path: Annotated[Text, Meta(description="Which.")]
     error: Annotated[Text, Meta(description="Why.")]
 
 
 class MeshLoadStatus(Part, frozen=True, kw_only=True):
-    """How far it is."""
+    """Observed state of a load."""
 
     observed_generation: ObservedGeneration = None
     phase: (
         Annotated[
             Literal["Pending", "Waiting", "Running", "Suspended", "Succeeded", "Failed"],
-            Meta(description="In one word."),
+            Meta(description="Summary in one word."),
         ]
         | None
     ) = None
     conditions: Conditions = ()
-    job_id: Annotated[Text, Meta(description="The daemons' job.")] | None = None
+    job_id: Annotated[Text, Meta(description="Jobs of the daemons.")] | None = None
     objects_done: Annotated[
-        Count, Meta(description="Objects there; of a dataset with several homes each copy counts.")
+        Count, Meta(description="Objects loaded; for a dataset with several homes each copy counts.")
     ] = 0
     objects_total: (
-        Annotated[Count, Meta(description="Objects wanted; not said before the source was listed.")] | None
+        Annotated[Count, Meta(description="Objects to load; absent until the source is listed.")] | None
     ) = None
-    bytes_done: Annotated[Count, Meta(description="Bytes there, at all homes together.")] = 0
-    bytes_total: Annotated[Count, Meta(description="Bytes wanted, at all homes together.")] | None = None
-    failed: Annotated[tuple[Failure, ...], Meta(max_length=100, description="The first hundred.")] = ()
+    bytes_done: Annotated[Count, Meta(description="Bytes loaded, over all homes.")] = 0
+    bytes_total: Annotated[Count, Meta(description="Bytes to load, over all homes.")] | None = None
+    failed: Annotated[
+        tuple[Failure, ...], Meta(max_length=100, description="The first hundred failures.")
+    ] = ()
     started_at: (
         Annotated[str, Meta(description="Of the last run.", extra_json_schema={"format": "date-time"})] | None
     ) = None
@@ -124,7 +124,9 @@ class MeshLoadStatus(Part, frozen=True, kw_only=True):
         Annotated[str, Meta(description="Of the last run.", extra_json_schema={"format": "date-time"})] | None
     ) = None
     next_run_at: (
-        Annotated[str, Meta(description="With policy Cron.", extra_json_schema={"format": "date-time"})]
+        Annotated[
+            str, Meta(description="Next run, with policy Cron.", extra_json_schema={"format": "date-time"})
+        ]
         | None
     ) = None
 
@@ -132,7 +134,7 @@ class MeshLoadStatus(Part, frozen=True, kw_only=True):
 MeshLoad = Kind(
     "MeshLoad",
     "ml",
-    "Bring data into the mesh or let it go, once or by a schedule.",
+    "Loads data into the mesh or evicts it, once or on a schedule.",
     MeshLoadSpec,
     MeshLoadStatus,
     (

@@ -1,4 +1,4 @@
-"""MeshNode: one daemon. The operator makes it; people change `desiredState`."""
+"""MeshNode: one daemon. The operator creates it; users set `desiredState`."""
 
 from __future__ import annotations
 
@@ -26,29 +26,32 @@ DesiredState = Literal["Active", "Cordoned", "Drained", "Decommissioned"]
 
 
 class MeshNodeSpec(Part, frozen=True, kw_only=True):
-    """What is wanted of a daemon."""
+    """Wanted state of a daemon."""
 
     rules: ClassVar = (
         Rule(
             "oldSelf.desiredState != 'Decommissioned' || self.desiredState == 'Decommissioned'",
-            "a decommissioned node does not come back; the pool gets a new one",
+            "a decommissioned node cannot be reactivated; the pool gets a new one",
         ),
     )
 
     cluster_ref: Annotated[
-        Name, Meta(description="Its MeshCluster.", extra_json_schema=immutable("clusterRef"))
+        Name, Meta(description="MeshCluster of the daemon.", extra_json_schema=immutable("clusterRef"))
     ]
-    pool: Annotated[Name, Meta(description="Its pool.", extra_json_schema=immutable("pool"))]
+    pool: Annotated[Name, Meta(description="Pool of the daemon.", extra_json_schema=immutable("pool"))]
     node_id: Annotated[
         ResourceName,
-        Meta(description="Its name in the cluster map: its pod's.", extra_json_schema=immutable("nodeId")),
+        Meta(
+            description="Name in the cluster map; equals its pod's name.",
+            extra_json_schema=immutable("nodeId"),
+        ),
     ]
     desired_state: Annotated[
         DesiredState,
         Meta(
-            description="Active: takes part. Cordoned: gets no new copies of datasets; what is there stays. "
-            "Drained: gives everything away, and stays. Decommissioned: gives everything away, then goes "
-            "with its disks."
+            description="Active: takes part. Cordoned: gets no new copies of datasets; existing ones stay. "
+            "Drained: moves all its data away, and stays. Decommissioned: moves all its data away, then is "
+            "deleted with its disks."
         ),
     ] = "Active"
 
@@ -56,50 +59,50 @@ class MeshNodeSpec(Part, frozen=True, kw_only=True):
 class NodeTier(Part, frozen=True, kw_only=True):
     """A disk of the daemon."""
 
-    name: Annotated[Name, Meta(description="Of the tier.")]
-    class_: Annotated[DiskClass, Meta(description="What kind.")] | None = None
+    name: Annotated[Name, Meta(description="Name of the tier.")]
+    class_: Annotated[DiskClass, Meta(description="Kind of disk.")] | None = None
     capacity: Annotated[Count, Meta(description="Bytes of the disk.")] = 0
-    used: Annotated[Count, Meta(description="Bytes of it that are taken, by whomever.")] = 0
+    used: Annotated[Count, Meta(description="Bytes in use, by any program.")] = 0
 
 
 class Drain(Part, frozen=True, kw_only=True):
-    """How far it is with giving its data away."""
+    """Progress of a drain."""
 
-    bytes_total: Annotated[Count, Meta(description="To be moved when it began.")] = 0
+    bytes_total: Annotated[Count, Meta(description="Bytes to move when the drain started.")] = 0
     bytes_moved: Annotated[Count, Meta(description="Moved.")] = 0
-    eta_seconds: Annotated[Count, Meta(description="Left, at the present rate.")] | None = None
-    blocked_by: Annotated[Text, Meta(description="Why it does not go on.")] | None = None
+    eta_seconds: Annotated[Count, Meta(description="Seconds left at the present rate.")] | None = None
+    blocked_by: Annotated[Text, Meta(description="Why it does not proceed.")] | None = None
 
 
 class MeshNodeStatus(Part, frozen=True, kw_only=True):
-    """How a daemon is."""
+    """Observed state of a daemon."""
 
     observed_generation: ObservedGeneration = None
-    node: Annotated[Text, Meta(description="The Kubernetes node it runs on.")] | None = None
-    pod: Annotated[Text, Meta(description="Its pod.")] | None = None
+    node: Annotated[Text, Meta(description="Kubernetes node that it runs on.")] | None = None
+    pod: Annotated[Text, Meta(description="Pod of the daemon.")] | None = None
     state: (
         Annotated[
             Literal["joining", "up", "draining", "returning", "away", "down"],
-            Meta(description="In the cluster map."),
+            Meta(description="State in the cluster map."),
         ]
         | None
     ) = None
-    zone: Annotated[Text, Meta(description="What fails with it.")] | None = None
-    rack: Annotated[Text, Meta(description="What is near it.")] | None = None
+    zone: Annotated[Text, Meta(description="Failure domain.")] | None = None
+    rack: Annotated[Text, Meta(description="Rack.")] | None = None
     tiers: Annotated[
-        tuple[NodeTier, ...], Meta(max_length=8, description="Its disks.", extra_json_schema=keyed("name"))
+        tuple[NodeTier, ...], Meta(max_length=8, description="Disks.", extra_json_schema=keyed("name"))
     ] = ()
-    objects: Annotated[Count, Meta(description="Objects it stores.")] | None = None
-    bytes: Annotated[Count, Meta(description="Bytes it stores.")] | None = None
-    cached_bytes: Annotated[Count, Meta(description="Bytes of copies of what is elsewhere.")] | None = None
-    drain: Annotated[Drain, Meta(description="While it gives its data away.")] | None = None
+    objects: Annotated[Count, Meta(description="Objects stored.")] | None = None
+    bytes: Annotated[Count, Meta(description="Bytes stored.")] | None = None
+    cached_bytes: Annotated[Count, Meta(description="Bytes of cached remote data.")] | None = None
+    drain: Annotated[Drain, Meta(description="Progress, while it is drained.")] | None = None
     conditions: Conditions = ()
 
 
 MeshNode = Kind(
     "MeshNode",
     "mn",
-    "One daemon; the operator makes it, people set its desiredState.",
+    "One daemon; the operator creates it, users set its desiredState.",
     MeshNodeSpec,
     MeshNodeStatus,
     (

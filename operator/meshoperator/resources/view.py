@@ -25,27 +25,25 @@ from meshoperator.resources.dataset import BucketName
 class Op(Part, frozen=True, kw_only=True):
     """One op of a chain, as in a plan."""
 
-    op: Annotated[
-        str, Meta(min_length=1, max_length=128, description="Its name, with `@build` if it matters.")
-    ]
-    args: Annotated[FreeObject, Meta(description="Its arguments.")] = {}
+    op: Annotated[str, Meta(min_length=1, max_length=128, description="Name, with `@build` to pin a build.")]
+    args: Annotated[FreeObject, Meta(description="Arguments.")] = {}
 
 
 class Module(Part, frozen=True, kw_only=True):
-    """A module of one's own ops, in a ConfigMap."""
+    """A module of custom ops, in a ConfigMap."""
 
-    config_map_ref: Annotated[Reference, Meta(description="Holds the module's files.")]
-    name: Annotated[Name, Meta(description="Under which it is pushed.")]
+    config_map_ref: Annotated[Reference, Meta(description="ConfigMap with the module's files.")]
+    name: Annotated[Name, Meta(description="Name of the module in the mesh.")]
 
 
 class MeshViewSpec(Part, frozen=True, kw_only=True):
-    """A view: made once, read by any S3 client as `BUCKET--NAME`."""
+    """A view, readable by any S3 client as `BUCKET--NAME`."""
 
     rules: ClassVar = (
         Rule("self.kind != 'transform' || size(self.ops) > 0", "a view of kind transform needs ops"),
         Rule(
             "self.kind == 'transform' || size(self.ops) == 0",
-            "ops are of kind transform; the other kinds take them within `definition`",
+            "ops belong to kind transform; other kinds have them in `definition`",
         ),
     )
 
@@ -53,61 +51,66 @@ class MeshViewSpec(Part, frozen=True, kw_only=True):
         Name, Meta(description="The MeshCluster.", extra_json_schema=immutable("clusterRef"))
     ]
     bucket: Annotated[
-        BucketName, Meta(description="What it is made of.", extra_json_schema=immutable("bucket"))
+        BucketName, Meta(description="Bucket that it is made from.", extra_json_schema=immutable("bucket"))
     ]
-    name: Annotated[Name, Meta(description="Of the view. Left out: `metadata.name`.")] | None = None
+    name: Annotated[Name, Meta(description="Name of the view. Default: `metadata.name`.")] | None = None
     kind: Annotated[
         Literal["transform", "shards", "batches", "zarr"],
-        Meta(description="What it shows.", extra_json_schema=immutable("kind")),
+        Meta(description="Kind of view.", extra_json_schema=immutable("kind")),
     ]
-    ops: Annotated[tuple[Op, ...], Meta(max_length=32, description="Of kind transform: the chain.")] = ()
-    module: Annotated[Module, Meta(description="Pushed before the view is made.")] | None = None
+    ops: Annotated[tuple[Op, ...], Meta(max_length=32, description="Chain of ops, for kind transform.")] = ()
+    module: Annotated[Module, Meta(description="Module to push before the view is created.")] | None = None
     definition: Annotated[
         FreeObject,
-        Meta(description="What else the view's document has (docs/views.md): `match`, `suffix`, `count` …"),
+        Meta(
+            description="Further fields of the view's document (docs/views.md): `match`, `suffix`, `count` …"
+        ),
     ] = {}
     deletion_policy: Annotated[
-        Literal["Delete", "Retain"], Meta(description="What becomes of the view with the MeshView.")
+        Literal["Delete", "Retain"],
+        Meta(description="What happens to the view when the MeshView is deleted."),
     ] = "Delete"
 
     def document(self) -> dict[str, Any]:
-        """What `POST /-/views` takes as `view`."""
+        """Return the document that `POST /-/views` expects as `view`."""
         ops = [{"op": each.op} | ({"args": each.args} if each.args else {}) for each in self.ops]
         return {**self.definition, "kind": self.kind} | ({"ops": ops} if ops else {})
 
 
 class Build(Part, frozen=True, kw_only=True):
-    """Which build of an op the view is made with."""
+    """The build of an op that the view uses."""
 
-    op: Annotated[Text, Meta(description="The op.")]
-    build: Annotated[Text, Meta(description="Its build.")]
+    op: Annotated[Text, Meta(description="Op.")]
+    build: Annotated[Text, Meta(description="Build of the op.")]
 
 
 class MeshViewStatus(Part, frozen=True, kw_only=True):
-    """Whether it can be read."""
+    """Observed state of a view."""
 
     observed_generation: ObservedGeneration = None
-    ready: Annotated[bool, Meta(description="It can be read.")] = False
-    address: Annotated[Text, Meta(description="Its bucket: `BUCKET--NAME`.")] | None = None
+    ready: Annotated[bool, Meta(description="Whether it is readable.")] = False
+    address: Annotated[Text, Meta(description="Bucket of the view: `BUCKET--NAME`.")] | None = None
     hit_percent: (
         Annotated[
             int,
             Meta(
                 ge=0,
                 le=100,
-                description="Of the results asked for since the daemons began: those that were kept.",
+                description="Percentage of results served from cache since the daemons started.",
             ),
         ]
         | None
     ) = None
-    op_builds: Annotated[tuple[Build, ...], Meta(max_length=64, description="What it is made with.")] = ()
+    op_builds: Annotated[
+        tuple[Build, ...], Meta(max_length=64, description="Builds of the ops it uses.")
+    ] = ()
     conditions: Conditions = ()
 
 
 MeshView = Kind(
     "MeshView",
     "mv",
-    "A view of a bucket: objects made when they are read.",
+    "A view of a bucket: objects computed when they are read.",
     MeshViewSpec,
     MeshViewStatus,
     (
