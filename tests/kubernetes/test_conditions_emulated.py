@@ -45,8 +45,8 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     assert found is not None
     told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
     assert told["Available"] == (
-        "0 of 2 daemons are ready: mesh-s-0 CrashLoopBackOff: back-off 40s; it ended with 78: refuses to "
-        "start: the disk is empty; mesh-s-1 has no place: 0/6 nodes are available; to do: do what its last "
+        "0 of 2 daemons are ready: mesh-s-0 CrashLoopBackOff: back-off 40s; exited with 78: refuses to "
+        "start: the disk is empty; mesh-s-1 is unschedulable: 0/6 nodes are available; to do: do what its last "
         "words say; all of them: kubectl -n ns logs mesh-s-0 --previous; add a machine with the pool's "
         "labels and room, or make replicas of the pool smaller"
     )
@@ -54,7 +54,7 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     node = api.find("meshnodes", "mesh-s-1")
     assert node is not None
     assert node["status"]["conditions"][0]["message"] == (
-        "its pod has no place: 0/6 nodes are available; to do: add a machine with the pool's labels and "
+        "its pod is unschedulable: 0/6 nodes are available; to do: add a machine with the pool's labels and "
         "room, or make replicas of the pool smaller"
     )
 
@@ -81,7 +81,7 @@ def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start(
     change(world, nodePools=[on_claims("1Ti")[0] | {"replicas": 3}])
     asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert told(api, "Available")["message"] == (
-        '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 has no place: its '
+        '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 is unschedulable: its '
         "volume a-mesh-s-1: FailedBinding: no storage class is set; to do: make what it lacks; the pod then "
         "starts by itself; kubectl -n ns describe pvc; name a storage class that is there and has room, in "
         "volumeClaim.storageClass"

@@ -177,17 +177,17 @@ KEYS = waiting("CreateContainerConfigError", 'secret "mesh-root" not found')
 @pytest.mark.parametrize(
     ("state", "word", "said", "advice"),
     [
-        (PULL, "Image", "ImagePullBackOff: Back-off pulling", "put the image right"),
+        (PULL, "Image", "ImagePullBackOff: Back-off pulling", "correct the image"),
         (
             BACK_OFF | ended(78, "Error", "refuses to start: the disk is empty"),
             "Crash",
-            "it ended with 78: refuses to start: the disk is empty",
+            "exited with 78: refuses to start: the disk is empty",
             "do what its last words say; all of them: kubectl -n {namespace} logs mesh-s-0 --previous",
         ),
         (
             BACK_OFF | ended(137, "OOMKilled"),
             "OutOfMemory",
-            "it ended with 137 (OOMKilled)",
+            "exited with 137 (OOMKilled)",
             "raise limits.memory",
         ),
         (KEYS, "Reference", 'secret "mesh-root" not found', "make what it lacks"),
@@ -228,7 +228,7 @@ def test_a_volume_that_cannot_be_mounted(
 def test_a_pod_that_no_machine_takes(kubeconfig: Path, kube: Client, namespace: str) -> None:
     with staged(kubeconfig, kube, namespace, {"nodeSelector": {"pool": "none"}}) as scene:
         scene.pod()
-        judge(scene, "NoPlace", "has no place: ", "add a machine with the pool's labels and room")
+        judge(scene, "NoPlace", "is unschedulable: ", "add a machine with the pool's labels and room")
 
 
 def test_a_claim_that_stays_pending(

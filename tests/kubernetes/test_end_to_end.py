@@ -138,7 +138,7 @@ def test_a_wrong_image_is_told_and_put_right(scene: Scene, front: str) -> None:
         scene.until(lambda: scene.mesh()["status"].get("trouble") == "Image: mesh-s-0", "told")
         told = {each["type"]: each["message"] for each in scene.mesh()["status"]["conditions"]}
         assert 'mesh-s-0 ImagePullBackOff: Back-off pulling image "registry.example.com' in told["Available"]
-        assert "to do: put the image right" in told["Available"]
+        assert "to do: correct the image" in told["Available"]
         assert "mesh-s-1 is outdated; it waits" in told["Progressing"]
         assert _anew(scene, before) == {"mesh-s-0"}
         scene.change(image=right)

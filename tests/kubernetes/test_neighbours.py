@@ -68,7 +68,8 @@ def test_one_that_only_shares_a_disk_is_told_once_and_goes_on(
         told = condition(younger, "DisksApart")
         assert (told["status"], told["reason"]) == ("False", "Shared")
         assert (
-            "hostPath /stuck/deep of pool t is on machines of pool s of MeshCluster mesh" in told["message"]
+            "hostPath /stuck/deep of pool t is on the same machines as pool s of MeshCluster mesh"
+            in told["message"]
         )
         younger.run()
         assert sets(younger) == ["mesh-t"]

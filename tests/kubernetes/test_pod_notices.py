@@ -175,7 +175,7 @@ def test_a_line_break_in_an_annotation_ends_no_watch(kubeconfig: Path, kube: Cli
     async def first() -> str:
         api = await client(kubeconfig)
         try:
-            async for pod in Kube(api).watch("Pod", namespace, LABEL, 60):
+            async for _, pod in Kube(api).watch("Pod", namespace, 60, LABEL):
                 return str(pod["metadata"]["annotations"]["shardmesh.io/note"])
         finally:
             await api.close()

@@ -159,7 +159,7 @@ def test_less_is_injected_when_so_asked() -> None:
 
 def test_what_is_not_known_is_told_and_left_out() -> None:
     admitted = admit(pod("photos.phtos"), KNOWN, "t")
-    assert "there is no MeshDataset 'phtos' here" in admitted.warnings[0]
+    assert "no MeshDataset 'phtos' is available in this namespace" in admitted.warnings[0]
     assert patched(pod("photos.phtos"), admitted)["metadata"]["annotations"][DONE] == "photos"
     assert admit(pod("phtos"), KNOWN, "t").operations == ()
     assert admit({"metadata": {}, "spec": {}}, KNOWN, "t") == Admitted()

@@ -148,10 +148,10 @@ def job(phase: str, state: str = "running", **progress: Any) -> dict[str, Any]:
 
 def test_a_load_is_at_its_end_when_the_last_home_is_full() -> None:
     listing = sum_jobs([job("listing", outputs_total=3, bytes_total=30)])
-    assert outcome(listing) == ("Running", "Listing", "0 bytes are there; the source is still being listed")
+    assert outcome(listing) == ("Running", "Listing", "0 bytes loaded; the source is still being listed")
     half: dict[str, Any] = {"outputs": 4, "outputs_total": 8, "bytes": 40, "bytes_total": 80, "copies": 2}
     filling = sum_jobs([job("fetching", **half)])
-    assert outcome(filling)[2] == "40 of 80 bytes are there, on 2 daemons together"
+    assert outcome(filling)[2] == "40 of 80 bytes loaded, on 2 daemons in total"
     assert not sum_jobs([job("fetching", **half), job("", "queued")]).listed
     whole = half | {"outputs": 8, "bytes": 80}
     assert outcome(sum_jobs([job("checking", "done", **whole)]))[:2] == ("Succeeded", "Done")
@@ -163,7 +163,7 @@ def test_the_bandwidth_of_a_load_is_dealt_out_to_its_jobs() -> None:
     wanted = job_documents(load(paths=["x/", "y/"], bandwidth="1Mi"), "b", "")
     assert [each["rate"] for each in wanted] == [512 << 10] * 2
     assert "rate" not in job_documents(load(), "b", "")[0]
-    with pytest.raises(ResourceError, match="brings nothing"):
+    with pytest.raises(ResourceError, match="less than 1 byte per second"):
         job_documents(load(bandwidth="0"), "b", "")
     jobs = [job("fetching") | {"spec": each} for each in wanted]
     assert jobs_with_changed_rate(wanted, jobs) == []
@@ -285,7 +285,7 @@ def test_from_what_is_seen_to_a_plan() -> None:
     )
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
     assert (set(found.moving), found.current["ns/photos"]) == ({"ns/photos"}, ("m-0", "m-1"))
-    assert "goes when" in board.copy_locations("ns", "photos")[1].reason
+    assert "is removed once" in board.copy_locations("ns", "photos")[1].reason
     mesh_nodes[0]["spec"]["desiredState"] = "Cordoned"
     mesh_nodes[1]["status"]["state"] = "away"
     found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)

@@ -46,7 +46,7 @@ def waits(reason: str, **more: Any) -> dict[str, Any]:
                 "initContainerStatuses": [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}],
                 "containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
             },
-            "it ended with 137 (OOMKilled)",
+            "exited with 137 (OOMKilled)",
             "OutOfMemory",
         ),
         (
@@ -75,9 +75,11 @@ def test_who_starts_is_ready_or_goes_is_not_stuck() -> None:
 
 
 def test_a_column_names_the_most_frequent_and_advice_is_said_once() -> None:
-    found = stuck_pods([pod(0, "has no place: x"), pod(1, "ErrImagePull: y"), pod(2, "ImagePullBackOff: y")])
+    found = stuck_pods(
+        [pod(0, "is unschedulable: x"), pod(1, "ErrImagePull: y"), pod(2, "ImagePullBackOff: y")]
+    )
     assert brief_text(found) == "Image: mesh-s-1 and 2 more"
-    assert advice_text(found, "ns").count("put the image right") == 1
+    assert advice_text(found, "ns").count("correct the image") == 1
     assert "add a machine" in advice_text(found, "ns")
 
 
@@ -109,7 +111,7 @@ def test_events_wait_until_it_lasts_and_are_said_once() -> None:
     assert heard == [
         (
             "DaemonStuck",
-            "mesh-s-0 ImagePullBackOff: z; to do: put the image right, or name the registry's Secret in "
+            "mesh-s-0 ImagePullBackOff: z; to do: correct the image, or name the registry's Secret in "
             "imagePullSecrets",
             "u0/Image",
         )
@@ -128,7 +130,7 @@ def test_metrics_are_of_those_that_are_stuck_now() -> None:
 
     metrics.record_stuck("ns-stuck", "mesh", stuck_pods([pod(0, "ErrImagePull"), pod(1, "Evicted")]))
     assert there() == {("ns-stuck", "mesh", "mesh-s-0", "Image"), ("ns-stuck", "mesh", "mesh-s-1", "Evicted")}
-    metrics.record_stuck("ns-stuck", "mesh", stuck_pods([pod(0, "it ended with 1: x")]))
+    metrics.record_stuck("ns-stuck", "mesh", stuck_pods([pod(0, "exited with 1: x")]))
     assert there() == {("ns-stuck", "mesh", "mesh-s-0", "Crash")}
     metrics.forget_cluster("ns-stuck", "mesh")
     assert there() == set()

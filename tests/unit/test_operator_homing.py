@@ -31,7 +31,7 @@ def test_a_first_home_lets_go_what_lies_elsewhere() -> None:
 def test_a_copy_goes_when_the_other_is_there() -> None:
     begun = plan_migration(BucketState(("a",), ("b",), {"a": 100, "b": 0}, source=100))
     assert (begun.homes, begun.behind, begun.leaving, begun.load) == (("a", "b"), ("b",), ("a",), True)
-    assert describe_migration(("a",), begun) == "kept on b; a until all of it is there"
+    assert describe_migration(("a",), begun) == "kept on b; a until the others are complete"
     half = plan_migration(BucketState(begun.homes, ("b",), {"a": 100, "b": 50}, source=100))
     assert (half.homes, half.release) == (("a", "b"), ())
     over = plan_migration(BucketState(begun.homes, ("b",), {"a": 100, "b": 96}, source=100))

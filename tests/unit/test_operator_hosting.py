@@ -22,7 +22,7 @@ def _map() -> ClusterMap:
 
 
 def _labelled(known: ClusterMap | None) -> set[str]:
-    """While the pod of `m-s-0` is replaced, and has no place yet."""
+    """While the pod of `m-s-0` is replaced, and is unschedulable yet."""
     of = cluster()
     pods = (Pod("m-s-0", "s", "new", ready=False), Pod("m-s-1", "s", "new", ready=True, node="k1"))
     seen = ClusterState("m", of.spec, {"s": 2}, {"s": "new"}, {"s": 2}, pods, known)

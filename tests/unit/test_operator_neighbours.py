@@ -34,8 +34,11 @@ def found(
 def test_the_same_names_on_the_same_machines_are_certain(places: Any) -> None:
     ((certain, said),) = found(spec(disk="a"), spec(disk="a"), places)
     assert certain
-    assert "hostPath /mnt/a of pool s is on machines of pool s of MeshCluster mesh in namespace old" in said
-    assert "give it another hostPath, another nodeSelector, or the pool another name" in said
+    assert (
+        "hostPath /mnt/a of pool s is on the same machines as pool s of MeshCluster mesh in namespace old"
+        in said
+    )
+    assert "change hostPath or nodeSelector, or rename the pool" in said
     ((certain, _),) = found(spec(disk="a", kind="b"), spec(disk="a"), places)  # a part of theirs
     assert certain
 
@@ -62,7 +65,7 @@ def test_other_labels_of_the_same_machines_are_seen_where_nodes_may_be_read() ->
 def test_other_names_share_a_disk(path: str) -> None:
     ((certain, said),) = found(spec(path="/mnt/a"), spec(pool="t", path=path))
     assert not certain
-    assert "both count the same free room as theirs" in said
+    assert "both count the same free space" in said
 
 
 def test_other_paths_are_nothing() -> None:
@@ -73,4 +76,4 @@ def test_pods_of_one_name_in_one_namespace_are_certain_whatever_their_disks() ->
     cluster = Cluster("a-b", "old", "u", spec(pool="c", path="/mnt/x"), NODES)
     ((certain, said),) = shared_directories(cluster, OtherMesh("a", "old", spec(pool="b-c")))
     assert certain
-    assert "would have the very pods of pool b-c of MeshCluster a" in said
+    assert "would have the same pod names as pool b-c of MeshCluster a" in said

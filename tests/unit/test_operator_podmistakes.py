@@ -59,7 +59,7 @@ def dataset(
 def test_near_misses_of_our_keys_are_told_with_the_right_one(key: str, right: str) -> None:
     (found,) = find_misspellings(pod({key: "photos"}))
     assert found.reason == "KeyMisspelt"
-    assert found.message == f"the label {key} is not read: write the {right}; make the pod anew"
+    assert found.message == f"the label {key} has no effect: use the {right}; recreate the pod"
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ def test_what_the_webhook_wrote_is_no_mistake() -> None:
 
 def test_a_label_among_the_annotations_is_told() -> None:
     (found,) = find_misspellings(pod({}, {"shardmesh.io/dataset": "photos"}))
-    assert "the annotation shardmesh.io/dataset is not read: write the label" in found.message
+    assert "the annotation shardmesh.io/dataset has no effect: use the label" in found.message
 
 
 def test_an_annotation_without_the_label_is_told() -> None:
     (found,) = find_misspellings(pod({}, {"shardmesh.io/datasets": "photos,words"}))
     assert found.reason == "LabelMissing"
-    assert "add the label, be it empty" in found.message
+    assert "even if empty: add the label" in found.message
     assert datasets_not_injected(pod({}, {"shardmesh.io/datasets": "photos,words"})) == ()
 
 
 def test_values_that_nothing_reads_are_told() -> None:
     (found,) = find_misspellings(pod({}, {"shardmesh.io/require-local": "yes", "shardmesh.io/keys": "env"}))
     assert found.reason == "ValueUnknown"
-    assert "shardmesh.io/require-local takes true or false, not 'yes'" in found.message
-    assert "shardmesh.io/keys takes environment, not 'env'" in found.message
+    assert "shardmesh.io/require-local must be true or false, not 'yes'" in found.message
+    assert "shardmesh.io/keys must be environment, not 'env'" in found.message
 
 
 def why(asked: str, *datasets: Any, **shelf: Any) -> list[tuple[str, str]]:
@@ -115,7 +115,7 @@ def why(asked: str, *datasets: Any, **shelf: Any) -> list[tuple[str, str]]:
 def test_a_dataset_that_is_not_there_is_told_with_one_that_is() -> None:
     ((reason, message),) = why("photo", dataset("photos"), dataset("words"))
     assert reason == "DatasetUnknown"
-    assert "pods of namespace team may read no MeshDataset photo: is photos meant?" in message
+    assert "no MeshDataset photo is available to pods of namespace team: did you mean photos?" in message
     ((_, message),) = why("photo", dataset("words"))
     assert "kubectl -n team get meshdatasets" in message
 
@@ -138,7 +138,7 @@ def test_a_dataset_that_is_shared_is_there() -> None:
 def test_a_pod_that_the_webhook_never_saw_is_told() -> None:
     ((reason, message),) = why("photos.words", dataset("photos"), dataset("words"))
     assert reason == "NotAdmitted"
-    assert "the webhook did not answer when it was made; make the pod anew" in message
+    assert "the webhook did not answer when it was created; recreate the pod" in message
     assert "kubectl -n team delete pod train" in message
     assert (
         why("photos", dataset("photos"), admits=False) == []
@@ -147,13 +147,13 @@ def test_a_pod_that_the_webhook_never_saw_is_told() -> None:
 
 def test_a_dataset_that_came_after_its_pod_is_told() -> None:
     ((reason, message),) = why("photos", dataset("photos", created="2031-01-01T00:00:00Z"))
-    assert (reason, "photos came after it" in message) == ("NotAdmitted", True)
+    assert (reason, "photos was created after it" in message) == ("NotAdmitted", True)
 
 
 def test_a_dataset_whose_mesh_is_not_there_is_told() -> None:
     metadata = pod({"shardmesh.io/dataset": "photos"})
     (found,) = explain_missing(metadata, ("photos",), AvailableDatasets((dataset("photos"),), frozenset()))
-    assert (found.reason, "the MeshCluster mesh, which is not there" in found.message) == (
+    assert (found.reason, "the MeshCluster mesh, which does not exist" in found.message) == (
         "DatasetUnknown",
         True,
     )

@@ -83,7 +83,7 @@ def test_it_shrinks_when_the_map_proves_that_nodes_are_empty() -> None:
     draining = apply_map_change(apply_map_change(now.map, steps.changes[0]), steps.changes[1])
     steps = plan_rollout(replace(now, map=draining))
     assert (steps.scale, steps.changes) == ({"s": 5}, ())
-    assert steps.waiting[0].startswith("m-s-4 gives its data away")
+    assert steps.waiting[0].startswith("m-s-4 is drained")
     empty = all_settled(draining)
     steps = plan_rollout(replace(now, map=empty))
     assert (steps.scale, steps.changes) == ({"s": 3}, ()), "while they run they would come back"
@@ -100,7 +100,7 @@ def test_a_daemon_that_still_has_bytes_that_others_own_does_not_go() -> None:
     version = draining.nodes[2].turned
     now = sight(3, 2, map=moved, clear={"m-s-2": version - 1})
     assert plan_rollout(now).scale == {"s": 3}
-    assert plan_rollout(now).waiting == ("m-s-2 gives its data away: the pool becomes smaller",)
+    assert plan_rollout(now).waiting == ("m-s-2 is drained: the pool shrinks",)
     assert plan_rollout(replace(now, clear={"m-s-2": version})).scale == {"s": 2}
     dead = replace(pods(3)[2], ready=False)
     assert plan_rollout(replace(now, pods=(*pods(2), dead))).scale == {"s": 2}, "the map's word is enough"
@@ -126,7 +126,7 @@ def test_retained_disks_and_an_unknown_map() -> None:
     assert plan_rollout(sight(5, spec=spec(scaleDown="Retain"))).scale == {"s": 3}
     blind = plan_rollout(sight(5, map=None))
     assert blind.scale == {"s": 5}
-    assert "the cluster map is not known" in blind.waiting[0]
+    assert "the cluster map is unknown" in blind.waiting[0]
 
 
 def test_a_node_is_drained_for_people_and_for_cordoned_hosts_and_stays_afterwards() -> None:
@@ -145,7 +145,7 @@ def test_one_outdated_pod_at_a_time_and_only_of_a_settled_cluster() -> None:
     restarting = (replace(old[0], ready=False, template="new"), *old[1:])
     steps = plan_rollout(sight(pods=restarting))
     assert steps.delete == ()
-    assert "waits for 1 to be ready" in steps.waiting[0]
+    assert "waiting for 1 to be ready" in steps.waiting[0]
     assert plan_rollout(sight(pods=(pods(1)[0], *old[1:]))).delete == (("m-s-1", "it is outdated"),)
     away = mark_node_away(nodes(3), "m-s-2")
     steps = plan_rollout(sight(pods=old, map=away))
@@ -156,7 +156,7 @@ def test_one_outdated_pod_at_a_time_and_only_of_a_settled_cluster() -> None:
 def test_an_outdated_pod_that_does_not_work_blocks_nothing() -> None:
     stuck = Pod("m-s-1", "s", "old", ready=False, scheduled=False)
     steps = plan_rollout(sight(pods=(pods(1)[0], stuck, pods(3)[2])))
-    assert steps.delete == (("m-s-1", "it is outdated, and does not work"),)
+    assert steps.delete == (("m-s-1", "it is outdated and not working"),)
 
 
 def test_a_pod_that_never_had_a_place_holds_no_roll_out_up() -> None:
@@ -176,7 +176,7 @@ def test_a_pod_that_is_slow_to_answer_and_has_data_is_not_ended() -> None:
     assert plan_rollout(sight(pods=(slow, *pods(3)[1:]))).delete == ()
     gone = mark_node_away(nodes(3), "m-s-0")
     assert plan_rollout(sight(pods=(slow, *pods(3)[1:]), map=gone)).delete == (
-        ("m-s-0", "it is outdated, and does not work"),
+        ("m-s-0", "it is outdated and not working"),
     )
 
 
@@ -187,7 +187,10 @@ def test_pods_of_lost_hosts_are_ended_without_them() -> None:
     hosts = {"k0": True, "k1": True, "k2": False}
     away = mark_node_away(nodes(3), "m-s-2")
     waits = plan_rollout(sight(pods=(*pods(2), stuck), hosts=hosts, map=away))
-    assert (waits.force_delete, waits.waiting) == ((), ("m-s-2 cannot be ended: k2 is silent",))
+    assert (waits.force_delete, waits.waiting) == (
+        (),
+        ("m-s-2 cannot be stopped: Kubernetes node k2 is silent",),
+    )
     down = all_settled(mark_node_down(away, "m-s-2"))
     assert [
         name for name, _ in plan_rollout(sight(pods=(*pods(2), stuck), hosts=hosts, map=down)).force_delete
