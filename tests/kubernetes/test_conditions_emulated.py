@@ -46,16 +46,16 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
     assert told["Available"] == (
         "0 of 2 daemons are ready: mesh-s-0 CrashLoopBackOff: back-off 40s; exited with 78: refuses to "
-        "start: the disk is empty; mesh-s-1 is unschedulable: 0/6 nodes are available; to do: do what its last "
-        "words say; all of them: kubectl -n ns logs mesh-s-0 --previous; add a machine with the pool's "
-        "labels and room, or make replicas of the pool smaller"
+        "start: the disk is empty; mesh-s-1 is unschedulable: 0/6 nodes are available; to do: follow its "
+        "last log lines; for all of them: kubectl -n ns logs mesh-s-0 --previous; add a machine with the "
+        "pool's labels and enough resources, or lower the pool's replicas"
     )
-    assert told["Degraded"].startswith("mesh-s-0 away: its pod is looked at; after 900 s")
+    assert told["Degraded"].startswith("mesh-s-0 away: its pod is being restarted; after 900 s")
     node = api.find("meshnodes", "mesh-s-1")
     assert node is not None
     assert node["status"]["conditions"][0]["message"] == (
         "its pod is unschedulable: 0/6 nodes are available; to do: add a machine with the pool's labels and "
-        "room, or make replicas of the pool smaller"
+        "enough resources, or lower the pool's replicas"
     )
 
 
@@ -81,14 +81,14 @@ def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start(
     change(world, nodePools=[on_claims("1Ti")[0] | {"replicas": 3}])
     asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert told(api, "Available")["message"] == (
-        '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 is unschedulable: its '
-        "volume a-mesh-s-1: FailedBinding: no storage class is set; to do: make what it lacks; the pod then "
-        "starts by itself; kubectl -n ns describe pvc; name a storage class that is there and has room, in "
-        "volumeClaim.storageClass"
+        '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 is unschedulable: '
+        "its volume a-mesh-s-1: FailedBinding: no storage class is set; to do: create what is missing; the "
+        "pod then starts by itself; kubectl -n ns describe pvc; set volumeClaim.storageClass to a class that "
+        "exists and has space"
     )
     assert told(api, "Progressing")["status"] == "True"
     assert told(api, "Progressing")["message"] == (
-        "2 pods are there, 3 are wanted; pool s: FailedCreate: exceeded quota: q"
+        "2 of 3 pods exist; pool s: FailedCreate: exceeded quota: q"
     )
 
 
@@ -109,13 +109,13 @@ def test_a_secret_that_is_missing_is_said_before_anything_is_made_or_replaced() 
     change(world, auth={"rootSecretRef": {"name": "keys"}}, s3={"tls": {"secretRef": {"name": "tls"}}})
     before, loop = {name: pod["metadata"]["uid"] for name, pod in world.pods().items()}, Operator(api).loop
     steps: list[tuple[str, str, list[str]]] = [
-        ("auth.rootSecretRef names the Secret keys, which is not there; make it in the", "keys", []),
+        ("auth.rootSecretRef: Secret keys does not exist; create it in the", "keys", []),
         (
-            "auth.rootSecretRef names the Secret keys, which has no AWS_ACCESS_KEY_ID and no",
+            "auth.rootSecretRef: Secret keys has no AWS_ACCESS_KEY_ID and no",
             "keys",
             ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
         ),
-        ("s3.tls.secretRef names the Secret tls, which is not there", "tls", ["tls.crt", "tls.key"]),
+        ("s3.tls.secretRef: Secret tls does not exist", "tls", ["tls.crt", "tls.key"]),
     ]
     for said, name, keys in steps:
         assert asyncio.run(loop.reconcile(NAMESPACE, NAME))
@@ -174,5 +174,5 @@ def test_a_roll_out_that_is_paused_says_so() -> None:
     (told,) = (each for each in found["status"]["conditions"] if each["type"] == "Progressing")
     assert (told["status"], told["message"]) == (
         "True",
-        "2 pods are outdated, and stay so: update.paused is set",
+        "2 pods are outdated and not replaced: update.paused is set",
     )

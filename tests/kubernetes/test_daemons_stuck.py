@@ -182,7 +182,7 @@ KEYS = waiting("CreateContainerConfigError", 'secret "mesh-root" not found')
             BACK_OFF | ended(78, "Error", "refuses to start: the disk is empty"),
             "Crash",
             "exited with 78: refuses to start: the disk is empty",
-            "do what its last words say; all of them: kubectl -n {namespace} logs mesh-s-0 --previous",
+            "follow its last log lines; for all of them: kubectl -n {namespace} logs mesh-s-0 --previous",
         ),
         (
             BACK_OFF | ended(137, "OOMKilled"),
@@ -254,4 +254,4 @@ def test_a_secret_that_the_spec_names_is_in_the_column(
         status = scene.status()
         assert status["trouble"] == "SecretMissing"
         (told,) = (each["message"] for each in status["conditions"] if each["type"] == "Progressing")
-        assert f"the Secret keys, which is not there; make it in the namespace {namespace}" in told
+        assert f"Secret keys does not exist; create it in the namespace {namespace}" in told

@@ -73,10 +73,10 @@ def test_what_a_volume_is_refused_is_said_and_holds_nothing_else_up() -> None:
 @pytest.mark.parametrize(
     ("tiers", "why"),
     [
-        (on_claims("500Gi")[0]["tiers"], "do not become smaller"),
+        (on_claims("500Gi")[0]["tiers"], "cannot shrink to"),
         (
             [*on_claims("1Ti")[0]["tiers"], {"name": "b", "class": "hdd", "volumeClaim": {"size": "1Ti"}}],
-            "pods do not take up further volumes",
+            "a running pod gets no further volumes",
         ),
     ],
 )
@@ -89,5 +89,5 @@ def test_volumes_that_cannot_be_are_refused_with_what_to_do(tiers: list[Any], wh
     found = told(api, "Progressing")
     assert found["reason"] == "SpecRefused"
     assert why in found["message"]
-    assert "take this one out of the spec" in found["message"]
+    assert "remove this one from the spec" in found["message"]
     assert set(claims(world).values()) == {"1Ti"}
