@@ -31,7 +31,7 @@ from meshoperator.controllers.usage_status import UsageUpdater
 from meshoperator.controllers.view_controller import ViewController
 from meshoperator.controllers.work_queue import WorkQueue
 from meshoperator.daemon_client import DaemonClient, DaemonError, UnreachableError
-from meshoperator.kube.client import Kube, is_missing
+from meshoperator.kube.client import Kube, is_expired, is_missing
 from meshoperator.kube.event_recorder import EventRecorder
 from meshoperator.kube.leader_election import LeaderElection
 from meshoperator.planners.admission import LABEL
@@ -335,7 +335,8 @@ async def watch(
                     _log.error("the API server does not serve %s; install its CRD: %s", kind, _INSTALL)
                 served = False
             else:
-                _log.warning("the watch of %s failed and restarts: %s", kind, error)
+                level = logging.DEBUG if is_expired(error) else logging.WARNING
+                _log.log(level, "the watch of %s failed and restarts: %s", kind, error)
         await asyncio.sleep(pause if served else retry)
 
 

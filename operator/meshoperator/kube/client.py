@@ -227,14 +227,13 @@ class Kube:
         in all namespaces unless one is given; `label` restricts it to objects that have the label. Reconnects
         every `seconds` where the last watch ended. Raises ApiError, httpx2.HTTPError; the caller then
         starts over, and sees every object again."""
-        # from version 0, the server's cache: it sends every object, and then bookmarks
-        asked = {"resourceVersion": "0", "timeoutSeconds": str(seconds), "allowWatchBookmarks": "true"}
+        # no bookmarks: an API server without a watch cache rejects a watch that asks for them
+        asked = {"timeoutSeconds": str(seconds)}
         asked |= {"labelSelector": label} if label else {}
         while True:
             async for what, each in self._changes(kind, namespace, asked, "application/json"):
                 asked["resourceVersion"] = each["metadata"]["resourceVersion"]
-                if what != "BOOKMARK":  # a bookmark only moves the version on, so that it does not expire
-                    yield what, each
+                yield what, each
             await asyncio.sleep(_RECONNECT)
 
     async def watch_metadata(
@@ -373,6 +372,11 @@ def is_missing(error: BaseException) -> bool:
     if isinstance(error, ApiError):
         return bool(error.status.code == 404)
     return isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
+
+
+def is_expired(error: BaseException) -> bool:
+    """Return whether the version that a watch continued from is too old (410), as after a quiet time."""
+    return isinstance(error, ApiError) and bool(error.status.code == 410)
 
 
 def _none_if_missing(error: ApiError | httpx2.HTTPStatusError) -> None:
