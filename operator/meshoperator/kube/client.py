@@ -227,8 +227,9 @@ class Kube:
         in all namespaces unless one is given; `label` restricts it to objects that have the label. Reconnects
         every `seconds` where the last watch ended. Raises ApiError, httpx2.HTTPError; the caller then
         starts over, and sees every object again."""
-        # no bookmarks: an API server without a watch cache rejects a watch that asks for them
-        asked = {"timeoutSeconds": str(seconds)}
+        # From "0" the server's cache sends every object. No version, or bookmarks, would make the server wait
+        # for etcd's newest version, which it cannot know where etcd reports no progress.
+        asked = {"resourceVersion": "0", "timeoutSeconds": str(seconds)}
         asked |= {"labelSelector": label} if label else {}
         while True:
             async for what, each in self._changes(kind, namespace, asked, "application/json"):
