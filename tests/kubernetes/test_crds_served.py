@@ -78,8 +78,8 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
         [{"name": "m", "class": "mem", "quota": "1Gi"}],
         "a tier that is not mem",
     ),
-    ("MeshCluster", (*_POOL, "roles"), ["compute"], "somebody must own the data"),
-    ("MeshCluster", (*_POOL, "replicas"), 0, "nobody would own the data"),
+    ("MeshCluster", (*_POOL, "roles"), ["compute"], "to own the data"),
+    ("MeshCluster", (*_POOL, "replicas"), 0, "no daemon would own the data"),
     ("MeshCluster", (*_POOL, "replicas"), 4097, "less than or equal to 4096"),
     ("MeshCluster", (*_TIER, "hostPath"), None, "either hostPath or volumeClaim"),
     ("MeshCluster", (*_TIER, "volumeClaim"), {"size": "1Gi"}, "either hostPath or volumeClaim"),
@@ -90,16 +90,16 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshNode", ("spec", "desiredState"), "Gone", "Unsupported value"),
     ("MeshDataset", ("metadata", "name"), "d" * 51, "at most 50 characters"),
     ("MeshDataset", ("spec", "placement", "full"), True, "either copies or full"),
-    ("MeshDataset", ("spec", "placement", "nearPods"), "Off", "means nothing with nearPods: Off"),
-    ("MeshDataset", ("spec", "placement", "pin"), True, "drop pin or retention.idleSeconds"),
+    ("MeshDataset", ("spec", "placement", "nearPods"), "Off", "has no effect with nearPods: Off"),
+    ("MeshDataset", ("spec", "placement", "pin"), True, "remove pin or retention.idleSeconds"),
     ("MeshDataset", ("spec", "source", "uri"), "ftp://host/x", "should match"),
-    ("MeshDataset", ("spec", "source", "uri"), "file:///data", "takes no secretRef"),
+    ("MeshDataset", ("spec", "source", "uri"), "file:///data", "needs no secretRef"),
     ("MeshLoad", ("spec", "manifest"), "list.txt", "either paths or manifest"),
     ("MeshLoad", ("spec", "schedule"), None, "policy Cron needs a schedule"),
     ("MeshLoad", ("spec", "policy"), "Once", "policy Cron needs a schedule"),
     ("MeshLoad", ("spec", "schedule"), "every day", "should match"),
     ("MeshView", ("spec", "ops"), [], "kind transform needs ops"),
-    ("MeshView", ("spec", "kind"), "shards", "ops are of kind transform"),
+    ("MeshView", ("spec", "kind"), "shards", "ops belong to kind transform"),
 ]
 
 
@@ -138,7 +138,7 @@ def test_a_decommissioned_node_does_not_come_back(kube: Client, namespace: str) 
     gone = changed(example("MeshNode"), ("spec", "desiredState"), "Decommissioned")
     create(kube, namespace, gone)
     active = changed(gone, ("spec", "desiredState"), "Active")
-    _patch_is_refused(kube, namespace, active, "does not come back")
+    _patch_is_refused(kube, namespace, active, "cannot be reactivated")
 
 
 def test_what_may_change_changes(kube: Client, namespace: str) -> None:

@@ -200,7 +200,7 @@ def test_what_is_made_with_its_load_is_loaded_where_it_is_to_stay() -> None:
     asyncio.run(pass_over("MeshDataset", "MeshLoad"))
     assert scene.daemons.state.jobs == {}
     assert scene.status("MeshLoad", "all")["phase"] == "Waiting"
-    assert "no plan says yet" in scene.status("MeshLoad", "all")["conditions"][0]["message"]
+    assert "has no planned homes yet" in scene.status("MeshLoad", "all")["conditions"][0]["message"]
     asyncio.run(operator.placement.plan_and_label())
     for _ in range(3):
         asyncio.run(pass_over("MeshDataset", "MeshLoad"))

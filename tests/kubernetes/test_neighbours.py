@@ -49,7 +49,7 @@ def test_the_younger_of_two_that_would_have_one_directory_is_refused_until_the_o
         told = condition(younger, "Progressing")
         assert (told["status"], told["reason"]) == ("False", "DisksTaken")
         assert f"pool s of MeshCluster mesh in namespace {namespace}" in told["message"]
-        assert "give it another hostPath" in told["message"]
+        assert "change hostPath" in told["message"]
         assert younger.status()["trouble"] == "DisksTaken"
         assert (sets(older), sets(younger)) == (["mesh-s"], [])
         assert condition(older, "DisksApart")["status"] == "True"

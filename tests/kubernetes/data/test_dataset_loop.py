@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_source_is_told(operator: Operator) -> None:
     operator.delete("MeshDataset", "orphan")
     operator.look("MeshDataset", "orphan")
     assert operator.ear.heard[-1][0] == "Deleted"
-    assert "there is no MeshCluster 'other'" in operator.ear.heard[-1][1]
+    assert "MeshCluster 'other' does not exist" in operator.ear.heard[-1][1]
     assert operator.gone("MeshDataset", "orphan")
 
 
@@ -115,7 +115,7 @@ def test_what_is_deleted_waits_for_daemons_that_do_not_answer_and_for_no_mesh_th
     for kind, name in every:
         operator.delete(kind, name)
         assert operator.look(kind, name) == 5.0
-        assert "root's keys is not there yet" in condition(operator.status(kind, name), "Deleted")[2]
+        assert "root's keys does not exist yet" in condition(operator.status(kind, name), "Deleted")[2]
     assert not kube.get(Secret, "mesh-origins", namespace=namespace).data
     kube.delete(resource(BY_NAME["MeshCluster"]), "mesh", namespace=namespace)
     for kind, name in every:

@@ -32,7 +32,7 @@ def test_loads_run_in_order_pause_evict_and_go_by_themselves(operator: Operator)
     assert operator.status("MeshLoad", "second")["phase"] == "Suspended"
     operator.change("MeshLoad", "second", {"spec": {"suspend": False}})
     operator.look("MeshLoad", "second")
-    assert condition(operator.status("MeshLoad", "second"), "Complete")[2] == "runAfter: 'first' is not there"
+    assert condition(operator.status("MeshLoad", "second"), "Complete")[2] == "runAfter: 'first' is missing"
     first = operator.until("MeshLoad", "first", lambda found: found["phase"] == "Succeeded")
     assert (first["objectsDone"], first["bytesDone"], first["bytesTotal"]) == (4, 4 * PHOTO, 4 * PHOTO)
     operator.until("MeshLoad", "second", lambda found: found["phase"] == "Succeeded")

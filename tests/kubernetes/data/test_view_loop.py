@@ -54,7 +54,7 @@ def test_the_module_of_a_view_is_pushed(operator: Operator) -> None:
     spec = view(name, 64) | {"module": {"configMapRef": {"name": "ops"}, "name": "mine"}}
     operator.make("MeshView", "own", spec)
     operator.look("MeshView", "own")
-    assert "ConfigMap 'ops' is not there" in condition(operator.status("MeshView", "own"), "Ready")[2]
+    assert "ConfigMap 'ops' does not exist" in condition(operator.status("MeshView", "own"), "Ready")[2]
     metadata = ObjectMeta(name="ops", namespace=operator.namespace)
     operator.kube.create(ConfigMap(metadata=metadata, data={"mine.py": source}))
     operator.look("MeshView", "own")
