@@ -188,9 +188,9 @@ KEYS = waiting("CreateContainerConfigError", 'secret "mesh-root" not found')
             BACK_OFF | ended(137, "OOMKilled"),
             "OutOfMemory",
             "exited with 137 (OOMKilled)",
-            "raise limits.memory",
+            "raise resources.limits.memory",
         ),
-        (KEYS, "Reference", 'secret "mesh-root" not found', "make what it lacks"),
+        (KEYS, "Reference", 'secret "mesh-root" not found', "create what is missing"),
     ],
     ids=["image", "crash", "memory", "key"],
 )
@@ -222,13 +222,18 @@ def test_a_volume_that_cannot_be_mounted(
     with staged(kubeconfig, kube, namespace, host) as scene:
         until(lambda: scene.pod()["spec"].get("nodeName"))
         scene.event("FailedMount", 'MountVolume.SetUp failed: configmap "mesh-settings" not found')
-        judge(scene, "Reference", 'configmap "mesh-settings" not found', "make what it lacks")
+        judge(scene, "Reference", 'configmap "mesh-settings" not found', "create what is missing")
 
 
 def test_a_pod_that_no_machine_takes(kubeconfig: Path, kube: Client, namespace: str) -> None:
     with staged(kubeconfig, kube, namespace, {"nodeSelector": {"pool": "none"}}) as scene:
         scene.pod()
-        judge(scene, "NoPlace", "is unschedulable: ", "add a machine with the pool's labels and room")
+        judge(
+            scene,
+            "NoPlace",
+            "is unschedulable: ",
+            "add a machine with the pool's labels and enough resources",
+        )
 
 
 def test_a_claim_that_stays_pending(
