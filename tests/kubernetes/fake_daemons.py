@@ -54,19 +54,19 @@ class FakeDaemons:
 
     async def aclose(self) -> None: ...
 
-    async def of(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
+    async def locate_mesh(self, namespace: str, name: str) -> tuple[Cluster, MeshAccess]:
         found = self.world.api.find("meshclusters", NAME)
         assert found is not None
         spec = parse(MeshClusterSpec, found["spec"])
         return Cluster(name, namespace, found["metadata"]["uid"], spec), MeshAccess("mesh", "", "")
 
-    async def nodes(self, access: MeshAccess) -> list[MeshAccess]:
+    async def access_daemons(self, access: MeshAccess) -> list[MeshAccess]:
         return [MeshAccess(name, "", "") for name in self.answering()]
 
-    async def metrics(self, access: MeshAccess) -> str:
+    async def read_metrics(self, access: MeshAccess) -> str:
         return ""
 
-    async def ask(self, access: MeshAccess, method: str, target: str, document: Any = None) -> Any:
+    async def request_json(self, access: MeshAccess, method: str, target: str, document: Any = None) -> Any:
         """Raises DaemonError."""
         before = copy.deepcopy(self.state)
         document = json.loads(json.dumps(document)) if document is not None else None

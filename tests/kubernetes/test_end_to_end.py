@@ -139,7 +139,7 @@ def test_a_wrong_image_is_told_and_put_right(scene: Scene, front: str) -> None:
         told = {each["type"]: each["message"] for each in scene.mesh()["status"]["conditions"]}
         assert 'mesh-s-0 ImagePullBackOff: Back-off pulling image "registry.example.com' in told["Available"]
         assert "to do: correct the image" in told["Available"]
-        assert "mesh-s-1 is outdated; it waits" in told["Progressing"]
+        assert "mesh-s-1 is outdated; waiting" in told["Progressing"]
         assert _anew(scene, before) == {"mesh-s-0"}
         scene.change(image=right)
         scene.settled(3)

@@ -40,7 +40,7 @@ def test_a_finalizer_waits_says_for_what_and_gives_up() -> None:
     assert found is not None
     assert found["status"]["phase"] == "Deleting"
     told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
-    assert told["Progressing"] == "waits for mesh-s-0, mesh-s-1 to end"
+    assert told["Progressing"] == "waiting for mesh-s-0, mesh-s-1 to end"
     found["metadata"]["deletionTimestamp"] = "2029-12-31T23:00:00Z"
     assert asyncio.run(loop.reconcile(NAMESPACE, NAME)) is None
     assert api.of("meshclusters") == []
