@@ -69,9 +69,9 @@ def test_it_ends_by_itself_whatever_the_api_server_does(
             assert operator.wait(30) == 0
         finally:
             operator.kill()
-            operator.wait()
+            operator.wait(30)
             server.shutdown(socket.SHUT_RDWR)
-            thread.join()
+            thread.join(30)
             for each in accepted:
                 each.close()
 
