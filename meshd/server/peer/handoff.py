@@ -75,14 +75,12 @@ class _HandoffHandler:
         client = self._door.client()
         try:
             await client.notify(HAND_OFF, HandedConnection(_head(request) + body), [fd])
+            transport.abort()  # at once, or it reads what the other process should; the fd there stays
         except MeshdError as error:
-            raise S3Error(
-                "ServiceUnavailable", f"The rebalance process of this node cannot be reached: {error}"
-            ) from error
+            raise S3Error("ServiceUnavailable", f"The connection cannot be handed off: {error}") from error
         finally:
             await client.aclose()
             os.close(fd)
-        transport.abort()  # closes this process's descriptor, and nothing else
         return StreamedReply(200, keep_alive=False)
 
 
