@@ -1,0 +1,150 @@
+"""Syncs in the rebalance process, over its socket: statistics, errors, and a process that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from meshd.cluster.rebalance.anti_entropy import SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.sync_plan import full_scope
+from meshd.cluster.rebalance.worker import (
+    ERRORS,
+    SYNC,
+    LocalWorker,
+    RebalanceWorkerError,
+    WorkerProcessClient,
+    WorkerSocket,
+)
+from meshd.rpc.process_server import ProcessServer
+from meshd.rpc.unix_messages import listen
+from meshd.store.errors import DiskFullError, ExtentGoneError, StoreError
+from meshwire.cluster import ClusterMap, Node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from meshd.cluster.rebalance.sync_plan import Scope
+
+MAP = ClusterMap(7, (Node("n1", "http://127.0.0.1:1"), Node("n2", "http://127.0.0.1:2")), slots=64)
+SCOPE = full_scope(MAP, (2,))
+
+
+class Worker(LocalWorker):
+    """Counts 30 names in three steps; then fails as the holder's name says."""
+
+    def __init__(self) -> None:
+        self._mesh = cast("Any", SimpleNamespace(current_map=lambda: MAP))
+        self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
+        assert (cluster, scope) == (MAP, SCOPE)
+        self.begun.set()
+        for _ in range(3):
+            tally.names += 10
+            await asyncio.sleep(0.15)
+        if holder == "slow":
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.cancelled.set()
+        error = {
+            "lost": SyncPeerLostError("gone"),
+            "full": DiskFullError("full"),
+            "store": ExtentGoneError("moved"),
+            "odd": ZeroDivisionError("secret"),
+        }.get(holder)
+        if error is not None:
+            raise error
+
+
+@asynccontextmanager
+async def served(path: Path) -> AsyncIterator[Worker]:
+    worker, server = Worker(), ProcessServer(ERRORS)
+    server.register(SYNC, worker.serve_sync)
+    with listen(path) as listener:
+        serving = asyncio.create_task(server.serve_forever(listener))
+        try:
+            yield worker
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+def test_statistics_grow_while_it_goes_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        seen: list[int] = []
+        tally = SyncStats(names=5)
+
+        async def told() -> None:
+            seen.append(tally.names)
+
+        async with served(tmp_path / "s.sock"):
+            client = WorkerProcessClient(WorkerSocket(tmp_path / "s.sock"), told)
+            await client.sync_with(MAP, "n2", SCOPE, tally)
+        assert tally.names == 35
+        assert seen[-1] == 35
+        assert len(seen) > 2
+        assert seen == sorted(seen)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("holder", "kind", "text"),
+    [
+        ("lost", SyncPeerLostError, "gone"),
+        ("full", DiskFullError, "full"),
+        ("store", StoreError, "moved"),
+        ("odd", RebalanceWorkerError, "log says why"),
+    ],
+)
+def test_errors_come_through_and_what_was_done_counts(
+    tmp_path: Path, holder: str, kind: type[Exception], text: str
+) -> None:
+    async def run() -> None:
+        tally = SyncStats()
+        async with served(tmp_path / "s.sock"):
+            client = WorkerProcessClient(WorkerSocket(tmp_path / "s.sock"), nothing)
+            with pytest.raises(kind, match=text) as caught:
+                await client.sync_with(MAP, holder, SCOPE, tally)
+        assert type(caught.value) is kind
+        assert tally.names == 30
+
+    asyncio.run(run())
+
+
+async def nothing() -> None:
+    pass
+
+
+def test_a_process_that_ends_or_is_not_there(tmp_path: Path) -> None:
+    async def run() -> None:
+        client = WorkerProcessClient(WorkerSocket(tmp_path / "s.sock"), nothing)
+        with pytest.raises(RebalanceWorkerError, match="not available"):
+            await client.sync_with(MAP, "n2", SCOPE, SyncStats())
+        async with served(tmp_path / "s.sock") as worker:
+            syncing = asyncio.create_task(client.sync_with(MAP, "slow", SCOPE, SyncStats()))
+            await worker.begun.wait()
+        with pytest.raises(RebalanceWorkerError, match="not available"):
+            await syncing
+
+    asyncio.run(run())
+
+
+def test_a_sync_that_is_cancelled_stops_in_the_process(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path / "s.sock") as worker:
+            client = WorkerProcessClient(WorkerSocket(tmp_path / "s.sock"), nothing)
+            syncing = asyncio.create_task(client.sync_with(MAP, "slow", SCOPE, SyncStats()))
+            await worker.begun.wait()
+            await asyncio.sleep(0.6)
+            syncing.cancel()
+            async with asyncio.timeout(20):
+                await worker.cancelled.wait()
+
+    asyncio.run(run())
