@@ -201,9 +201,9 @@ def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCap
 
     with caplog.at_level(logging.INFO, "meshd.cluster.replication.replicator"):
         among(2, test)
-    told = [each.getMessage() for each in caplog.records if "did not take a write" in each.getMessage()]
+    told = [each.getMessage() for each in caplog.records if "sending a write to node" in each.getMessage()]
     assert len(told) == 1
-    assert ", and is told again (silent): " in told[0]
+    assert "failed and will be retried (silent): " in told[0]
 
 
 def test_whoever_goes_by_an_older_map_is_refused() -> None:
