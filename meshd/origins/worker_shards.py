@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from meshd.errors import MeshdError
 from meshd.origins.cache.in_flight import InFlightPiece
 from meshd.origins.client import origin_api
 from meshd.origins.client.origin_api import (
@@ -27,16 +26,16 @@ from meshd.rpc.process_rpc import ErrorTypes, ErrorValue, Method, StreamMethod
 from meshd.rpc.process_server import ProcessServer
 from meshd.rpc.unix_messages import listen
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from meshd.control.buckets import Bucket
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.origins.cache.fetcher import Fetcher
     from meshd.origins.write_back import OriginWriter
+    from meshd.rpc.process_client import Answer
     from meshd.rpc.process_server import ServerCall
 
 
@@ -199,7 +198,6 @@ class FetchWorkerClient:
 
     def __init__(self, path: Path) -> None:
         self._client = ProcessClient(path, ERRORS, reconnect=_RECONNECT)
-        self._tasks = BackgroundTasks("fetch-worker")
 
     def __repr__(self) -> str:
         return f"<FetchWorkerClient of {self._client!r}>"
@@ -215,36 +213,28 @@ class FetchWorkerClient:
             if not began.done():
                 began.set_result(None)
 
-        def on_end(_: asyncio.Task[None]) -> None:
-            if not flight.done:
-                flight.fail(ERRORS.lost(""))
+        def on_answer(answer: asyncio.Future[Answer[FetchUpdate]]) -> None:
+            if began.cancelled():
+                return  # the caller has given up; what came is closed
+            error = ERRORS.lost("") if answer.cancelled() else answer.exception()
+            if isinstance(error, Exception):
+                flight.fail(error)
+            else:
+                on_update(answer.result().message, answer.result().take_fds())
+                flight.finish()
             if not began.done():
                 began.set_result(None)
 
         request = FetchRequest(bucket.name, key, number, etag)
-        fetching = self._tasks.spawn(self._fetch(request, flight, on_update), "fetch")
-        fetching.add_done_callback(on_end)
+        call = await self._client.start(FETCH, request, on_update=on_update)
+        call.answer.add_done_callback(on_answer)
         try:
             await began
         except BaseException:
-            fetching.cancel()
+            self._client.cancel(call)
             flight.release()
             raise
         return flight
-
-    async def _fetch(
-        self,
-        request: FetchRequest,
-        flight: InFlightPiece,
-        on_update: Callable[[FetchUpdate, list[int]], None],
-    ) -> None:
-        try:
-            answer = await self._client.stream(FETCH, request, on_update)
-        except MeshdError as error:
-            flight.fail(error)
-            return
-        on_update(answer.message, answer.fds)
-        flight.finish()
 
     async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts:
         return await self._client.call(CHECK, KeyRequest(bucket.name, key))
@@ -263,7 +253,6 @@ class FetchWorkerClient:
 
     async def aclose(self) -> None:
         await self._client.aclose()
-        await self._tasks.aclose()
 
 
 async def serve_fetches(path: Path, doer: FetchWorker, shelf: CacheStore) -> None:

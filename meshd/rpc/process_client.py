@@ -64,19 +64,25 @@ class Answer(Generic[R]):
     fds: list[int]
     release: Callable[[], None]
 
+    def take_fds(self) -> list[int]:
+        """The descriptors, which `close` does not close any more."""
+        fds, self.fds = self.fds, []
+        return fds
+
     def close(self) -> None:
         """Close the descriptors and release: the answer is not wanted."""
-        close_all(self.fds)
-        self.fds = []
+        close_all(self.take_fds())
         self.release()
 
 
 @dataclass(slots=True, eq=False)
-class _PendingCall:
+class PendingCall(Generic[R]):
+    """A call under way; `cancel` it through the client when nobody waits for its answer any more."""
+
     number: int
-    method: Method[Any, Any]
+    method: Method[Any, R]
     on_update: Callable[[Any, list[int]], None] | None
-    answer: asyncio.Future[Answer[Any]] = field(
+    answer: asyncio.Future[Answer[R]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -99,7 +105,7 @@ class ProcessClient:
         self._connecting = asyncio.Lock()
         self._slots = asyncio.Semaphore(max_calls)
         self._numbers = itertools.count(NOTIFICATION + 1)
-        self._calls: dict[int, _PendingCall] = {}
+        self._calls: dict[int, PendingCall[Any]] = {}
         self._lost = asyncio.Event()
         self._tasks = BackgroundTasks(f"rpc-{path.stem}")
 
@@ -129,13 +135,29 @@ class ProcessClient:
         return await self._finish(await self._begin(method, request, fds, on_update))
 
     async def start(
-        self, method: Method[Q, R], request: Q, fds: Sequence[int] = ()
-    ) -> asyncio.Future[Answer[R]]:
-        """Send a request on the present connection; the future of its answer. For calls that are sent ahead
-        and depend on earlier ones. Raises `lost` of the error types when there is no connection."""
-        if self._stream is None:
+        self,
+        method: Method[Q, R],
+        request: Q,
+        fds: Sequence[int] = (),
+        on_update: Callable[[Any, list[int]], None] | None = None,
+        *,
+        connect: bool = True,
+    ) -> PendingCall[R]:
+        """Send a request and return the call under way. `connect=False` is for a request that depends on
+        earlier ones: it raises `lost` of the error types when there is no connection."""
+        if not connect and self._stream is None:
             raise self._errors.lost(f"there is no connection to {self._path.name}")
-        return (await self._begin(method, request, fds, stream=self._stream)).answer
+        return await self._begin(method, request, fds, on_update, None if connect else self._stream)
+
+    def cancel(self, call: PendingCall[Any]) -> None:
+        """Cancel a call and its handler, or release its answer."""
+        answer = call.answer
+        if not answer.done():
+            answer.cancel()
+        if self._forget(call.number) is not None:
+            self._release(self._stream, call.number)
+        elif not answer.cancelled() and answer.exception() is None:
+            answer.result().close()
 
     async def notify(self, method: Method[Q, None], request: Q, fds: Sequence[int] = ()) -> None:
         """Send what nobody answers. Raises `lost` of the error types when it cannot be sent."""
@@ -180,15 +202,15 @@ class ProcessClient:
         fds: Sequence[int],
         on_update: Callable[[Any, list[int]], None] | None = None,
         stream: MessageStream | None = None,
-    ) -> _PendingCall:
+    ) -> PendingCall[R]:
         await self._slots.acquire()
-        call = _PendingCall(next(self._numbers), method, on_update)
+        call: PendingCall[R] = PendingCall(next(self._numbers), method, on_update)
         self._calls[call.number] = call
         try:
             stream = stream or await self._connected()
             await self._send(stream, (call.number, method.name, request), fds)
         except BaseException:
-            self._abandon(call)
+            self.cancel(call)
             raise
         return call
 
@@ -198,24 +220,14 @@ class ProcessClient:
         except StreamClosedError as error:
             raise self._errors.lost(f"the process behind {self._path.name} ended") from error
 
-    async def _finish(self, call: _PendingCall) -> Answer[Any]:
+    async def _finish(self, call: PendingCall[R]) -> Answer[R]:
         try:
             return await call.answer
         except asyncio.CancelledError:
-            self._abandon(call)
+            self.cancel(call)
             raise
 
-    def _abandon(self, call: _PendingCall) -> None:
-        """Nobody waits for this call any more: cancel it there, or let go of its answer."""
-        answer = call.answer
-        if not answer.done():
-            answer.cancel()
-        if self._forget(call.number) is not None:
-            self._release(self._stream, call.number)
-        elif not answer.cancelled() and answer.exception() is None:
-            answer.result().close()
-
-    def _forget(self, number: int) -> _PendingCall | None:
+    def _forget(self, number: int) -> PendingCall[Any] | None:
         call = self._calls.pop(number, None)
         if call is not None:
             self._slots.release()
@@ -245,7 +257,7 @@ class ProcessClient:
         call = self._calls.get(response.number) if is_update else self._forget(response.number)
         if call is None or call.answer.done():
             close_all(fds)  # it was cancelled
-            if call is not None and not is_update:  # in this turn of the loop: `_abandon` finds it forgotten
+            if call is not None and not is_update:  # in this turn of the loop: `cancel` finds it forgotten
                 self._release(stream, response.number)
         elif is_update:
             assert isinstance(call.method, StreamMethod)

@@ -126,10 +126,11 @@ class WorkerClient:
             request = item.to_request(self._number, with_text=program not in texts)
             texts.add(program)
             try:
-                answer = await client.start(RENDER, request, (item.call.frame_fd, self._progress))
+                fds = (item.call.frame_fd, self._progress)
+                call = await client.start(RENDER, request, fds, connect=False)
             except ProcessLostError:
                 return  # what was still answered is taken before the loss is noticed
-            answer.add_done_callback(self._on_answer)
+            call.answer.add_done_callback(self._on_answer)
 
     def _on_answer(self, answer: asyncio.Future[Answer[RenderReply]]) -> None:
         """The process answers in order. A slice without an answer is returned when the connection ends."""

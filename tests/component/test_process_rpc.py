@@ -373,10 +373,10 @@ def test_calls_ahead_need_the_connection_they_depend_on(run: Runner, tmp_path: P
     async def check() -> None:
         async with both(tmp_path) as (_, client):
             with pytest.raises(ProcessLostError, match="no connection"):
-                await client.start(ECHO, Question(""))
+                await client.start(ECHO, Question(""), connect=False)
             await client.connect()
-            ahead = [await client.start(ECHO, Question(str(number))) for number in range(3)]
-            assert [(await answer).message.text for answer in ahead] == ["0", "1", "2"]
+            ahead = [await client.start(ECHO, Question(str(n)), connect=False) for n in range(3)]
+            assert [(await call.answer).message.text for call in ahead] == ["0", "1", "2"]
 
     run(check())
 
@@ -461,7 +461,7 @@ def test_a_server_without_an_event_loop(run: Runner, tmp_path: Path) -> None:
         client, fd = ProcessClient(path), memfd(b"one")
         await client.connect()
         ahead = [await client.start(ECHO, Question(str(number)), [fd]) for number in range(3)]
-        answers = [await answer for answer in ahead]
+        answers = [await call.answer for call in ahead]
         assert [answer.message.text for answer in answers] == ["0", "1", "2"]
         assert [take(answer.fds[0]) for answer in answers] == [b"ONE"] * 3
         await client.aclose()
