@@ -114,7 +114,7 @@ def test_an_older_image_is_compared_where_others_have_what_it_lacks(
     agree(mesh, keys, b"new")
     mesh.stop(NODE)
     mesh.up(NODE)
-    assert mesh[NODE].output().count("is an older image of that directory") == 1
+    assert mesh[NODE].output().count("is an older image of that directory: comparing it") == 1
 
 
 def test_an_older_image_is_all_there_is(mesh: DaemonCluster, tmp_path: Path) -> None:
