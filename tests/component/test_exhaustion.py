@@ -191,7 +191,7 @@ def test_a_full_etcd(mesh: DaemonCluster) -> None:
     for number in range(20):
         for node in mesh.nodes.values():
             node.client().put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
-    _await(lambda: _says(mesh["n2"], "takes no writes"), "nobody is told that etcd is full")
+    _await(lambda: _says(mesh["n2"], "etcd rejects writes"), "nobody is told that etcd is full")
     _make_room(mesh)
     _await(lambda: _makes_bucket(mesh, "another"), "no bucket can be made though etcd has room again")
     mesh.kill("n3")

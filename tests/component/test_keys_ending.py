@@ -134,7 +134,7 @@ def test_those_of_a_file_that_is_late_are_waited_for(renewed: World) -> None:
 
 
 def test_a_file_that_nobody_renews_is_named(renewed: World) -> None:
-    with mesh.connect(renewed.daemon.endpoint) as client, loader_of(client, deadline=1.0) as loader:
+    with mesh.connect(renewed.daemon.endpoint) as client, loader_of(client, deadline=5.0) as loader:
         with pytest.raises(
             DeadlineError, match=r"expired.*pod\.json has no others: it was last written at 20"
         ):

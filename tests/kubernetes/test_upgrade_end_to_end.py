@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(480)  # two releases, one after the other, on a slow machine
 NAMES = ("mesh-s-0", "mesh-s-1")
-TWO = SPEC | {"nodePools": [POOL | {"replicas": 2}]}
+FLAGS = ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"]  # as the earlier release spells them
+TWO = SPEC | {"nodePools": [POOL | {"replicas": 2, "extraArgs": FLAGS}]}
 
 
 @pytest.fixture(autouse=True)

@@ -268,7 +268,7 @@ def test_it_fails_open_reloads_its_certificate_and_is_probed(
 
         strange = review({"uid": "u", "namespace": namespace, "object": {"metadata": {"labels": 3}}})
         assert strange["allowed"] is True
-        assert "goes as it is" in strange["warnings"][0]
+        assert "is left unchanged" in strange["warnings"][0]
     account(kube, namespace)
     with registered(kube, namespace, certificate, port):  # nobody is there any more
         made = kube.create(pod("alone", "nowhere", "photos"), namespace=namespace)

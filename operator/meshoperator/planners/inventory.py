@@ -145,6 +145,8 @@ class NodeTopology:
         self.zone = np.array([self.zone_of(node.zone) for node in self.nodes], dtype=np.intp)
         self.rack = np.array([self.rack_of(node.zone, node.rack) for node in self.nodes], dtype=np.intp)
         self.host = np.array([self.host_of(node.host or node.name) for node in self.nodes], dtype=np.intp)
+        _, first = np.unique(self.host, return_index=True)
+        self._located = [(int(self.zone[at]), int(self.rack[at]), int(self.host[at])) for at in first]
 
     def zone_of(self, zone: str) -> int:
         """Return the zone's number."""
@@ -157,6 +159,15 @@ class NodeTopology:
     def host_of(self, host: str) -> int:
         """Return the host's number."""
         return self._hosts.setdefault(host, len(self._hosts))
+
+    def location_of(self, zone: str, rack: str, host: str) -> tuple[int, int, int]:
+        """Return the numbers of a host's zone, rack and host. A host that stores data is where its storage node
+        is, whatever `zone` and `rack` say: labels that contradict each other would make a move look better
+        than it is, and the next plan would move again."""
+        number = self.host_of(host)
+        if number < len(self._located):
+            return self._located[number]
+        return self.zone_of(zone), self.rack_of(zone, rack), number
 
     def counts(self) -> tuple[int, int, int]:
         """Return how many zones, racks and hosts have numbers."""
@@ -195,17 +206,13 @@ class GpuProximity:
         waiting = 0
         for each in demand if dataset.near else ():
             if each.node:
-                where = (land.zone_of(each.zone), land.rack_of(each.zone, each.rack), land.host_of(each.node))
+                where = land.location_of(each.zone, each.rack, each.node)
                 found[where] = found.get(where, 0.0) + each.gpus
             else:
                 waiting += each.gpus
         room = sum(each.gpus for each in free)
         for each_free in free if waiting and room else ():
-            where = (
-                land.zone_of(each_free.zone),
-                land.rack_of(each_free.zone, each_free.rack),
-                land.host_of(each_free.node),
-            )
+            where = land.location_of(each_free.zone, each_free.rack, each_free.node)
             found[where] = found.get(where, 0.0) + PENDING * min(waiting, room) * each_free.gpus / room
         ordered = sorted(found.items())
         places = np.array([where for where, _ in ordered], dtype=np.intp).reshape(-1, 3)
