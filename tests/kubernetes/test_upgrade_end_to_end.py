@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(480)  # two releases, one after the other, on a slow machine
 NAMES = ("mesh-s-0", "mesh-s-1")
-FLAGS = ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"]  # as the earlier release spells them
+FLAGS = ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"]  # the earlier release's names
 TWO = SPEC | {"nodePools": [POOL | {"replicas": 2, "extraArgs": FLAGS}]}
 
 

@@ -161,9 +161,9 @@ class NodeTopology:
         return self._hosts.setdefault(host, len(self._hosts))
 
     def location_of(self, zone: str, rack: str, host: str) -> tuple[int, int, int]:
-        """Return the numbers of a host's zone, rack and host. A host that stores data is where its storage node
-        is, whatever `zone` and `rack` say: labels that contradict each other would make a move look better
-        than it is, and the next plan would move again."""
+        """Return the numbers of a host's zone, rack and host. A host that stores data is where its storage
+        node is, whatever `zone` and `rack` say: with labels that contradict each other a move would look
+        better than it is, and the next plan would move again."""
         number = self.host_of(host)
         if number < len(self._located):
             return self._located[number]
