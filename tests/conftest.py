@@ -15,11 +15,11 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from meshd.util.shared_counters import NICE_FAILPOINT
-from tests import fresh_fixtures, scheduling
-from tests.one_node import one_node
+from tests.support import fresh_fixtures, scheduling
 from tests.support.daemon_cluster import running_nodes
 from tests.support.daemons import Daemon, live_daemons, with_failpoints
 from tests.support.fork_server import ForkServers, forked_from
+from tests.support.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -43,7 +43,7 @@ from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS, Server
 from bench.signing import Account, Request, head
 from bench.storing import requests_of
-from tests.required import require_etcd
+from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
     from tests.support.daemons import Daemon

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.component.origin_places import Faults, place
-from tests.component.origin_working import write_credentials
-from tests.component.s3_raw import Wire
 from tests.support.daemons import Daemon
+from tests.support.origin_fixtures import write_credentials
+from tests.support.origin_places import Faults, place
+from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.component.origin_places import Place
+    from tests.support.origin_places import Place
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from meshd.core.document_store import RESERVED_BUCKET
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.util.clock import SystemClock
-from tests.archive_making import archive_of
-from tests.component.jobs_working import done, ended, members, objects, start
+from tests.support.archive_files import archive_of
 from tests.support.daemons import Daemon
+from tests.support.job_fixtures import done, ended, members, objects, start
 
 if TYPE_CHECKING:
     from pathlib import Path

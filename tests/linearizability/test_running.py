@@ -6,7 +6,7 @@ import pytest
 
 from tests.linearizability.faults import KINDS, NETWORK, plan
 from tests.linearizability.running import run
-from tests.required import require_etcd
+from tests.support.required import require_etcd
 
 require_etcd()
 

@@ -26,9 +26,9 @@ from tests.monitoring.shipped_files import (
     named_series,
     panel_expressions,
 )
-from tests.required import required_program
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon
+from tests.support.required import required_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

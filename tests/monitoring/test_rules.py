@@ -19,7 +19,7 @@ from tests.monitoring.shipped_files import (
     named_series,
     panel_expressions,
 )
-from tests.required import required_program
+from tests.support.required import required_program
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.component.native_working import Mesh, fill
 from tests.support.daemons import Daemon
+from tests.support.native_fixtures import Mesh, fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

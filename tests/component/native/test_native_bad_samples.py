@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.component.native_working import error, fill
+from tests.support.native_fixtures import error, fill
 
 if TYPE_CHECKING:
-    from tests.component.native_working import Mesh
+    from tests.support.native_fixtures import Mesh
 
 
 @pytest.fixture(scope="module")

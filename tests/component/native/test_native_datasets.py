@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshwire.dataset.build_snapshot import Snapshot
-from tests.component.native_working import SIDE, error, fill, png
+from tests.support.native_fixtures import SIDE, error, fill, png
 
 if TYPE_CHECKING:
-    from tests.component.native_working import Mesh
+    from tests.support.native_fixtures import Mesh
 
 
 def test_a_snapshot_of_objects(mesh: Mesh, pictures: str) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshwire.frame.sample_frames import SampleFrame
-from tests.component.native_working import CROP, error, png
+from tests.support.native_fixtures import CROP, error, png
 
 if TYPE_CHECKING:
-    from tests.component.native_working import Mesh
+    from tests.support.native_fixtures import Mesh
 
 
 def shard(samples: range) -> bytes:

@@ -9,12 +9,12 @@ import numpy as np
 
 from meshwire.frame import tensor_frame
 from meshwire.frame.sample_frames import ragged_rows
-from tests.component.native_working import CROP, png
 from tests.support.bounded_wait import await_end, await_true
+from tests.support.native_fixtures import CROP, png
 
 if TYPE_CHECKING:
-    from tests.component.native_working import Mesh
-    from tests.component.s3_raw import Answer
+    from tests.support.native_fixtures import Mesh
+    from tests.support.s3_raw import Answer
 
 
 def test_a_global_batch_is_the_same_for_every_world(mesh: Mesh, pictures: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from meshwire.frame.sample_frames import SampleFrame
-from tests.component.native_working import FIELDS, Mesh, error, fill
 from tests.support.daemons import Daemon
+from tests.support.native_fixtures import FIELDS, Mesh, error, fill
 
 if TYPE_CHECKING:
     from pathlib import Path

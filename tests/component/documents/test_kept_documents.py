@@ -1,0 +1,137 @@
+"""Plans and snapshots that are kept: listed, removed by hand, looked at, and who may."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import meshsdk
+from meshsdk.admin.documents import list_documents, remove_document, show_document
+from meshsdk.admin.views import batches_view, create_view
+from meshsdk.cli.bad_samples import bad as bad_group
+from meshsdk.cli.cluster import cluster
+from meshsdk.cli.documents import plans as plan_group
+from meshsdk.cli.documents import snapshots as snapshot_group
+from meshsdk.errors import AccessError, NotFoundError, ServerError
+from tests.support.daemons import Daemon
+from tests.support.plan_fixtures import fill, make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from click.testing import Result
+
+    from meshsdk.client.s3_client import Client
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start() as found:
+        fill(found)
+        yield found
+
+
+@pytest.fixture
+def root(daemon: Daemon) -> Iterator[Client]:
+    with meshsdk.connect(
+        daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key
+    ) as client:
+        yield client
+
+
+def invoke(daemon: Daemon, group: Any, *words: str, keys: tuple[str, str] | None = None) -> Result:
+    access_key, secret_key = keys or (daemon.access_key, daemon.secret_key)
+    env = {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+    }
+    done = CliRunner().invoke(group, words, env=env, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def run(daemon: Daemon, group: Any, *words: str) -> str:
+    return invoke(daemon, group, *words).output
+
+
+def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
+    snapshot, plan = make(daemon, seed=11)
+    (line,) = [line for line in run(daemon, plan_group, "ls").splitlines() if line.startswith(plan[:16])]
+    assert "goes 2" in line
+    assert f"texts of {snapshot[:16]}" in line
+    (line,) = [
+        line for line in run(daemon, snapshot_group, "ls").splitlines() if line.startswith(snapshot[:16])
+    ]
+    assert "s3://texts/a/" in line
+    assert "stays" in line
+    assert "kept by plan" in line
+    shown = run(daemon, snapshot_group, "show", snapshot[:10])
+    assert f"kept by  plan {plan}" in shown
+    assert re.search(r"^kept: \d+ snapshots?, \d+ plans? \(", run(daemon, cluster, "status"), re.MULTILINE)
+    assert f"removed plan {plan}" in run(daemon, plan_group, "rm", plan[:12], "--force")
+    assert plan[:16] not in run(daemon, plan_group, "ls")
+    assert make(daemon, seed=11) == (snapshot, plan)
+    assert plan[:16] in run(daemon, plan_group, "ls")
+
+
+def test_the_earlier_path_answers_the_same_and_says_that_it_is_deprecated(daemon: Daemon) -> None:
+    _, plan = make(daemon, seed=15)
+    for path, status in ((f"plans/{plan}", 200), ("plans?limit=1000", 200), ("boxes", 404)):
+        new, old = (daemon.request("GET", f"/-/{prefix}/{path}") for prefix in ("documents", "kept"))
+        assert (new.status, old.status) == (status, status)
+        assert status == 404 or json.loads(new.body) == json.loads(old.body)
+        assert "deprecation" not in new.headers
+        assert re.fullmatch(r"@\d{10}", old.headers["deprecation"])
+        link = f'</-/documents/{path.partition("?")[0]}>; rel="successor-version"'
+        assert old.headers["link"] == link
+    gone = daemon.request("DELETE", f"/-/kept/plans/{plan}?force=1")
+    assert (gone.status, json.loads(gone.body)["removed"]) == (200, plan)
+    assert "deprecation" in gone.headers
+
+
+def test_where_nothing_is_kept_that_is_told(daemon: Daemon) -> None:
+    daemon.request("POST", "/-/admin/users", b'{"user_id": "none"}')
+    key = json.loads(daemon.request("POST", "/-/admin/keys", b'{"user_id": "none"}').body)
+    none = (key["access_key"], key["secret_key"])
+
+    def told(group: Any, *words: str, keys: tuple[str, str] | None = none) -> str:
+        done = invoke(daemon, group, *words, keys=keys)
+        assert not done.stdout
+        return done.stderr
+
+    assert "no plans yet: a loader makes one" in told(plan_group, "ls")
+    assert "no snapshots yet" in told(snapshot_group, "ls")
+    assert not told(plan_group, "ls", "--json")
+    _, plan = make(daemon, seed=14)
+    assert "no bad samples" in told(bad_group, "ls", plan, keys=None)
+
+
+def test_what_a_view_names_stays(daemon: Daemon, root: Client) -> None:
+    _, plan = make(daemon, seed=12)
+    create_view(root.transport, "texts", "b", batches_view(plan, 2))
+    kept = show_document(root.transport, "plans", plan)
+    assert (kept.kept_by, kept.expires_ms) == (("view texts--b",), None)
+    with pytest.raises(ServerError, match=r"is used by view texts--b.*remove that first"):
+        remove_document(root.transport, "plans", plan, force=True)
+    daemon.client().delete_bucket(Bucket="texts--b")
+    assert remove_document(root.transport, "plans", plan, force=True) == ()
+
+
+def test_others_see_and_remove_nothing(daemon: Daemon, root: Client) -> None:
+    _, plan = make(daemon, seed=13)
+    daemon.request("POST", "/-/admin/users", json.dumps({"user_id": "ann"}).encode())
+    key = json.loads(daemon.request("POST", "/-/admin/keys", json.dumps({"user_id": "ann"}).encode()).body)
+    with meshsdk.connect(daemon.endpoint, access_key=key["access_key"], secret_key=key["secret_key"]) as ann:
+        assert list(list_documents(ann.transport, "plans")) == []
+        with pytest.raises(AccessError):
+            show_document(ann.transport, "plans", plan)
+        with pytest.raises(AccessError):
+            remove_document(ann.transport, "plans", plan, force=True)
+    assert show_document(root.transport, "plans", plan).nodes == 1
+    with pytest.raises(NotFoundError, match="never created here"):
+        show_document(root.transport, "plans", "0" * 64)

@@ -1,0 +1,212 @@
+"""Nothing is done for a node that was given up while it passed a write on, also when it is back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from meshd.cluster.replication.replicated_writer import ReplicatedWriter
+from meshd.cluster.replication.write_forwarding import accepted_by
+from meshd.store.errors import (
+    NotReplicatedError,
+)
+from meshd.store.records import Meta
+from meshwire.cluster.transitions import (
+    cancel_drain,
+    drain_node,
+    join_node,
+    mark_complete,
+    mark_node_away,
+    mark_node_down,
+)
+from tests.support.mesh_nodes import among, change_map, decider_of, owners_alike, with_clients
+from tests.support.store_calls import error_of, put_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshwire.cluster import ClusterMap
+    from tests.support.mesh_nodes import Running
+
+LARGE = 3_000_000
+
+
+@pytest.mark.parametrize("gone", ["who decided", "who passed it on"])
+def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = decider_of(nodes, "b", "k")
+        store, name = decider.node.replicated_store, decider.node.settings.node_id
+        other = next(node for node in nodes if node is not decider).node.settings.node_id
+        upload = await store.create_upload("b", "k")
+        await put_object(store, "k", b"kept")
+        version = decider.node.mesh.current_map().version
+        await change_map(
+            nodes, lambda cluster: mark_node_away(cluster, name if gone == "who decided" else other)
+        )
+
+        async def nothing_is_done() -> None:
+            with accepted_by(other, version):
+                for size in (10, LARGE):
+                    await error_of(NotReplicatedError, put_object(store, "k", b"x" * size, size=size))
+                await error_of(NotReplicatedError, store.delete("b", "k"))
+                await error_of(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}))
+                await error_of(NotReplicatedError, store.create_upload("b", "k"))
+                await error_of(NotReplicatedError, store.abort_upload(upload))
+            owners_alike(nodes, "k", b"kept")
+
+        await nothing_is_done()
+        if gone == "who decided":
+            await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
+            await nothing_is_done()
+            await change_map(nodes, lambda cluster: mark_complete(cluster, name))
+            assert decider_of(nodes, "b", "k") is decider
+            await nothing_is_done()
+        with accepted_by(other, decider.node.mesh.current_map().version):
+            await put_object(store, "k", b"done")
+        owners_alike(nodes, "k", b"done")
+
+    among(3, test, copies=3)
+
+
+@pytest.mark.parametrize("gone", ["who decided", "who passed it on"])
+def test_nothing_is_done_for_a_caller_that_was_given_up_and_came_back(gone: str) -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = decider_of(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        back, names = decider if gone == "who decided" else other, [n.node.settings.node_id for n in nodes]
+        await put_object(decider.node.replicated_store, "k", b"kept")
+        version, name = decider.node.mesh.current_map().version, back.node.settings.node_id
+        await change_map(nodes, lambda cluster: mark_node_down(cluster, name))
+        for change in (None, lambda cluster: join_node(cluster, back.member), *map(_settles, names)):
+            if change is not None:
+                await change_map(nodes, change)
+            with accepted_by(other.node.settings.node_id, version):
+                await error_of(NotReplicatedError, put_object(decider.node.replicated_store, "k", b"old"))
+        assert all(node.state == "up" for node in decider.node.mesh.current_map().nodes)
+        assert decider_of(nodes, "b", "k") is decider
+        owners_alike(nodes, "k", b"kept")
+
+    among(3, test, copies=3)
+
+
+def test_what_a_node_passed_on_between_two_absences_is_refused_once_it_is_up() -> None:
+    """It is marked away a second time while it returns."""
+
+    async def test(nodes: list[Running]) -> None:
+        store = decider_of(nodes, "b", "k").node.replicated_store
+        passing = next(node for node in nodes if node.node.replicated_store is not store)
+        name = passing.node.settings.node_id
+        await change_map(nodes, partial(mark_node_away, node_id=name))
+        asked = await change_map(nodes, _joins(passing))
+        await change_map(nodes, partial(mark_node_away, node_id=name))
+        returned = await change_map(nodes, _joins(passing))
+        await change_map(nodes, _settles(name))
+        await put_object(store, "k", b"new")
+        with accepted_by(name, asked):
+            await error_of(NotReplicatedError, put_object(store, "k", b"old"))
+        with accepted_by(name, returned):
+            await put_object(store, "k", b"newer")
+
+    among(3, test)
+
+
+def _state(node: Running) -> str:
+    me = node.node.mesh.own_node
+    assert me is not None
+    return me.state
+
+
+def _settles(name: str) -> Callable[[ClusterMap], ClusterMap]:
+    return lambda cluster: mark_complete(cluster, name)
+
+
+def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -> None:
+    async def test(nodes: list[Running]) -> None:
+        changing, *others = nodes
+        states: list[str] = []
+        name = changing.node.settings.node_id
+        settling = [_settles(node.node.settings.node_id) for node in (*others, changing)]
+        drains, stays = partial(drain_node, node_id=name), partial(cancel_drain, node_id=name)
+        changes: list[Callable[[ClusterMap], ClusterMap]] = [drains, *settling, stays, *settling]
+        for number, change in enumerate(changes):
+            version = changing.node.mesh.current_map().version
+            await change_map(nodes, change)
+            with accepted_by(name, version):
+                await put_object(
+                    decider_of(nodes, "b", f"k{number}").node.replicated_store, f"k{number}", b"x"
+                )
+            states.append(_state(changing))
+        assert states == ["draining"] * 4 + ["joining"] * 3 + ["up"]
+
+    among(3, test)
+
+
+@pytest.mark.parametrize("what", ["one", "large", "many"])
+def test_a_node_that_stands_still_while_it_passes_a_write_on_passes_it_on_no_more(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with the newest map, and with a request that was begun by an older one."""
+
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        asked = nodes[0]
+        name, peers = asked.node.settings.node_id, asked.node.peers
+        key = next(f"k{n}" for n in range(100) if not asked.node.mesh.is_primary("bench", f"k{n}"))
+        clients[1].put_object(Bucket="bench", Key=key, Body=b"kept")
+        wire, stood = peers.acquire_connection, list[str]()
+
+        async def stands_still(*args: Any, **more: Any) -> Any:
+            if not stood:
+                stood.append(name)
+                for change in (partial(mark_node_away, node_id=name), _joins(asked), _settles(name)):
+                    await change_map(nodes, change)
+            return await wire(*args, **more)
+
+        monkeypatch.setattr(peers, "acquire_connection", stands_still)
+        ask = partial(clients[0].put_object, Key=key, Body=b"o" * (10 if what == "one" else LARGE))
+        if what == "many":
+            ask = partial(clients[0].delete_objects, Delete={"Objects": [{"Key": key}]})
+        with pytest.raises(ClientError, match="SlowDown"):
+            ask(Bucket="bench")
+        assert stood
+        assert clients[1].get_object(Bucket="bench", Key=key)["Body"].read() == b"kept"
+        clients[0].put_object(Bucket="bench", Key=key, Body=b"new")
+
+    with_clients(3, test)
+
+
+def _joins(node: Running) -> Callable[[ClusterMap], ClusterMap]:
+    return lambda cluster: join_node(cluster, node.member)
+
+
+def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(nodes: list[Running]) -> None:
+        former = decider_of(nodes, "b", "k")
+        others = [node.node.settings.node_id for node in nodes if node is not former]
+        name = former.node.settings.node_id
+        await change_map(nodes, partial(drain_node, node_id=name))
+        for settles in map(_settles, others):
+            await change_map(nodes, settles)
+        writer = former.node.replicated_store.writer("b", "k", size=1)
+        await writer.write(b"x")
+        assert isinstance(writer, ReplicatedWriter)
+        drop, stood = writer._abort_streams, list[str]()
+
+        async def stands_still() -> None:
+            if not stood:
+                stood.append(name)
+                await change_map(nodes, partial(mark_node_away, node_id=name))
+                await change_map(nodes, _joins(former))
+            await drop()
+
+        monkeypatch.setattr(writer, "_abort_streams", stands_still)
+        with accepted_by(name, former.node.mesh.current_map().version):
+            await error_of(NotReplicatedError, writer.commit(Meta("x")))
+        assert stood
+        owners_alike(nodes, "k", None)
+
+    among(3, test)

@@ -1,0 +1,194 @@
+"""A name passes to another decider: what the former one committed is there before the new one decides."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshd.cluster.replication import primary_handover
+from meshd.cluster.replication.primary_handover import HAND_OVER, PrimaryHandover
+from meshd.cluster.replication.replicated_store import ReplicatedStore
+from meshd.store.engine.write_fence import epoch_scope
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NotReplicatedError,
+    StaleEpochError,
+)
+from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
+from meshwire.http_values.conditional_requests import Conditions
+from tests.support.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store
+from tests.support.server_shutdown import stop_listening
+from tests.support.store_calls import error_of, fake_etag, put_object
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import pytest
+
+    from meshwire.cluster import Node
+    from tests.support.mesh_nodes import Running
+
+
+def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
+    """Runs `test` with two nodes that have every name: the one that decides about `k` is back from an
+    absence and is not up yet, so the other one, given second, decides."""
+
+    async def run() -> None:
+        async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
+            back = decider_of(nodes, "b", "k")
+            name = back.node.settings.node_id
+            other = next(node for node in nodes if node is not back)
+            accept_map(nodes)
+            for node in nodes:
+                shared_store(node).replicator.timeout = 1.0
+            await change_map(nodes, lambda cluster: mark_node_away(cluster, name))
+            await change_map(nodes, lambda cluster: join_node(cluster, back.member))
+            for node in nodes:
+                shared_store(node).handover.observe_map()
+            await test(back, other)
+
+    asyncio.run(run())
+
+
+async def _up(back: Running, other: Running) -> None:
+    await change_map([back, other], lambda cluster: mark_complete(cluster, back.node.settings.node_id))
+
+
+async def _commit(node: Running, data: bytes) -> None:
+    """A write that is committed at this node by its map, and told to nobody yet."""
+    with epoch_scope(node.node.mesh.current_map().version):
+        await put_object(node.node.store, "k", data)
+
+
+def _read(node: Running) -> bytes | None:
+    record = node.node.store.get("b", "k")
+    return None if record is None else node.node.store.read_range(record, 0, record.size)
+
+
+def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put_object(shared_store(other), "k", b"first")
+        await _commit(other, b"second")  # reads of that node show it
+        await _up(back, other)
+        await error_of(
+            ConditionFailedError,
+            put_object(
+                shared_store(back), "k", b"third", conditions=Conditions(if_match=(fake_etag(b"first"),))
+            ),
+        )
+        assert _read(back) == _read(other) == b"second"
+        await put_object(
+            shared_store(back), "k", b"third", conditions=Conditions(if_match=(fake_etag(b"second"),))
+        )
+        assert _read(back) == _read(other) == b"third"
+
+    _among(test)
+
+
+def test_a_removal_of_the_former_decider_is_known() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put_object(shared_store(other), "k", b"first")
+        with epoch_scope(other.node.mesh.current_map().version):
+            await other.node.store.delete("b", "k")
+        await _up(back, other)
+        conditions = Conditions(if_match=(fake_etag(b"first"),))
+        await error_of(ConditionMissingError, shared_store(back).delete("b", "k", conditions=conditions))
+
+    _among(test)
+
+
+def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
+    async def test(back: Running, other: Running) -> None:
+        with epoch_scope(other.node.mesh.current_map().version):
+            await put_object(other.node.store, "k", b"first")
+        await _up(back, other)
+        conditions = Conditions(if_match=(fake_etag(b"first"),))
+        await shared_store(back).check_conditions("b", "k", conditions)  # which raises nothing
+        assert _read(back) == b"first"
+
+    _among(test)
+
+
+def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
+    async def test(back: Running, other: Running) -> None:
+        older = other.node.mesh.current_map().version
+        await _up(back, other)
+        await put_object(shared_store(back), "k", b"new")
+
+        async def late() -> None:
+            with epoch_scope(older):
+                await put_object(other.node.store, "k", b"late")
+
+        await error_of(StaleEpochError, late())
+        assert _read(back) == _read(other) == b"new"
+
+    _among(test)
+
+
+def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(back: Running, other: Running) -> None:
+        asked: list[tuple[str, str]] = []
+        hand_over = ReplicatedStore.hand_over
+
+        async def counted(self: ReplicatedStore, bucket: str, key: str, version: int, to: Node) -> None:
+            asked.append((bucket, key))
+            await hand_over(self, bucket, key, version, to)
+
+        monkeypatch.setattr(ReplicatedStore, "hand_over", counted)
+        await _up(back, other)
+        for data in (b"1", b"2", b"3"):
+            await put_object(shared_store(back), "k", data)
+        assert asked == [("b", "k")]
+        shared_store(back).handover.window = 0.0
+        for until in range(2):
+            await change_map([back, other], lambda cluster: join_node(cluster, other.member))
+            await put_object(shared_store(back), "k", b"%d" % until)
+        assert asked == [("b", "k")]
+
+    _among(test)
+
+
+def test_a_former_decider_that_does_not_hand_over_has_the_write_refused() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put_object(shared_store(other), "k", b"first")
+        await _up(back, other)
+        await stop_listening(other.listener)
+        await back.node.peers.aclose()
+        error = await error_of(NotReplicatedError, put_object(shared_store(back), "k", b"second"))
+        assert f"{other.node.settings.node_id} was recently the primary of this name" in str(error)
+        assert _read(back) == b"first"  # nothing was changed
+        await change_map([back, other], lambda cluster: mark_node_away(cluster, other.node.settings.node_id))
+        await put_object(shared_store(back), "k", b"second")  # a map without it needs no answer
+        assert _read(back) == b"second"
+
+    _among(test)
+
+
+def test_who_saw_no_former_map_asks_all_other_owners() -> None:
+    async def test(back: Running, other: Running) -> None:
+        await put_object(shared_store(other), "k", b"first")
+        await _commit(other, b"second")
+        await _up(back, other)
+        store, node = shared_store(back), back.node
+        store.handover = PrimaryHandover(node.mesh, node.peers, node.clock)  # a process that has just begun
+        version = node.mesh.current_map().version
+        assert not store.handover.is_complete("b", "k", version)
+        await store.handover.wait_until_received("b", "k", 1.0)
+        assert _read(back) == b"second"
+        assert store.handover.is_complete("b", "k", version)
+        assert not store.handover.is_complete("b", "k", version + 1)
+
+    _among(test)
+
+
+def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(back: Running, other: Running) -> None:
+        unknown = replace(HAND_OVER, path="/-/peer/replica/what-it-does-not-know")
+        monkeypatch.setattr(primary_handover, "HAND_OVER", unknown)
+        await _up(back, other)
+        await put_object(shared_store(back), "k", b"data")
+        assert _read(back) == _read(other) == b"data"
+
+    _among(test)

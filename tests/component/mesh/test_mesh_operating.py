@@ -1,0 +1,182 @@
+"""A mesh as its operator sees and changes it: `mesh cluster`, against real daemons."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import pytest
+
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon
+from tests.support.required import require_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+require_etcd()
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[DaemonCluster]:
+    with DaemonCluster.start(3) as three:
+        yield three
+
+
+@pytest.fixture
+def mesh(started: DaemonCluster) -> DaemonCluster:
+    return started.await_healthy()
+
+
+def line_of(mesh: DaemonCluster | Daemon, *words: str) -> tuple[list[str], dict[str, str]]:
+    """A command line, and its environment."""
+    endpoint = mesh.endpoint if isinstance(mesh, Daemon) else mesh["n1"].endpoint
+    env = os.environ | {
+        "MESH_ENDPOINT": endpoint,
+        "AWS_ACCESS_KEY_ID": mesh.access_key,
+        "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
+    }
+    return [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words], env
+
+
+def command(mesh: DaemonCluster | Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    line, env = line_of(mesh, *words)
+    return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def nodes(mesh: DaemonCluster) -> dict[str, dict[str, Any]]:
+    document = json.loads(command(mesh, "status", "--json").stdout)
+    return {node["id"]: node for node in document["nodes"]}
+
+
+def test_status_shows_every_node_and_its_share(mesh: DaemonCluster) -> None:
+    text = command(mesh, "status").stdout
+    assert "all data is where it belongs" in text
+    for node_id, endpoint in mesh.endpoints.items():
+        assert any(line.startswith(node_id) and endpoint in line for line in text.splitlines())
+    assert sum(node["slots"] for node in nodes(mesh).values()) == 2 * (1 << 14)
+    assert all(node["lease"] for node in nodes(mesh).values())
+
+
+def test_a_status_that_is_watched_goes_on(mesh: DaemonCluster) -> None:
+    line, env = line_of(mesh, "status", "--watch", "--json", "--every", "0.2")
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        try:
+            seen = [json.loads(watching.stdout.readline())["version"] for _ in range(3)]
+        finally:
+            watching.terminate()
+    assert seen == sorted(seen)
+
+
+def control_keys(mesh: DaemonCluster) -> list[str]:
+    """All there are in the control store."""
+    everything = base64.b64encode(b"\0").decode()
+    body = json.dumps({"key": everything, "range_end": everything, "keys_only": True}).encode()
+    with urlopen(f"http://{mesh.etcd.members[0]}/v3/kv/range", body, timeout=20) as answer:
+        return [base64.b64decode(found["key"]).decode() for found in json.load(answer)["kvs"]]
+
+
+def test_a_drained_node_is_empty_and_can_be_removed(mesh: DaemonCluster) -> None:
+    assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
+    mesh.await_map(lambda found: not found.is_rebalancing)
+    for _ in range(60):  # its mover tells a moment later that nothing is left
+        if nodes(mesh)["n2"]["empty"]:
+            break
+        threading.Event().wait(0.5)
+    else:
+        pytest.fail(f"n2 is not empty: {nodes(mesh)['n2']}")
+    assert any(line.startswith("n2") and "0%" in line for line in command(mesh, "status").stdout.splitlines())
+    refused = command(mesh, "remove", "n2")
+    assert (refused.returncode, "stop it first" in refused.stderr) == (1, True)
+    mesh.stop("n2")
+    assert "n2 is gone" in command(mesh, "remove", "n2").stdout
+    assert set(nodes(mesh)) == {"n1", "n3"}
+    assert [key for key in control_keys(mesh) if key.endswith("/n2") and "@leases" not in key] == []
+    mesh.up("n2")
+    mesh.await_state("n2", "up")
+
+
+def test_a_drain_can_be_taken_back(mesh: DaemonCluster) -> None:
+    assert command(mesh, "drain", "n3").returncode == 0
+    assert command(mesh, "undrain", "n3").returncode == 0
+    mesh.await_map(lambda found: not found.is_rebalancing and all(node.state == "up" for node in found.nodes))
+
+
+def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonCluster) -> None:
+    mesh.kill("n3")
+    mesh.await_state("n3", "away")
+    text = command(mesh, "status").stdout
+    assert text.splitlines()[0].endswith("2 copies: n3 does not answer")
+    assert text.splitlines()[1].startswith("all data can be read and written; start what is away again")
+    assert "does not answer; its share waits for it" in text
+    assert text.count("has what no other node that is up has: do not stop it") == 2
+    assert "start it, or say `mesh cluster lost` first" in command(mesh, "remove", "n3").stderr
+    assert "n3 is down" in command(mesh, "replace", "n3").stdout
+    mesh.remove_data("n3")
+    mesh.up("n3")
+    mesh.await_state("n3", "up")
+
+
+def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mesh: DaemonCluster) -> None:
+    mesh.kill("n3")
+    mesh.remove_data("n3")
+    mesh.up("n3")
+    mesh.await_map(lambda found: not found.is_rebalancing and all(node.state == "up" for node in found.nodes))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("drain", "n9"), "there is no node 'n9'"),
+        (("undrain", "n1"), "nobody drains it"),
+        (("lost", "n1"), "still answers"),
+        (("reweigh", "n1", "0"), "drain it instead"),
+        (("remove", "n1"), "still answers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_do(
+    mesh: DaemonCluster, words: tuple[str, ...], message: str
+) -> None:
+    refused = command(mesh, *words)
+    assert refused.returncode != 0
+    assert message in refused.stderr
+
+
+def test_another_share_is_another_share(mesh: DaemonCluster) -> None:
+    assert command(mesh, "reweigh", "n1", "3").returncode == 0
+    mesh.await_map(lambda found: not found.is_rebalancing)
+    assert nodes(mesh)["n1"]["slots"] > nodes(mesh)["n2"]["slots"]
+    assert command(mesh, "reweigh", "n1", "1").returncode == 0
+
+
+def test_others_than_root_learn_the_map_and_change_nothing(mesh: DaemonCluster) -> None:
+    user = json.dumps({"user_id": f"ann-{secrets.token_hex(4)}"}).encode()
+    assert mesh["n1"].request("POST", "/-/admin/users", user).status == 201
+    key = json.loads(mesh["n1"].request("POST", "/-/admin/keys", user).body)
+    mesh["n2"].access_key, access = key["access_key"], mesh["n2"].access_key
+    mesh["n2"].secret_key, secret = key["secret_key"], mesh["n2"].secret_key
+    try:
+        for _ in range(600):  # other nodes learn of a key a moment later
+            found = mesh["n2"].request("GET", "/-/map")
+            if found.status == 200:
+                break
+            threading.Event().wait(0.1)
+        assert found.status == 200
+        assert mesh["n2"].request("GET", "/-/cluster").status == 403
+        drained = mesh["n2"].request("POST", "/-/cluster/nodes/n1", b'{"action": "drain"}')
+        assert drained.status == 403
+    finally:
+        mesh["n2"].access_key, mesh["n2"].secret_key = access, secret
+
+
+def test_a_lone_node_says_how_to_have_several(daemon: Daemon) -> None:
+    assert "1 node, 1 copy: all data is where it belongs" in command(daemon, "status").stdout
+    assert "--control etcd" in command(daemon, "drain", "n1").stderr

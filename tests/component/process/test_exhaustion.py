@@ -1,0 +1,238 @@
+"""A node without free descriptors or processes, and a mesh whose etcd is full.
+
+What runs goes on, what was acknowledged stays, and everything works again when there is room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from base64 import b64encode
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.exceptions import ClientError
+
+from meshd.control.control_api import ControlError
+from meshd.util.clock import SystemClock
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.required import require_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_clock = SystemClock()
+_BUCKET = "kept"
+_LIMIT = 160
+_NOBODY = 61_234
+"""A user without other processes: the kernel counts the processes of a user."""
+
+
+def _await(holds: Callable[[], bool], what: str, patience: float = 60.0) -> None:
+    deadline = _clock.monotonic() + patience
+    while not holds():
+        assert _clock.monotonic() < deadline, what
+        threading.Event().wait(0.1)
+
+
+def _reads(daemon: Daemon, key: str) -> bytes:
+    found: bytes = daemon.client().get_object(Bucket=_BUCKET, Key=key)["Body"].read()
+    return found
+
+
+# descriptors ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_files(tmp_path: Path) -> Iterator[Daemon]:
+    """No process of it may open more files than _LIMIT."""
+    daemon = Daemon(tmp_path / "data", (), {}, 1)
+    daemon.prefix = ("prlimit", f"--nofile={_LIMIT}:{_LIMIT}")
+    daemon.up()
+    with daemon:
+        daemon.client().create_bucket(Bucket=_BUCKET)
+        yield daemon
+
+
+def _address(daemon: Daemon) -> tuple[str, int]:
+    where = urlsplit(daemon.endpoint)
+    return str(where.hostname), int(where.port or 0)
+
+
+def test_more_connections_than_descriptors(few_files: Daemon) -> None:
+    few_files.client().put_object(Bucket=_BUCKET, Key="before", Body=b"before")
+    with ExitStack() as stack:
+        for _ in range(2 * _LIMIT):
+            with suppress(OSError):
+                stack.enter_context(socket.create_connection(_address(few_files), timeout=5))
+        assert few_files.running, few_files.output()
+        assert _reads(few_files, "before") == b"before"  # the idle make room for who asks for something
+        few_files.client().put_object(Bucket=_BUCKET, Key="meanwhile", Body=b"x" * 300_000)
+    assert _reads(few_files, "meanwhile") == b"x" * 300_000
+    assert "Traceback" not in few_files.output()
+
+
+def test_more_uploads_than_descriptors(few_files: Daemon) -> None:
+    """Each upload beyond the largest small object holds a file open until its body is there."""
+    connections, kept = [], list[str]()
+    try:
+        for number in range(2 * _LIMIT):
+            kept.append(f"u{number}")
+            connections.append(_begin_upload(few_files, f"u{number}"))
+        assert _reads_or_refuses(few_files)
+    finally:
+        for connection in connections:
+            connection.close()
+    _await(lambda: _stores(few_files), "no upload succeeds after the others went away")
+    found = few_files.client().list_objects_v2(Bucket=_BUCKET).get("Contents", [])
+    assert not {entry["Key"] for entry in found} & set(kept), "an upload without its end is visible"
+    few_files.restart()
+    assert _reads(few_files, "after") == b"after" * 100_000
+    assert "Traceback" not in few_files.output()
+
+
+def _begin_upload(daemon: Daemon, key: str) -> socket.socket:
+    """The head of a PUT of 2 MiB and half of the body, presigned."""
+    url = urlsplit(daemon.client().generate_presigned_url("put_object", {"Bucket": "b", "Key": key}))
+    head = f"PUT {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {2 << 20}\r\n\r\n"
+    sock = socket.socket()
+    sock.settimeout(5)
+    with suppress(OSError):
+        sock.connect(_address(daemon))
+        sock.sendall(head.encode() + bytes(1 << 20))
+    return sock
+
+
+def _reads_or_refuses(daemon: Daemon) -> bool:
+    """It answers: with the object's absence, or that it has no room for another request."""
+    with suppress(OSError):
+        return daemon.request("GET", f"/{_BUCKET}/none").status in (404, 503)
+    return daemon.running
+
+
+def _stores(daemon: Daemon) -> bool:
+    with suppress(ClientError, OSError):
+        daemon.client().put_object(Bucket=_BUCKET, Key="after", Body=b"after" * 100_000)
+        return True
+    return False
+
+
+# processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Daemon]:
+    """Run by a user of its own, for whom a limit of processes holds."""
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("not run here: takes root and setpriv")
+    with TemporaryDirectory() as folder:  # not pytest's, which others may not enter
+        os.chown(folder, _NOBODY, _NOBODY)
+        daemon = Daemon(Path(folder) / "data", (), {}, 1)
+        daemon.prefix = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+        daemon.up()
+        with daemon:
+            daemon.client().create_bucket(Bucket=_BUCKET)
+            yield daemon
+
+
+def _limit_processes(daemon: Daemon, room: int) -> None:
+    """Threads and processes of this user, at most so many more than there are."""
+    pids = [daemon.pid, *daemon.children().values()]
+    threads = sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids)
+    for pid in pids:
+        run = (*daemon.prefix, "prlimit", f"--nproc={threads + room}:", f"--pid={pid}")
+        subprocess.run(run, check=True, timeout=60)  # as the same user: root may not everywhere
+
+
+def test_no_process_can_be_started(as_nobody: Daemon) -> None:
+    client = as_nobody.client()
+    client.put_object(Bucket=_BUCKET, Key="before", Body=b"before" * 100_000)
+    _limit_processes(as_nobody, room=0)
+    as_nobody.signal_child("transform-0")
+    for number in range(20):
+        client.put_object(Bucket=_BUCKET, Key=f"small-{number}", Body=b"x" * 1000)
+        client.put_object(Bucket=_BUCKET, Key=f"large-{number}", Body=b"x" * (2 << 20))
+        assert _reads(as_nobody, f"large-{number}") == b"x" * (2 << 20)
+    assert _reads(as_nobody, "before") == b"before" * 100_000
+    _limit_processes(as_nobody, room=1000)
+    _await(lambda: "transform-0" in as_nobody.children(), "the transform process is not started again")
+    with suppress(DaemonFailedError):
+        assert as_nobody.stop() == 0
+    as_nobody.up()
+    for number in range(20):
+        assert _reads(as_nobody, f"small-{number}") == b"x" * 1000
+
+
+# etcd -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh() -> Iterator[DaemonCluster]:
+    require_etcd()
+    with DaemonCluster.start(3, etcd_flags=("--quota-backend-bytes=4000000",)) as found:
+        yield found
+
+
+def test_a_full_etcd(mesh: DaemonCluster) -> None:
+    client = mesh["n1"].client()
+    client.create_bucket(Bucket=_BUCKET)
+    _fill_etcd(mesh)
+    with pytest.raises(ClientError) as refused:
+        client.create_bucket(Bucket="another")
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+    for number in range(20):
+        for node in mesh.nodes.values():
+            node.client().put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
+    _await(lambda: _says(mesh["n2"], "etcd rejects writes"), "nobody is told that etcd is full")
+    _make_room(mesh)
+    _await(lambda: _makes_bucket(mesh, "another"), "no bucket can be made though etcd has room again")
+    mesh.kill("n3")
+    mesh.await_state("n3", "away")
+    for number in range(20):
+        for node in mesh.nodes.values():
+            key = f"{node.endpoint[-5:]}-{number}"
+            assert mesh["n1"].client().get_object(Bucket=_BUCKET, Key=key)["Body"].read() == b"kept"
+
+
+def _fill_etcd(mesh: DaemonCluster) -> None:
+    """Until it refuses writes."""
+    value = b64encode(bytes(100_000)).decode()
+    with closing(mesh.etcd.gateway()) as gateway:
+        said = ""
+        while "space" not in said:
+            key = b64encode(b"filler/" + token_hex(8).encode()).decode()
+            try:
+                gateway.call("kv/put", {"key": key, "value": value}, repeatable=True)
+            except ControlError as error:
+                said = str(error)
+
+
+def _make_room(mesh: DaemonCluster) -> None:
+    """As etcd's own page on maintenance says: compact, defragment, disarm."""
+    first, last = (b64encode(name).decode() for name in (b"filler/", b"filler0"))
+    with closing(mesh.etcd.gateway()) as gateway:
+        gone = gateway.call("kv/deleterange", {"key": first, "range_end": last}, repeatable=True)
+        revision = gone["header"]["revision"]
+        gateway.call("kv/compaction", {"revision": revision, "physical": True}, repeatable=True)
+        gateway.call("maintenance/defragment", {}, repeatable=True)
+        for alarm in gateway.call("maintenance/alarm", {"action": "GET"}, repeatable=True)["alarms"]:
+            gateway.call("maintenance/alarm", alarm | {"action": "DEACTIVATE"}, repeatable=True)
+
+
+def _says(node: Daemon, words: str) -> bool:
+    return words in node.request("GET", "/-/cluster").body.decode()
+
+
+def _makes_bucket(mesh: DaemonCluster, name: str) -> bool:
+    with suppress(ClientError):
+        mesh["n1"].client().create_bucket(Bucket=name)
+        return True
+    return False

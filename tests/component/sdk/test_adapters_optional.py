@@ -1,0 +1,345 @@
+"""Adapters of Grain and `datasets`, and of libraries that are too large for the development environment: run
+where they are, else what of them needs no library. `pip install --group adapters` brings them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import pickle
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.adapters.dali import ExternalSource
+from meshsdk.adapters.rays import FetchSamples
+from meshsdk.loader.plain_batches import plain_types
+from tests.support.required import required_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.daemons import Daemon
+
+libraries = pytest.mark.filterwarnings("ignore")  # theirs, on a torch that is newer than they are
+
+
+@pytest.fixture
+def dataset(daemon: Daemon, bucket: str) -> Iterator[mesh.Dataset]:
+    """Twenty samples that are their own number, and a text of that length."""
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        for number in range(20):
+            client.put(bucket, f"n/{number:02}.cls", str(number).encode())
+            client.put(bucket, f"n/{number:02}.txt", b"x" * number)
+        opened = mesh.open(f"s3://{bucket}/n", fields={"n": "cls", "text": "txt"}, client=client)
+        yield opened.map(ops.int_label("n"))
+
+
+def loader(dataset: mesh.Dataset, **more: Any) -> mesh.Loader:
+    return mesh.Loader(dataset, 4, seed=3, output="numpy", **more)
+
+
+# --- what needs no library ------------------------------------------------------------------------
+
+
+def test_what_batches_are_is_told_beforehand(dataset: mesh.Dataset) -> None:
+    with loader(dataset) as batches:
+        assert {name: (str(dtype), shape) for name, (dtype, shape) in plain_types(batches).items()} == {
+            "n": ("int64", (None,)),
+            "text.data": ("uint8", (None,)),
+            "text.offsets": ("int64", (None,)),
+            "__pos": ("int64", (None,)),
+            "__status": ("uint8", (None,)),
+        }
+        assert (batches.epoch, batches.step) == (0, 0)
+
+
+def test_what_batches_are_is_told_where_a_resumed_epoch_has_none_left(dataset: mesh.Dataset) -> None:
+    with mesh.Loader(dataset, 6, seed=3) as before:
+        before.skip(1)
+        state = before.state_dict()
+    with mesh.Loader(dataset, 16, seed=3, output="numpy", tail="drop") as batches:
+        whole = plain_types(batches)
+        batches.load_state_dict(state | {"plan": batches.plan.hash})
+        assert batches.remaining == 0
+        assert plain_types(batches) == whole
+        assert (batches.epoch, batches.step) == (0, 0)
+        with pytest.raises(IndexError, match="no whole batch is left"):
+            batches.at(0)
+
+
+def test_a_task_of_ray_fetches_its_samples(dataset: mesh.Dataset) -> None:
+    fetch = pickle.loads(pickle.dumps(FetchSamples(dataset)))
+    found = fetch({"id": np.array([3, 19, 0])})
+    assert found["n"].tolist() == [3, 19, 0]
+    assert [len(text) for text in found["text"]] == [3, 19, 0]
+    assert fetch({"id": np.array([2, 2])})["text"].shape == (2, 2)
+    assert fetch({"id": np.array([], int)}) == {}
+
+
+def test_dalis_source_gives_an_epoch_at_a_time(dataset: mesh.Dataset) -> None:
+    with loader(dataset) as batches:
+        source = ExternalSource(batches, ["n", "__status"])
+        for epoch in range(2):
+            assert batches.epoch == epoch
+            numbers = [int(value) for n, status in source for value in n[status == 0]]
+            assert sorted(numbers) == list(range(20))
+
+
+# --- Lightning by its other name -------------------------------------------------------------------
+
+
+@libraries
+@pytest.mark.parametrize(
+    ("imported", "taken"),
+    [
+        ("lightning.pytorch", "lightning.pytorch"),
+        ("pytorch_lightning", "pytorch_lightning"),
+        ("", "lightning.pytorch"),
+    ],
+)
+def test_the_lightning_that_is_imported_is_taken(
+    monkeypatch: pytest.MonkeyPatch, imported: str, taken: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("lightning", "pytorch_lightning")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "meshsdk.adapters.lightning", raising=False)
+    made = {name: types.ModuleType(name) for name in ("lightning.pytorch", "pytorch_lightning")}
+    for module in made.values():
+        module.LightningDataModule = type("LightningDataModule", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setattr("importlib.import_module", lambda name: made[name])
+    if imported:
+        monkeypatch.setitem(sys.modules, imported, made[imported])
+    spec = importlib.util.find_spec("meshsdk.adapters.lightning")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert issubclass(fresh.MeshDataModule, made[taken].LightningDataModule)
+
+
+# --- Grain ----------------------------------------------------------------------------------------
+
+
+@libraries
+def test_a_grain_pipeline_resumes(dataset: mesh.Dataset) -> None:
+    grain = required_module("grain")
+    from meshsdk.adapters.grains import LoaderDataset
+
+    def pipeline() -> Any:
+        return LoaderDataset(loader(dataset)).map(lambda batch: (batch["n"] * 2).tolist())
+
+    whole = list(pipeline())
+    assert sorted(sum(whole, [])) == list(range(0, 40, 2))  # noqa: RUF017
+    first = iter(pipeline())
+    begun = [next(first), next(first)]
+    resumed = iter(pipeline())
+    resumed.set_state(first.get_state())
+    assert begun + list(resumed) == whole
+    samples = grain.MapDataset.source(dataset).shuffle(seed=1).map(lambda sample: int(sample["n"]))
+    assert sorted(samples[number] for number in range(20)) == list(range(20))
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------
+
+
+@libraries
+def test_samples_are_an_iterable_dataset(dataset: mesh.Dataset) -> None:
+    required_module("datasets")
+    from meshsdk.adapters.huggingface import as_iterable
+
+    samples = as_iterable(dataset, shards=4)
+    assert [int(sample["n"]) for sample in samples] == list(range(20))
+    shuffled = samples.shuffle(seed=1, buffer_size=3)
+    assert sorted(int(sample["n"]) for sample in shuffled) == list(range(20))
+    assert as_iterable(dataset.filter("index < 3")).num_shards == 3
+
+
+@libraries
+def test_files_are_streamed_by_their_urls(
+    daemon: Daemon, dataset: mesh.Dataset, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` gives the file system what is meant for `open`, as an encoding."""
+    datasets = required_module("datasets")
+    from meshsdk.adapters.filesystems import MeshFileSystem
+
+    MeshFileSystem.clear_instance_cache()
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    files = f"mesh://{bucket}/n/0*.txt"
+    lines = datasets.load_dataset("text", data_files=files, split="train", streaming=True)
+    assert [line["text"] for line in lines] == ["x" * number for number in range(1, 10)]
+    MeshFileSystem.clear_instance_cache()
+
+
+@libraries
+def test_a_trainer_resumes_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    import torch
+
+    from meshsdk.adapters.huggingface import FedByLoader
+    from meshsdk.errors import ConfigurationError
+
+    class MeshTrainer(FedByLoader, transformers.Trainer):  # type: ignore[name-defined,misc]
+        pass
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+
+        def forward(self, n: Any, labels: Any = None) -> dict[str, Any]:
+            self.seen.append(n.tolist())
+            return {"loss": self.layer(n.float()[:, None]).mean()}
+
+    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_save(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    def run(name: str, *callbacks: Any, resume: Any = None) -> list[list[int]]:
+        model = Model()
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / name),
+            num_train_epochs=2,
+            save_steps=3,
+            report_to=[],
+            use_cpu=True,
+            per_device_train_batch_size=4,
+            disable_tqdm=True,
+        )
+        trainer = MeshTrainer(
+            model,
+            arguments,
+            loader=mesh.Loader(dataset, 4, seed=3),
+            inputs=lambda batch: {"n": batch["n"]},
+            callbacks=list(callbacks),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.train(resume_from_checkpoint=resume)
+        return model.seen
+
+    whole = run("whole")
+    assert len(whole) == 10
+    assert run("stopped", Stop()) == whole[:3]
+    assert run("stopped", resume=True) == whole[3:]
+    with pytest.raises(ConfigurationError, match="FedByLoader"):
+        run("none", resume=str(tmp_path))
+
+
+# --- TensorFlow -----------------------------------------------------------------------------------
+
+
+@libraries
+def test_a_tf_dataset_is_an_epoch_at_a_time(dataset: mesh.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    tf = pytest.importorskip("tensorflow")
+    from meshsdk.adapters.tensorflow import as_tf_dataset
+
+    with loader(dataset) as batches:
+        given = as_tf_dataset(batches).map(lambda batch: {**batch, "n": batch["n"] * 2}).prefetch(1)
+        assert given.element_spec["n"] == tf.TensorSpec((None,), tf.int64)
+        for epoch in range(2):
+            assert batches.epoch == epoch
+            numbers = [int(n) for batch in given for n in batch["n"].numpy()[batch["__status"].numpy() == 0]]
+            assert sorted(numbers) == list(range(0, 40, 2))
+
+
+@libraries
+def test_keras_trains_on_a_tf_dataset(dataset: mesh.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    tf = pytest.importorskip("tensorflow")
+    from meshsdk.adapters.tensorflow import as_tf_dataset
+
+    def pair(batch: Any) -> tuple[Any, Any]:
+        rows = tf.cast(batch["n"], tf.float32)[:, None]
+        return rows, 2 * rows
+
+    with loader(dataset) as batches:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        ended: list[int] = []
+        counting = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: ended.append(step))
+        model.fit(as_tf_dataset(batches).map(pair), epochs=2, verbose=0, callbacks=[counting])
+        assert (batches.epoch, batches.step) == (2, 0)
+    assert ended == [*range(5), *range(5)]
+
+
+# --- Ray ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A Ray of this machine, ended with the test."""
+    found = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    found.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield found
+    found.shutdown()
+
+
+@libraries
+def test_a_ray_dataset_has_every_sample(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
+    from meshsdk.adapters.rays import as_ray_dataset
+
+    samples = as_ray_dataset(dataset, rows=8)
+    rows = samples.filter(lambda row: row["n"] >= 10).take_all()
+    assert sorted(row["n"] for row in rows) == list(range(10, 20))
+    assert {len(row["text"]) for row in rows} == set(range(10, 20))
+    samples.select_columns(["n"]).write_parquet(str(tmp_path / "rows"))
+    assert sorted(row["n"] for row in ray.data.read_parquet(str(tmp_path / "rows")).take_all()) == [
+        *range(20)
+    ]
+
+
+@libraries
+def test_trials_of_ray_tune_share_a_pass(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
+    from ray import tune
+
+    def trial(config: dict[str, Any]) -> dict[str, Any]:
+        with mesh.Loader(dataset, 4, seed=3, output="numpy", share="sweep") as batches:
+            seen = [batch["n"].tolist() for batch in batches]
+            return {"seen": seen, "prepared": batches.stats().frames.get("miss", 0)}
+
+    tuner = tune.Tuner(
+        trial,
+        param_space={"rate": tune.grid_search([0.1, 0.2, 0.3])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    found = [result.metrics for result in tuner.fit()]
+    assert len(found) == 3
+    assert {str(each["seen"]) for each in found} == {str(found[0]["seen"])}
+    assert sum(each["prepared"] for each in found) == len(found[0]["seen"])
+
+
+@libraries
+def test_workers_of_ray_train_are_ranks(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
+    required_module("torch")
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    def work(config: dict[str, Any]) -> None:
+        from torch import distributed
+
+        with loader(dataset) as batches:
+            rows = [number for batch in batches for number in batch["n"][batch.status == 0].tolist()]
+        (tmp_path / f"rank-{distributed.get_rank()}").write_text(json.dumps(rows))
+
+    TorchTrainer(
+        work,
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
+        torch_config=TorchConfig(backend="gloo"),
+        run_config=RunConfig(storage_path=str(tmp_path / "runs")),
+    ).fit()
+    parts = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert [len(part) for part in parts] == [10, 10]
+    assert sorted(parts[0] + parts[1]) == list(range(20))

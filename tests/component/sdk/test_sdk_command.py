@@ -1,0 +1,389 @@
+"""The `mesh` command against a real daemon: what it prints, what it does, how it exits."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+from meshsdk import ops
+from meshsdk.cli import run
+from meshsdk.cli.bad_samples import file_name
+from meshsdk.client.s3_client import connect
+from meshsdk.loader.loader import Loader
+from meshsdk.open_dataset import open as open_dataset
+from tests.support.required import required_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.daemons import Daemon
+
+
+@pytest.fixture
+def mesh(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs a command line in this process; gives stdout, or stderr when it is to fail with `code`."""
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+
+    def call(*arguments: object, code: int = 0) -> str:
+        capfd.readouterr()
+        found = run([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert found == code, out + err
+        return out if code == 0 else err
+
+    return call
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "in"
+    for name in ("a.txt", "sub/b.txt", "sub/deep/c d.txt"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return root
+
+
+def test_where_there_is_nothing_what_to_do_is_told(
+    mesh: Any, bucket: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*words: str) -> str:
+        capfd.readouterr()
+        assert run(list(words)) == 0
+        out, err = capfd.readouterr()
+        assert not out
+        return err
+
+    assert f"nothing in s3://{bucket}/ yet: mesh cp" in told("ls", f"s3://{bucket}")
+    assert "mesh view create --help" in told("view", "ls", bucket)
+    assert "no op is about 'nosuch': `mesh op ls`" in told("op", "ls", "nosuch")
+    assert not told("ls", "--json", f"s3://{bucket}") + told("-q", "view", "ls", bucket)
+
+
+def test_up_list_stat_cat_down_remove(mesh: Any, bucket: str, folder: Path, tmp_path: Path) -> None:
+    assert mesh("cp", "-r", folder, f"s3://{bucket}/t").count("copied") == 3
+    assert [line["key"] for line in lines(mesh("ls", "--json", f"s3://{bucket}/t/"))] == ["t/sub/", "t/a.txt"]
+    assert "3 objects, 30 B" in mesh("ls", "-r", f"s3://{bucket}/t")
+    assert "3 objects" in mesh("stat", f"s3://{bucket}/t/")
+    (known,) = lines(mesh("stat", "--json", f"s3://{bucket}/t/a.txt"))
+    assert (known["size"], known["content_type"]) == (5, "text/plain")
+    assert mesh("cat", f"s3://{bucket}/t/a.txt", f"s3://{bucket}/t/sub/b.txt") == "a.txtsub/b.txt"
+    assert mesh("head", "-c", "3", f"s3://{bucket}/t/sub/b.txt") == "sub"
+    mesh("cp", "-r", f"s3://{bucket}/t", tmp_path / "out")
+    assert (tmp_path / "out/sub/deep/c d.txt").read_text() == "sub/deep/c d.txt"
+    mesh("cp", f"s3://{bucket}/t/a.txt", f"{tmp_path}/")
+    assert (tmp_path / "a.txt").read_text() == "a.txt"
+    mesh("cp", f"s3://{bucket}/t/a.txt", f"s3://{bucket}/u/")
+    assert mesh("cat", f"s3://{bucket}/u/a.txt") == "a.txt"
+    assert "would delete" in mesh("rm", "-r", "--dryrun", f"s3://{bucket}/t")
+    assert mesh("rm", "-r", f"s3://{bucket}/t").count("deleted") == 3
+    assert "u/a.txt" in mesh("ls", "-r", f"s3://{bucket}")
+
+
+def test_buckets(mesh: Any, bucket: str) -> None:
+    name = f"{bucket}-made"
+    mesh("mb", f"s3://{name}")
+    assert name in [line["bucket"] for line in lines(mesh("ls", "--json"))]
+    assert f"s3://{name}" in mesh("ls")
+    mesh("rb", f"s3://{name}")
+    assert name not in mesh("ls")
+
+
+def test_standard_input_and_output(mesh: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
+    mesh("cp", "-", f"s3://{bucket}/piped")
+    assert mesh("cp", f"s3://{bucket}/piped", "-") == "from a pipe"
+    assert mesh("cat", "--offset", "5", "--length", "1", f"s3://{bucket}/piped") == "a"
+
+
+def test_sync_copies_what_differs(mesh: Any, bucket: str, folder: Path, tmp_path: Path) -> None:
+    target = f"s3://{bucket}/s"
+    assert mesh("sync", "--dryrun", folder, target).count("would copy") == 3
+    assert mesh("sync", folder, target).count("copied") == 3
+    assert mesh("sync", folder, target) == ""
+    (folder / "a.txt").write_text("longer than before")
+    assert [line["target"] for line in lines(mesh("sync", "--json", folder, target))] == [f"{target}/a.txt"]
+    for path in folder.rglob("*.txt"):
+        os.utime(path, (4e9, 4e9))  # newer, of the same content
+    assert mesh("sync", folder, target) == ""
+    (folder / "a.txt").unlink()
+    assert mesh("sync", folder, target) == ""
+    assert "deleted" in mesh("sync", "--delete", folder, target)
+    back = tmp_path / "back"
+    assert mesh("sync", target, back).count("copied") == 2
+    assert mesh("sync", target, back) == ""
+    (back / "extra").write_text("x")
+    mesh("sync", "--delete", "--exclude", "ex*", target, back)
+    assert (back / "extra").exists()
+    mesh("sync", "--delete", target, back)
+    assert not (back / "extra").exists()
+    assert mesh("sync", target, f"s3://{bucket}/s2").count("copied") == 2
+    assert mesh("sync", target, f"s3://{bucket}/s2") == ""
+
+
+def test_sync_never_deletes_for_an_empty_source(mesh: Any, bucket: str, folder: Path, tmp_path: Path) -> None:
+    mesh("sync", folder, f"s3://{bucket}/s")
+    (tmp_path / "empty").mkdir()
+    assert "nothing is in" in mesh("sync", "--delete", tmp_path / "empty", f"s3://{bucket}/s", code=3)
+    assert "3 objects" in mesh("stat", f"s3://{bucket}/s/")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ls", "s3://{b}/nope"], 3, "no key begins with"),
+        (["stat", "s3://{b}/nope"], 3, "mesh ls s3://"),
+        (["cat", "s3://{b}/nope"], 3, "no object"),
+        (["rm", "s3://{b}/nope"], 3, "no object"),
+        (["ls", "s3://no-such-bucket-{b}"], 3, "mesh mb"),
+        (["rm", "s3://{b}/"], 2, "add -r"),
+        (["cp", "s3://{b}/x/", "."], 2, "add -r"),
+        (["cp", "/nowhere/at/all", "s3://{b}/"], 3, "no file"),
+        (["cp", "/etc", "s3://{b}/"], 2, "add -r"),
+        (["cp", "/etc/hostname", "/tmp/x"], 2, "neither side"),
+        (["sync", "/etc", "/tmp"], 2, "rsync"),
+        (["ls", "http://x/y"], 2, "s3://"),
+        (["stat", "local"], 2, "not in the store"),
+        (["mb", "s3://{b}/key"], 2, "names a key"),
+        (["bench", "--op", "blur:image", "s3://{b}/"], 2, "--op"),
+        (["frobnicate"], 2, "No such command"),
+        (["--endpoint-url", "ftp://x", "ls"], 2, "endpoint"),
+        (["ls", "--endpoint-url", "ftp://x"], 2, "endpoint"),
+        (["ls", "--deadline", "-1"], 2, "--deadline"),
+    ],
+)
+def test_refusals(mesh: Any, bucket: str, arguments: list[str], code: int, words: str) -> None:
+    assert words in mesh(*(argument.replace("{b}", bucket) for argument in arguments), code=code)
+
+
+@pytest.mark.parametrize("arguments", [["--deadline", "0", "ls"], ["ls", "--deadline", "0"]])
+def test_a_server_that_is_away_is_waited_for_as_long_as_one_says(mesh: Any, arguments: list[str]) -> None:
+    told = mesh("--endpoint-url", "http://127.0.0.1:1", *arguments, code=1)
+    assert "gave up after 1 attempts in 0 s" in told
+    assert told.endswith("MESH_ENDPOINT right? To wait longer: --deadline SECONDS.\n")
+
+
+def test_errors_for_programs(mesh: Any, bucket: str) -> None:
+    error = json.loads(mesh("--json", "stat", f"s3://{bucket}/nope", code=3))
+    assert error["error"] == "NoSuchKey"
+
+
+def test_a_key_that_is_no_file_name_is_refused(mesh: Any, s3: Any, bucket: str, tmp_path: Path) -> None:
+    s3.put_object(Bucket=bucket, Key="t/../../evil", Body=b"x")
+    assert "no file name" in mesh("cp", "-r", f"s3://{bucket}/t", tmp_path / "out", code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_failure_does_not_stop_the_others(mesh: Any, bucket: str, folder: Path) -> None:
+    (folder / "closed").symlink_to("/proc/self/mem")
+    mesh("cp", "-r", folder, f"s3://{bucket}/t", code=1)
+    assert "3 objects" in mesh("stat", f"s3://{bucket}/t/")
+
+
+def test_head_and_bench_of_a_dataset(mesh: Any, s3: Any, bucket: str) -> None:
+    cv2 = required_module("cv2")
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    for number in range(12):
+        picture = cv2.imencode(".jpg", rng.integers(0, 255, (40, 50, 3), dtype=np.uint8))[1].tobytes()
+        s3.put_object(Bucket=bucket, Key=f"p/{'cat' if number % 2 else 'dog'}/{number:02}.jpg", Body=picture)
+    text = mesh("head", f"s3://{bucket}/p/")
+    assert mesh("head", f"s3://{bucket}/p") == text  # as mesh.open takes it
+    assert "12 samples" in text
+    assert "2 classes: cat, dog" in text
+    assert text.count("label: ") == 4
+    shown = lines(mesh("--json", "head", "-n", "1", f"s3://{bucket}/p", "--field", "image=jpg"))
+    assert [line["type"] for line in shown] == ["dataset", "sample"]
+    ops = ["--op", "decode:image", "--op", "random_resized_crop:image:16", "--op", "to_chw:image"]
+    (first, second) = lines(mesh("--json", "bench", f"s3://{bucket}/p", *ops, "-b", "4", "--epochs", "2"))
+    assert (first["samples"], second["epoch"]) == (12, 1)
+    assert "samples/s" in mesh("bench", f"s3://{bucket}/p", *ops, "-b", "4")
+    assert "50 GETs" in mesh("bench", "--gets", "-n", "50", "-c", "4", f"s3://{bucket}/p/")
+    assert "nothing is under" in mesh("head", f"s3://{bucket}/none/", code=3)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("command", ["schema", "stats", "preflight", "head", "split"])
+def test_who_waits_sees_how_far_it_is(
+    mesh: Any, s3: Any, bucket: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket=bucket, Key="0.txt", Body=b"text")
+    more = ("--part", "all=1") if command == "split" else ()
+    arguments = (command, f"s3://{bucket}/", "--filter", "size > 0", *more)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    shown = mesh(*arguments)
+    assert f"{command}: " in terminal.getvalue()
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert mesh(*arguments, "--quiet") == shown
+    assert terminal.getvalue() == ""
+
+
+def test_datasets_are_split_and_mixed(mesh: Any, s3: Any, bucket: str) -> None:
+    for number in range(40):
+        s3.put_object(Bucket=bucket, Key=f"{'web' if number < 30 else 'books'}/{number:02}.txt", Body=b"text")
+    parts = lines(mesh("--json", "split", f"s3://{bucket}/", "--part", "train=0.7", "--part", "val=0.3"))
+    assert [part["part"] for part in parts] == ["train", "val"]
+    assert sum(part["samples"] for part in parts) == 40
+    val = parts[1]
+    (found,) = lines(mesh("--json", "stats", f"s3://{bucket}/", "--snapshot", val["snapshot"]))
+    assert found["samples"] == val["samples"]
+    assert f"{val['samples']} samples" in mesh(
+        "split", f"s3://{bucket}/", "--part", "a=0.7", "--part", "b=0.3"
+    )
+    assert "train=0.9" in mesh("split", f"s3://{bucket}/", "--part", "train", code=2)
+    assert "one name" in mesh("split", f"s3://{bucket}/", "--part", "a=0.5", "--part", "a=0.5", code=2)
+    of_pinned = ("--snapshot", val["snapshot"], "--field", "text=txt")
+    assert "--field" in mesh("stats", f"s3://{bucket}/", *of_pinned, code=2)
+
+    urls = f"s3://{bucket}/web/=0.5", f"s3://{bucket}/books/=0.5"
+    whole, web, books = lines(mesh("--json", "mix", *urls, "--epochs", "3"))
+    assert (whole["positions"], web["positions"], books["positions"]) == (40, 60, 60)
+    assert (web["least"], web["most"], books["least"], books["most"]) == (2, 2, 6, 6)
+    assert "of 10 samples 2 times" in mesh("mix", *urls)
+    assert "two datasets" in mesh("mix", urls[0], code=2)
+    assert "s3://web/=0.7" in mesh("mix", "s3://web", "s3://books", code=2)
+
+
+def test_as_a_process_it_is_quiet_without_a_terminal(daemon: Daemon, bucket: str, folder: Path) -> None:
+    env = os.environ | {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+    }
+    command = [sys.executable, "-c", "from meshsdk.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "cp", "-r", str(folder), f"s3://{bucket}/t"],
+        env=env,
+        capture_output=True,
+        check=True,
+        timeout=100,
+    )
+    assert done.stderr == b""
+    helped = subprocess.run(
+        [*command, "sync", "--help"], env={}, capture_output=True, check=True, timeout=100
+    )
+    assert b"mesh sync ./photos s3://photos/train" in helped.stdout
+
+
+def test_a_progress_bar_where_there_is_a_terminal(
+    mesh: Any, bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert mesh("cp", "-r", folder, f"s3://{bucket}/t").count("copied") == 3
+    assert mesh("rm", "-r", f"s3://{bucket}/t").count("deleted") == 3
+
+
+def test_long_work_tells_its_steps(
+    mesh: Any, bucket: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh("cp", "-r", folder, f"s3://{bucket}/t")
+    place = f"s3://{bucket}/t/"
+    work = {
+        ("split", place, "--part", "a=0.5", "--part", "b=0.5", "--seed", "1"): [
+            "mesh: split: 3 samples are pinned (1 of 3)",
+            "mesh: split: a is cut (2 of 3)",
+            "mesh: split: b is cut (3 of 3)",
+        ],
+        ("mix", f"{place}=3", f"{place}=1"): [
+            f"mesh: mix: {place} is pinned (1 of 4)",
+            f"mesh: mix: {place} is pinned (2 of 4)",
+            "mesh: mix: they are one dataset (3 of 4)",
+            "mesh: mix: epochs are counted (4 of 4)",
+        ],
+    }
+    for command, wanted in work.items():
+        capfd.readouterr()
+        assert run(list(command)) == 0
+        out, err = capfd.readouterr()
+        assert err.splitlines() == wanted
+        for silent in ("--quiet", "--json"):
+            assert run([*command, silent]) == 0
+            assert capfd.readouterr().err == ""
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+            assert run(list(command)) == 0
+        shown = capfd.readouterr()
+        assert shown.out == out  # a pipe gets the same
+        assert "mesh: " not in shown.err
+
+
+IMPORTS = """
+import sys
+import meshsdk
+assert not {"numpy", "torch", "click", "rich", "ssl", "awscrt"} & sys.modules.keys(), sys.modules.keys()
+meshsdk.open, meshsdk.Loader, meshsdk.connect, meshsdk.ops
+heavy = {"torch", "click", "rich", "aiohttp", "boto3", "meshd", "asyncio"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+
+
+def test_importing_is_light() -> None:
+    argv = [sys.executable, "-W", "error", "-c", IMPORTS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_bad_samples_are_listed_and_replayed(
+    mesh: Callable[..., str],
+    daemon: Daemon,
+    s3: Any,
+    bucket: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), (9, 8, 7)).save(buffer, "PNG")
+    good = buffer.getvalue()
+    for number in range(6):
+        body = good[:50] if number == 4 else good
+        s3.put_object(Bucket=bucket, Key=f"a/{number}.png", Body=body)
+    with connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        dataset = open_dataset(f"s3://{bucket}/a", fields={"image": "png"}, client=client)
+        dataset = dataset.map(ops.decode("image"), ops.resize("image", [8, 8]))
+        with Loader(dataset, global_batch=3, shuffle=False, max_bad=0.5) as loader:
+            assert len(list(loader)) == 2
+            plan = loader.plan.hash
+    (entry,) = lines(mesh("bad", "ls", plan, "--json"))
+    assert (entry["op"], entry["position"], entry["epoch"], entry["times"]) == ("decode+resize", 4, 0, 1)
+    assert entry["key"] in mesh("bad", "ls", plan)
+    folder = tmp_path / "sample"
+    told = mesh("replay", plan, 3, "--save", folder)
+    assert "position 3 of epoch 0: ok" in told
+    assert "image  uint8 [8, 8, 3]" in told
+    assert [path.read_bytes() for path in folder.iterdir()] == [good]
+    capfd.readouterr()
+    assert run(["replay", plan, "4", "--save", str(folder), "--json"]) == 1
+    saved, outcome = lines(capfd.readouterr().out)
+    assert saved["bytes"] == 50
+    assert (outcome["status"], outcome["key"], outcome["op"]) == ("substituted", entry["key"], entry["op"])
+    assert sorted(len(path.read_bytes()) for path in folder.iterdir()) == [50, len(good)]
+    mesh("replay", "0" * 64, 0, code=3)
+    mesh("bad", "ls", "0" * 64, code=3)
+
+
+def test_what_a_replay_saves_stays_in_its_folder() -> None:
+    assert file_name("../../etc/passwd", 0) == "0-passwd"
+    assert file_name("a/..", 1) == "1-.."
+    assert [file_name(name, 2) for name in ("a/", "", None)] == ["2"] * 3
