@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import itertools
 import json
 import multiprocessing
@@ -19,9 +18,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import numpy as np
-from PIL import Image
-
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.support.bounded_wait import await_end
@@ -31,8 +27,8 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemon
 
-_PHOTOGRAPHS = 64
-_SIDE = 1600
+PHOTOGRAPHS = 64
+ROWS = 64
 _PROCESSES = 4
 _SILENCE = 600.0
 """Seconds a client waits for an answer."""
@@ -54,9 +50,18 @@ class Costly:
 
 
 def costly_requests(daemon: Daemon, bucket: str) -> Mapping[str, Costly]:
-    """Fills the bucket with what they need. Answers may refuse (503 and the like), but must come."""
-    _fill(daemon, bucket)
-    plan = _plan(daemon, bucket)
+    """Of a bucket that `costly_data.fill` filled. Answers may refuse (503 and the like), but must come."""
+    photographs = {"source": f"s3://{bucket}/photographs/", "fields": {"image": {"ext": ["jpg"]}}}
+    plan = _plan(daemon, photographs, _OPS, 16)
+    arrays = {"source": f"s3://{bucket}/arrays/", "kind": "zarr", "fields": {"x": {"array": "x"}}}
+    metadata = {"metadata": f"s3://{bucket}/arrays/x/zarr.json"}
+    windows = _plan(daemon, arrays, [{"op": "zarr", "field": "x", "args": metadata}], ROWS)
+    tables = {"source": f"s3://{bucket}/tables/", "kind": "parquet", "fields": {"x": {"column": "x"}}}
+    rows = _plan(daemon, tables, [{"op": "frombuffer", "field": "x", "args": {"dtype": "float32"}}], ROWS)
+    view = {"kind": "shards", "prefix": "photographs/", "count": 16, "shuffle": 7}
+    _post(daemon, "/-/views", {"bucket": bucket, "name": "packed", "view": view})
+    items = [{"bucket": bucket, "key": f"photographs/{number:04d}.jpg"} for number in range(PHOTOGRAPHS)]
+    gather = json.dumps({"credit": 32 << 20, "enough": 1 << 20, "names": False, "items": 4 * items})
     names = "".join(f"<Object><Key>gone/{number}</Key></Object>" for number in range(1000))
     sweep = f"<Delete>{names}</Delete>".encode()
     summed = {"x-amz-checksum-algorithm": "SHA1", "x-amz-copy-source": f"/{bucket}/large"}
@@ -66,32 +71,27 @@ def costly_requests(daemon: Daemon, bucket: str) -> Mapping[str, Costly]:
         "listing of 1,000": Costly("GET", f"/{bucket}?list-type=2&prefix=many/"),
         "DeleteObjects of 1,000": Costly("POST", f"/{bucket}?delete", sweep),
         "copy of 8 MiB with a new checksum": Costly("PUT", f"/{bucket}/copy-{{n}}", headers=summed),
+        "shard of a view": Costly("GET", f"/{bucket}--packed/shard-000000.tar"),
+        "page of 1,000 members of 10,000": Costly("GET", f"/{bucket}/members.tar?members&max-keys=1000"),
+        "gather of 256 photographs": Costly(
+            "POST", "/-/gather", gather.encode(), {"content-type": "application/json"}
+        ),
+        f"a new batch of {ROWS} Zarr rows": Costly("GET", f"/-/plans/{windows}/{{n}}/0?batch={ROWS}"),
+        f"a new batch of {ROWS} Parquet rows": Costly("GET", f"/-/plans/{rows}/{{n}}/0?batch={ROWS}"),
     }
 
 
-def _fill(daemon: Daemon, bucket: str) -> None:
-    client = daemon.client()
-    random = np.random.default_rng(7)
-    for number in range(_PHOTOGRAPHS):
-        out = io.BytesIO()
-        pixels = random.integers(0, 256, (_SIDE // 8, _SIDE // 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((_SIDE, _SIDE)).save(out, "JPEG", quality=90)
-        client.put_object(Bucket=bucket, Key=f"photographs/{number:04d}.jpg", Body=out.getvalue())
-    for number in range(1000):
-        client.put_object(Bucket=bucket, Key=f"many/{number:06d}", Body=b"")
-    client.put_object(Bucket=bucket, Key="large", Body=os.urandom(8 << 20))
-
-
-def _plan(daemon: Daemon, bucket: str) -> str:
-    source = {"source": f"s3://{bucket}/photographs/", "fields": {"image": {"ext": ["jpg"]}}}
-    answer = daemon.request("POST", "/-/snapshots", json.dumps(source).encode())
-    assert answer.status == 200, answer.body
-    snapshot = json.loads(answer.body)["snapshot"]
-    document = {"snapshot": snapshot, "spec": {"seed": 7, "ops": _OPS}, "batch": 16}
-    answer = daemon.request("POST", "/-/plans", json.dumps(document).encode())
-    assert answer.status == 200, answer.body
-    plan: str = json.loads(answer.body)["plan"]
+def _plan(daemon: Daemon, source: Mapping[str, Any], ops: list[dict[str, Any]], batch: int) -> str:
+    snapshot = _post(daemon, "/-/snapshots", source)["snapshot"]
+    document = {"snapshot": snapshot, "spec": {"seed": 7, "ops": ops}, "batch": batch}
+    plan: str = _post(daemon, "/-/plans", document)["plan"]
     return plan
+
+
+def _post(daemon: Daemon, target: str, document: Mapping[str, Any]) -> Any:
+    answer = daemon.request("POST", target, json.dumps(document).encode())
+    assert answer.status in (200, 201), answer.body
+    return json.loads(answer.body)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bench.signing import Account
 from bench.stocking import stock
 from tests.scale.costly import costly_requests, crowd
+from tests.scale.costly_data import fill
 from tests.scale.pipeline import Target
 from tests.scale.table import private_memory
 from tests.support.daemons import Daemon
@@ -210,6 +211,7 @@ def clients(folder: Path, counts: Counts, table: Table) -> None:
         client.create_bucket(Bucket=_BUCKET)
         client.put_object(Bucket=_BUCKET, Key="small", Body=b"x" * 10_240)
         _measure_beside(daemon, "nobody", None, counts, table)
+        fill(daemon, _BUCKET)
         for name, costly in costly_requests(daemon, _BUCKET).items():
             _measure_beside(daemon, name, costly, counts, table)
         table.memory("clients", "memory afterwards", daemon)
@@ -227,7 +229,7 @@ def _measure_beside(daemon: Daemon, name: str, costly: Costly | None, counts: Co
         table.median_ms("clients", f"GET 10 KiB beside {name}", small)
         return
     with crowd(daemon, costly, counts.clients) as answers:
-        table.median_ms("clients", f"GET 10 KiB beside {counts.clients} × {name}", small, times=101)
+        table.median_ms("clients", f"GET 10 KiB beside {counts.clients} × {name}", small, times=counts.reads)
     table.add("clients", f"most memory beside {counts.clients} × {name}", max(peak) / 2**20, "MiB")
     for status, count in sorted(answers.items()):
         table.add("clients", f"answers with {status} to {name}", count, "")

@@ -72,6 +72,14 @@ def costs(daemon: Daemon, name: str) -> Iterator[Cost]:
         print(f"{name}: {cost}")
 
 
+@contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Print how many seconds the block takes: `pytest -s` shows them."""
+    began = time.monotonic()
+    yield
+    print(f"{name}: {time.monotonic() - began:.2f} s")
+
+
 def _processes(daemon: Daemon) -> list[psutil.Process]:
     supervisor = psutil.Process(daemon.pid)
     return [supervisor, *supervisor.children(recursive=True)]

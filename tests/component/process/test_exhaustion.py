@@ -22,6 +22,7 @@ from botocore.exceptions import ClientError
 
 from meshd.control.control_api import ControlError
 from meshd.util.clock import SystemClock
+from tests.support.attack_costs import costs, timed
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.required import require_etcd
@@ -69,7 +70,7 @@ def _address(daemon: Daemon) -> tuple[str, int]:
 
 def test_more_connections_than_descriptors(few_files: Daemon) -> None:
     few_files.client().put_object(Bucket=_BUCKET, Key="before", Body=b"before")
-    with ExitStack() as stack:
+    with costs(few_files, f"{2 * _LIMIT} idle connections"), ExitStack() as stack:
         for _ in range(2 * _LIMIT):
             with suppress(OSError):
                 stack.enter_context(socket.create_connection(_address(few_files), timeout=5))
@@ -157,13 +158,15 @@ def test_no_process_can_be_started(as_nobody: Daemon) -> None:
     client.put_object(Bucket=_BUCKET, Key="before", Body=b"before" * 100_000)
     _limit_processes(as_nobody, room=0)
     as_nobody.signal_child("transform-0")
-    for number in range(20):
-        client.put_object(Bucket=_BUCKET, Key=f"small-{number}", Body=b"x" * 1000)
-        client.put_object(Bucket=_BUCKET, Key=f"large-{number}", Body=b"x" * (2 << 20))
-        assert _reads(as_nobody, f"large-{number}") == b"x" * (2 << 20)
+    with costs(as_nobody, "20 × PUT 1 KB, PUT 2 MiB, GET 2 MiB without room for a process"):
+        for number in range(20):
+            client.put_object(Bucket=_BUCKET, Key=f"small-{number}", Body=b"x" * 1000)
+            client.put_object(Bucket=_BUCKET, Key=f"large-{number}", Body=b"x" * (2 << 20))
+            assert _reads(as_nobody, f"large-{number}") == b"x" * (2 << 20)
     assert _reads(as_nobody, "before") == b"before" * 100_000
     _limit_processes(as_nobody, room=1000)
-    _await(lambda: "transform-0" in as_nobody.children(), "the transform process is not started again")
+    with timed("until the transform process is back"):
+        _await(lambda: "transform-0" in as_nobody.children(), "the transform process is not started again")
     with suppress(DaemonFailedError):
         assert as_nobody.stop() == 0
     as_nobody.up()
@@ -184,16 +187,19 @@ def mesh() -> Iterator[DaemonCluster]:
 def test_a_full_etcd(mesh: DaemonCluster) -> None:
     client = mesh["n1"].client()
     client.create_bucket(Bucket=_BUCKET)
+    with timed("60 × PUT at three nodes, etcd with room"):
+        _put_everywhere(mesh)
     _fill_etcd(mesh)
     with pytest.raises(ClientError) as refused:
         client.create_bucket(Bucket="another")
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
-    for number in range(20):
-        for node in mesh.nodes.values():
-            node.client().put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
-    _await(lambda: _says(mesh["n2"], "etcd rejects writes"), "nobody is told that etcd is full")
+    with timed("60 × PUT at three nodes, etcd full"):
+        _put_everywhere(mesh)
+    with timed("until the status says that etcd is full"):
+        _await(lambda: _says(mesh["n2"], "etcd rejects writes"), "the status does not say that etcd is full")
     _make_room(mesh)
-    _await(lambda: _makes_bucket(mesh, "another"), "no bucket can be made though etcd has room again")
+    with timed("until a bucket can be created again"):
+        _await(lambda: _makes_bucket(mesh, "another"), "no bucket can be made though etcd has room again")
     mesh.kill("n3")
     mesh.await_state("n3", "away")
     for number in range(20):
@@ -225,6 +231,12 @@ def _make_room(mesh: DaemonCluster) -> None:
         gateway.call("maintenance/defragment", {}, repeatable=True)
         for alarm in gateway.call("maintenance/alarm", {"action": "GET"}, repeatable=True)["alarms"]:
             gateway.call("maintenance/alarm", alarm | {"action": "DEACTIVATE"}, repeatable=True)
+
+
+def _put_everywhere(mesh: DaemonCluster) -> None:
+    for number in range(20):
+        for node in mesh.nodes.values():
+            node.client().put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
 
 
 def _says(node: Daemon, words: str) -> bool:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from meshsdk.cli.cluster import cluster
 from tests.component.mesh.test_mesh_disks import _await, _env, _fill, _read_everywhere, _scrub
+from tests.support.attack_costs import timed
 from tests.support.bounded_wait import await_end
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import DaemonFailedError
@@ -127,14 +128,16 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluste
     bodies = _fill(mesh, 16, "real")
     os.sync()
     _end_device(place, _middle(max((place / "two").glob("extents/*/*.tar"), key=os.path.getsize)))
-    _read_everywhere(mesh, bodies)  # also what begins on sound sectors: it goes on from another node
+    with timed("EIO under data: every object read at every node"):
+        _read_everywhere(mesh, bodies)  # also what begins on sound sectors: it goes on from another node
     assert mesh.metric("n2", "meshd_reads_continued_total") or not _serves(mesh)
     mesh.kill("n2")
     _end_device(place, 1 << 20)
     (mesh["n2"].data_dir / "cache" / "boot").write_text("another")  # as if the machine had gone down
     mesh.up("n2")
     _read_everywhere(mesh, bodies)
-    _await(mesh, lambda: _restored(mesh, "failed"))
+    with timed("EIO under data: until the disk is out of service and its copies are restored"):
+        _await(mesh, lambda: _restored(mesh, "failed"))
     _read_everywhere(mesh, bodies)
     assert "put an empty disk in its place" in _status(mesh)
     _run("umount", "-l", str(place / "two"))
@@ -168,8 +171,9 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: DaemonCluster, p
     bodies = _fill(mesh, 8, "index")
     device = _device(place / "index")
     Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("damage")
-    _await(mesh, lambda: not mesh["n3"].running)  # the others wait for nothing then
-    mesh.await_state("n3", "away")
+    with timed("read-only index: until the node has ended and is away"):
+        _await(mesh, lambda: not mesh["n3"].running)  # the others wait for nothing then
+        mesh.await_state("n3", "away")
     _await(mesh, lambda: "holds the index and has failed: Read-only file system" in _status(mesh))
     bodies |= _fill(mesh, 4, "meanwhile")
     mesh.stop("n3")
@@ -187,8 +191,9 @@ def test_an_index_that_cannot_be_read(mesh: DaemonCluster, place: Path) -> None:
     """Each read of what is mapped is a SIGBUS, as of a device that gives EIO."""
     bodies = _fill(mesh, 8, "torn")
     os.truncate(place / "index" / "n3" / "data.mdb", 8192)
-    _await(mesh, lambda: not mesh["n3"].running)
-    mesh.await_state("n3", "away")
+    with timed("SIGBUS of the index: until the node has ended and is away"):
+        _await(mesh, lambda: not mesh["n3"].running)
+        mesh.await_state("n3", "away")
     _read_everywhere_but(mesh, bodies)
     mesh.stop("n3")
     assert "killed by SIGBUS" in mesh["n3"].output()
