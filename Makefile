@@ -12,11 +12,11 @@ help:            ## what each verb does
 export PYTHONDONTWRITEBYTECODE =
 
 # A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml tools/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing shardmesh and its development tools into $(VENV): 2.5 GB, some minutes"
 	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install -qq --editable '.[server]' --group dev
+	@$(BIN)/python -m pip install -qq --editable '.[server]' --editable ./tools --group dev
 	@touch $(STAMP)
 
 demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from bench.results import Figure
 from meshd.origins.eviction.policy_api import EvictionSettings
-from meshd.origins.eviction.simulator import BOUND, PLANNED, default_segment, epoch_trace, footprint, simulate
+from meshtools.cache_simulator.simulator import (
+    BOUND,
+    PLANNED,
+    default_segment,
+    epoch_trace,
+    footprint,
+    simulate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -31,7 +31,7 @@ from bench.preparing import BARE, NODE, NOTES
 from bench.rows import FULL, store_rows
 from bench.storereporting import gather_section, metric_of, store_section
 from bench.tables import BARS_HEAD, MISSED, number, table, verdict
-from meshd.origins.eviction.simulator import BOUND, PLANNED
+from meshtools.cache_simulator.simulator import BOUND, PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

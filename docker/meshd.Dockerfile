@@ -7,8 +7,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY meshd meshd
 COPY sdk sdk
 COPY operator operator
+COPY tools tools
 RUN python -m venv /opt/mesh \
- && /opt/mesh/bin/pip install --no-cache-dir ".[server]" \
+ && /opt/mesh/bin/pip install --no-cache-dir ".[server]" ./tools \
  && find /opt/mesh -name __pycache__ -type d -prune -exec rm -rf {} +
 
 FROM python:${PYTHON}

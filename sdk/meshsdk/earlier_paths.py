@@ -1,7 +1,7 @@
-"""Module paths of earlier releases, which go on for one release with a DeprecationWarning.
+"""Module paths of earlier releases, which work for one release with a DeprecationWarning.
 
-Law: one table says where a module has gone. An earlier module is made when it is imported, loads the present
-one when a name is taken from it, and warns with the path to use instead.
+Law: one table says where a module has moved. A module at an earlier path is made when it is imported. It
+loads the present module when a name is taken from it, and warns with the path to use instead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ MOVED: Final[Mapping[str, str]] = {
     "buckets": "admin.cluster_admin",
     "clusters": "admin.cluster_admin",
     "connecting": "client.s3_client",
+    "doctor": "meshtools.doctor",
+    "doctor.advice": "meshtools.doctor.advice",
+    "doctor.examine": "meshtools.doctor.examine",
+    "doctor.script_hook": "meshtools.doctor.script_hook",
     "frames": "datasets.batch",
     "gathers": "client.gather",
     "guessing": "datasets.fields",
@@ -31,6 +35,8 @@ MOVED: Final[Mapping[str, str]] = {
     "keeping": "admin.documents",
     "keyfiles": "client.settings",
     "library": "admin.op_catalog",
+    "loader.measurement_runs": "meshtools.doctor.measurement_runs",
+    "loader.stage_times": "meshtools.doctor.stage_times",
     "loaders": "loader.loader",
     "mixing": "datasets.split_mix",
     "modules": "admin.op_catalog",
@@ -48,18 +54,27 @@ MOVED: Final[Mapping[str, str]] = {
     "sizes": "byte_sizes",
     "splitting": "datasets.split_mix",
     "stalls": "meters",
-    "tops": "top",
-    "tops.gpus": "top.gpus",
-    "tops.hosts": "top.hosts",
-    "tops.nodes": "top.nodes",
-    "tops.pages": "top.shared_page",
-    "tops.watching": "top.snapshot_diff",
-    "traces.ranges": "traces.nvtx",
+    "top": "meshtools.top",
+    "top.gpus": "meshtools.top.gpus",
+    "top.hosts": "meshtools.top.hosts",
+    "top.nodes": "meshtools.top.nodes",
+    "top.shared_page": "loader.stats_page",
+    "top.snapshot_diff": "meshtools.top.snapshot_diff",
+    "tops": "meshtools.top",
+    "tops.gpus": "meshtools.top.gpus",
+    "tops.hosts": "meshtools.top.hosts",
+    "tops.nodes": "meshtools.top.nodes",
+    "tops.pages": "loader.stats_page",
+    "tops.watching": "meshtools.top.snapshot_diff",
+    "traces": "meshtools.traces",
+    "traces.chrome": "meshtools.traces.chrome",
+    "traces.nvtx": "meshtools.traces.nvtx",
+    "traces.ranges": "meshtools.traces.nvtx",
     "transport": "client.transport",
     "unpacking": "datasets.unpack_warning",
     "views": "admin.views",
 }
-"""Modules by their earlier path, below `meshsdk`."""
+"""Modules by their earlier path, below `meshsdk`. The present path is below `meshsdk`, or in `meshtools`."""
 
 RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "adapters.iterables": {"Passes": "EpochCounter"},
@@ -78,13 +93,26 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "tops.gpus": {"look": "read_gpus"},
     "tops.hosts": {"HostLook": "HostSnapshot", "look": "read_host"},
     "tops.nodes": {"NodeLook": "NodeSnapshot", "Reported": "ReportedJob", "reported": "loader_reports"},
-    "tops.pages": {"Page": "StatsPage", "pages": "read_pages"},
+    "tops.pages": {"Page": "StatsPage"},
     "tops.watching": {"Look": "Snapshot", "between": "diff_snapshots", "look": "take_snapshot"},
     "traces.ranges": {"Ranges": "NvtxRanges"},
     "transport": {"Asking": "RequestAttempts", "Line": "EndpointClient"},
     "unpacking": {"unpacks": "is_unpacking"},
 }
 """Names in them that have changed, too."""
+
+ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
+    "loader.measurement_runs": {"MeasuredPlan": "loader.measured_plan.MeasuredPlan"},
+    "top.shared_page": {
+        "read_page": "meshtools.top.page_reader.read_page",
+        "read_pages": "meshtools.top.page_reader.read_pages",
+    },
+    "tops.pages": {
+        "pages": "meshtools.top.page_reader.read_pages",
+        "read_page": "meshtools.top.page_reader.read_page",
+    },
+}
+"""Names in them that are in another module than the rest."""
 
 SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
     "client": dict.fromkeys(("Client", "ObjectInfo"), "client.s3_client"),
@@ -93,6 +121,12 @@ SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
 """Modules that have become packages of the same name: where their names are."""
 
 _PACKAGE: Final = "meshsdk"
+_TOOLS: Final = "meshtools"
+
+
+def present_path(home: str) -> str:
+    """Returns the full path of a module that a table here names."""
+    return home if home.partition(".")[0] == _TOOLS else f"{_PACKAGE}.{home}"
 
 
 def install_earlier_paths() -> None:
@@ -114,18 +148,32 @@ def earlier_names(package: str) -> Callable[[str], Any]:
 
 
 def _moved(earlier: str, name: str, home: str, present: str, depth: int) -> Any:
-    module = import_module(f"{_PACKAGE}.{home}")
+    path = present_path(home)
+    module = _present_module(earlier, path)
     try:
         value = getattr(module, present)
     except AttributeError:
         raise AttributeError(f"module {earlier!r} has no attribute {name!r}", name=name) from None
     warnings.warn(
-        f"{earlier}.{name} is deprecated: use {_PACKAGE}.{home}.{present}; the next release removes "
-        f"{earlier}.{name}",
+        f"{earlier}.{name} is deprecated: use {path}.{present}; the next release removes {earlier}.{name}",
         DeprecationWarning,
         stacklevel=depth,
     )
     return value
+
+
+def _present_module(earlier: str, path: str) -> ModuleType:
+    """Raises ModuleNotFoundError with the command that installs `meshtools`, if it is missing."""
+    try:
+        return import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != _TOOLS:
+            raise
+        raise ModuleNotFoundError(
+            f"{earlier} is now {path}, in the package shardmesh-tools: run pip install 'shardmesh[tools]', "
+            "or pip install ./tools in a clone of Shardmesh",
+            name=_TOOLS,
+        ) from None
 
 
 class _EarlierModule(ModuleType):
@@ -135,16 +183,22 @@ class _EarlierModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
         path = self.__name__.removeprefix(f"{_PACKAGE}.")
-        return _moved(self.__name__, name, MOVED[path], RENAMED.get(path, {}).get(name, name), depth=3)
+        if f"{path}.{name}" in MOVED:  # `from meshsdk.top import gpus`: the warning follows with a name of it
+            return import_module(f"{self.__name__}.{name}")
+        home, present = MOVED[path], RENAMED.get(path, {}).get(name, name)
+        if name in ELSEWHERE.get(path, {}):
+            home, _, present = ELSEWHERE[path][name].rpartition(".")
+        return _moved(self.__name__, name, home, present, depth=3)
 
     def __dir__(self) -> list[str]:
         path = self.__name__.removeprefix(f"{_PACKAGE}.")
         changed = {new: old for old, new in RENAMED.get(path, {}).items()}
-        return sorted(changed.get(name, name) for name in dir(import_module(f"{_PACKAGE}.{MOVED[path]}")))
+        module = _present_module(self.__name__, present_path(MOVED[path]))
+        return sorted({*(changed.get(name, name) for name in dir(module)), *ELSEWHERE.get(path, {})})
 
 
 class _EarlierPaths(MetaPathFinder, Loader):
-    """The last finder: asked only for modules that no other one has."""
+    """The last finder: Python asks it only for modules that no other finder has."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -157,7 +211,7 @@ class _EarlierPaths(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _EarlierModule(
-            spec.name, f"Earlier path of `{_PACKAGE}.{MOVED[spec.name.partition('.')[2]]}`."
+            spec.name, f"Earlier path of `{present_path(MOVED[spec.name.partition('.')[2]])}`."
         )
 
     def exec_module(self, module: ModuleType) -> None:

@@ -20,10 +20,10 @@ from meshsdk import ops
 from meshsdk.client.arena import Arena, PinnedMemory
 from meshsdk.datasets.batch import Frame
 from meshsdk.errors import ConfigurationError
-from meshsdk.loader.measurement_runs import synchronize_gpu
 from meshsdk.loader.output_stage import IMAGENET_MEAN, IMAGENET_STD, CudaCopyStream, DeviceStage, Normalize
-from meshsdk.top.gpus import read_gpus
-from meshsdk.traces.nvtx import nvtx_of
+from meshtools.doctor.measurement_runs import synchronize_gpu
+from meshtools.top.gpus import read_gpus
+from meshtools.traces.nvtx import nvtx_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,7 +35,7 @@ LONGEST: Final = (
     "component/mesh/test_mesh_epochs",
     "component/s3/test_s3_on_a_mesh",
     "component/reads/test_merged_listings",
-    "component/sdk/test_doctor",
+    "component/tools/test_doctor",
     "component/transform/test_transform_limits",
     "component/origins/test_origins_writing",
     "crash/test_worker_kills",

@@ -1,6 +1,6 @@
-"""Eviction: the policy of the cache, and a simulator that runs the same code on traces.
+"""Eviction: the policy of the cache.
 
 Law: pure and deterministic. Nothing here reads a disk, a socket, a clock or a random number: events come
-in as arguments, evictions go out as data. Imports the standard library only, so `mesh cache simulate`
-runs anywhere. A policy is one class and one entry of `simulator.POLICIES`.
+in as arguments, evictions go out as data. It imports the standard library only, so the cache simulator
+(`meshtools.cache_simulator`) runs the same code on traces of reads, anywhere.
 """

@@ -73,7 +73,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """What the simulator asks of any policy."""
+    """What the cache simulator needs of any policy."""
 
     @property
     def used(self) -> int:

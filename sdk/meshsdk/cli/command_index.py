@@ -1,15 +1,22 @@
 """Commands of `mesh` by chapter: the module of each, and its line in `mesh --help`.
 
-Law: a command's module is imported when the command runs, so every command starts fast.
+Law: a command's module is imported when the command runs, so every command starts fast. The commands of
+`TOOLS` belong to the optional package `shardmesh-tools`, which registers them as entry points.
 Invariant: a command is listed once, under the name of its function.
 """
 
 from __future__ import annotations
 
 import importlib
+from typing import Any, Final
 
 import click
 
+from meshsdk.errors import ConfigurationError
+from meshsdk.optional_tools import COMMANDS, find_tool, missing_tool
+
+TOOLS: Final = ""
+"""Instead of a module: a command of `shardmesh-tools`."""
 CHAPTERS = {
     "Objects": {
         "ls": ("objects", "Buckets, or the keys that begin with a URL."),
@@ -34,8 +41,8 @@ CHAPTERS = {
         "bench": ("bench", "How fast its batches come."),
     },
     "Training jobs": {
-        "doctor": ("doctor", "What a training job waits for, and the cheapest fix."),
-        "top": ("top", "This machine, its jobs and the nodes on one screen."),
+        "doctor": (TOOLS, "What a training job waits for, and the cheapest fix."),
+        "top": (TOOLS, "This machine, its jobs and the nodes on one screen."),
         "bad": ("bad_samples", "Samples that could not be prepared, and why."),
         "replay": ("bad_samples", "Prepare one position of an epoch again."),
     },
@@ -50,7 +57,7 @@ CHAPTERS = {
     "The store": {
         "bucket": ("buckets", "Buckets that cache a remote store; numbers of copies."),
         "prefetch": ("prefetch", "Bring a remote store's objects into the cache."),
-        "cache": ("cache", "How a cache would do, replayed on a trace of reads."),
+        "cache": (TOOLS, "Simulate a cache on a trace of reads."),
         "cluster": ("cluster", "The nodes of a mesh: shown, drained, replaced."),
     },
 }
@@ -70,7 +77,11 @@ class Chapters(click.Group):
         del ctx
         if cmd_name not in _MODULES:
             return None
-        command = getattr(importlib.import_module(f"meshsdk.cli.{_MODULES[cmd_name]}"), cmd_name)
+        module = _MODULES[cmd_name]
+        if module == TOOLS:
+            command = find_tool(COMMANDS, cmd_name) or _missing_command(cmd_name)
+        else:
+            command = getattr(importlib.import_module(f"meshsdk.cli.{module}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -97,3 +108,18 @@ class Chapters(click.Group):
         for title, chapter in CHAPTERS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), line) for name, (_, line) in chapter.items()])
+
+
+def _missing_command(name: str) -> click.Command:
+    """Returns a command that accepts any arguments and raises ConfigurationError: how to install it."""
+
+    def fail(**_: Any) -> None:
+        raise ConfigurationError(missing_tool(f"mesh {name}"))
+
+    return click.Command(
+        name,
+        callback=fail,
+        params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+    )

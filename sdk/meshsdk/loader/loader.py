@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from meshsdk.client.native_api import bad_samples
@@ -34,6 +33,7 @@ from meshsdk.loader.loader_setup import (
 )
 from meshsdk.loader.position import Position
 from meshsdk.meters import Meter
+from meshsdk.optional_tools import LOADER_HOOKS, load_tool
 from meshwire.plan.plan_spec import LoaderState
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.loader.epoch_iterator import EpochIterator
     from meshsdk.loader.loader_setup import LoaderArguments
-    from meshsdk.loader.measurement_runs import MeasuredPlan
+    from meshsdk.loader.measured_plan import MeasuredPlan
     from meshsdk.loader.output_stage import Normalize
     from meshsdk.loader.plain_batches import PlainLoader
     from meshsdk.loader.torch_iterable import LoaderIterable
@@ -261,15 +261,14 @@ class Loader:
                 self._end_pass()
 
     def _looked_into(self) -> Iterator[Batch] | None:
-        """The batches of a checkup, if `mesh doctor` runs this program and looks into this loader."""
-        # By name: `doctor` is above this package, and takes part only in programs that it runs.
-        hook = import_module("meshsdk.doctor.script_hook")
+        """Returns the batches that `mesh doctor` measures; None if it does not measure this loader."""
+        measured_batches = load_tool(LOADER_HOOKS, "doctor", f"a script that runs with {DOCTOR_VARIABLE}")
         self._end_pass()
-        found: Iterator[Batch] | None = hook.measured_batches(self)
+        found: Iterator[Batch] | None = measured_batches(self)
         return found
 
     def subject(self) -> MeasuredPlan:
-        """What `mesh doctor` looks into: the plan as this rank reads it."""
+        """Returns the plan that `mesh doctor` measures, as this rank reads it."""
         return self._feed.measured_plan(self._arena, self.dataset.snapshot.source)
 
     def _begin(self) -> EpochIterator:
@@ -340,6 +339,7 @@ class Loader:
     def trace(self, path: str | os.PathLike[str] | None, *, limit: int = TRACE_LIMIT) -> None:
         """Writes what each step waited for, and what became of each request, to a file that Perfetto
         (ui.perfetto.dev) opens, from the next `for` on until the loader is closed, or `trace(None)`.
+        Raises ConfigurationError without the package shardmesh-tools (`pip install 'shardmesh[tools]'`).
 
         Args:
             path: the file; of several ranks each has its own, `.rankN` is added to the name. One that another

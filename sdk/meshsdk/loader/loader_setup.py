@@ -34,10 +34,11 @@ from meshsdk.loader.arguments import (
 )
 from meshsdk.loader.epoch_iterator import EpochIterator
 from meshsdk.loader.frame_requests import FrameRequests
+from meshsdk.loader.measured_plan import MeasuredPlan
 from meshsdk.loader.output_stage import device_name, make_stage
 from meshsdk.loader.prefetcher import FetchSpec
-from meshsdk.traces.chrome import LIMIT, ChromeTrace, TakenError
-from meshsdk.traces.nvtx import NvtxRanges, nvtx_of
+from meshsdk.loader.stats_page import describe, open_page
+from meshsdk.optional_tools import LOADER_HOOKS, find_tool, load_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,17 +50,17 @@ if TYPE_CHECKING:
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.loader.frame_requests import LoaderReporter
     from meshsdk.loader.loader import Loader
-    from meshsdk.loader.measurement_runs import MeasuredPlan
     from meshsdk.loader.output_stage import Normalize, OutputStage
     from meshsdk.loader.position import Position
     from meshsdk.meters import Meter, Observer
     from meshwire.plan.loader_state import Tail
 
 
-TRACE_LIMIT: Final = LIMIT
+TRACE_LIMIT: Final = 64 << 20
+"""Bytes of a trace: some 80,000 steps."""
 TRACE_VARIABLE: Final = "MESH_TRACE"
 DOCTOR_VARIABLE: Final = "MESH_DOCTOR"
-"""Environment of a script that `mesh doctor` runs: the folder with its orders, and for its report."""
+"""Set by `mesh doctor` for the script it runs: the folder with its instructions, and for the report."""
 PAGE_VARIABLE: Final = "MESH_TOP"
 """`off`: no page."""
 
@@ -85,7 +86,7 @@ class LoaderObservers:
             self._trace = None
             path = os.environ.get(TRACE_VARIABLE, "")
             if path:
-                self._trace = _next_free(loader, Path(path))
+                self._trace = _open_trace(loader, Path(path), TRACE_LIMIT, next_free=True)
         return (*self._usual, *(() if self._trace is None else (self._trace,)))
 
     def set_trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
@@ -96,7 +97,7 @@ class LoaderObservers:
             self._trace = None
         loader = self._loader()
         if path is not None and loader is not None:
-            self._trace = _traced(loader, Path(path), limit)
+            self._trace = _open_trace(loader, Path(path), limit, next_free=False)
 
     def close(self) -> None:
         """Idempotent."""
@@ -109,33 +110,33 @@ class LoaderObservers:
 def _usual(loader: Loader) -> list[Observer]:
     found: list[Observer] = []
     if os.environ.get(PAGE_VARIABLE, "") != "off":
-        from meshsdk.top.shared_page import describe, open_page
-
         source, plan = loader.dataset.snapshot.source, loader.plan.hash
         job = describe(loader.rank, loader.world, source, plan, loader.global_batch, loader.report)
         page = open_page(job, len(loader))
         found += [] if page is None else [page]
-    nvtx = nvtx_of(sys.modules.get("torch"))
-    found += [] if nvtx is None else [NvtxRanges(nvtx)]
+    if _uses_gpu() and (nvtx := find_tool(LOADER_HOOKS, "nvtx")) is not None:
+        ranges: Observer | None = nvtx(sys.modules["torch"])
+        found += [] if ranges is None else [ranges]
     return found
 
 
-def _next_free(loader: Loader, path: Path) -> ChromeTrace:
-    """A trace of its own for each loader at work: all of them are told the same path."""
-    number, own = 1, path
-    while True:
-        try:
-            return _traced(loader, own, LIMIT)
-        except TakenError:
-            number += 1
-            own = path.with_name(f"{path.stem}.{number}{path.suffix}")
+def _uses_gpu() -> bool:
+    """Returns whether this process has started CUDA. The loader never starts it: a process that forks
+    afterwards cannot use it in its children."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
 
 
-def _traced(loader: Loader, path: Path, limit: int) -> ChromeTrace:
+def _open_trace(loader: Loader, path: Path, limit: int, *, next_free: bool) -> Observer:
+    """Raises ConfigurationError if the trace cannot be written, or `shardmesh-tools` is not installed."""
     if loader.world > 1:
         path = path.with_name(f"{path.stem}.rank{loader.rank}{path.suffix}")
     name = loader.report or loader.dataset.snapshot.source
-    return ChromeTrace(path, rank=loader.rank, world=loader.world, name=name, limit=limit)
+    open_trace = load_tool(LOADER_HOOKS, "trace", "a trace of steps (loader.trace or MESH_TRACE)")
+    found: Observer = open_trace(
+        path, rank=loader.rank, world=loader.world, name=name, limit=limit, next_free=next_free
+    )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +196,7 @@ class StepReader:
         return self.stage.finish(self.stage.begin(frame, epoch))
 
     def measured_plan(self, arena: Arena, source: str) -> MeasuredPlan:
-        """What `mesh doctor` looks into."""
-        from meshsdk.loader.measurement_runs import MeasuredPlan
-
+        """Returns the plan that `mesh doctor` measures."""
         addresses = self.addresses
         return MeasuredPlan(
             self.transport,

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.origins.eviction.comparison_policies import Lru, S3Fifo, Sieve
 from meshd.origins.eviction.policy_api import EvictionSettings
 from meshd.origins.eviction.segment_policy import SegmentPolicy
-from meshd.origins.eviction.simulator import POLICIES, TraceRead, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -159,7 +157,7 @@ def test_decisions_do_not_depend_on_how_a_process_hashes_texts() -> None:
     """Python draws the hashes of texts anew in every process; sets of items must not decide anything."""
     code = (
         "from meshd.origins.eviction.policy_api import EvictionSettings as S\n"
-        "from meshd.origins.eviction.simulator import *\n"
+        "from meshtools.cache_simulator.simulator import *\n"
         "from meshd.origins.eviction.segment_policy import SegmentPolicy\n"
         "p = SegmentPolicy(S(30_000, segment=1000)); p.pin('data', 'sample-0000000')\n"
         "t = mix_traces([epoch_trace(4, 60, 700), zipf_trace(1.0, 400, 80, 300)])\n"
@@ -179,28 +177,6 @@ def test_decisions_do_not_depend_on_how_a_process_hashes_texts() -> None:
     }
     assert len(said) == 1
     assert "Eviction" in said.pop()
-
-
-@given(st.lists(st.tuples(ITEMS, SIZES), max_size=200), st.sampled_from([Lru, Sieve, S3Fifo]))
-def test_the_others_stay_within_too(
-    reads: list[tuple[Item, int]], kind: type[Lru] | type[Sieve] | type[S3Fifo]
-) -> None:
-    cache = kind(100)
-    for item, size in reads:
-        assert cache.read_item(item, size) in (0, size)
-        assert cache.used <= 100
-        assert cache.read_item(item, size) == size
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(ITEMS, min_size=1, max_size=150), st.randoms(use_true_random=False))
-def test_nobody_serves_more_bytes_than_the_bound(reads: list[Item], random: Any) -> None:
-    sizes: dict[Item, int] = {}
-    trace = [TraceRead(item, sizes.setdefault(item, random.randrange(1, 60))) for item in reads]
-    everything = EvictionSettings(100, segment=20, high=1, low=1)
-    bound = simulate("belady", trace, everything).bytes
-    for name in POLICIES:
-        assert simulate(name, trace, everything).bytes <= bound + 1e-12
 
 
 def test_a_restart_finds_what_was_there() -> None:

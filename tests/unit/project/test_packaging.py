@@ -38,6 +38,7 @@ _EXTRAS = (
     "boto3",
     "botocore",
     "meshd",
+    "meshtools",
 )
 
 
@@ -61,10 +62,12 @@ def test_standard_operator_is_not_shadowed_from_the_root() -> None:
 def test_folders_that_hold_packages_are_not_packages() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
     assert not (ROOT / "sdk" / "__init__.py").exists()
+    assert not (ROOT / "tools" / "__init__.py").exists()
 
 
 def test_no_module_is_named_like_one_of_the_standard_library() -> None:
-    ours = [p for top in ("meshd", "sdk", "operator", "demo", "bench") for p in (ROOT / top).rglob("*.py")]
+    folders = ("meshd", "sdk", "operator", "tools", "demo", "bench")
+    ours = [p for top in folders for p in (ROOT / top).rglob("*.py")]
     assert len(ours) > 50
     clashes = [
         p for p in ours if p.stem in sys.stdlib_module_names and p.stem not in {"__init__", "__main__"}
@@ -73,5 +76,19 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
 
 
 def test_the_release_that_nodes_name_is_the_distributions() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["version"] == RELEASE
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tools = tomllib.loads((ROOT / "tools" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == tools["version"] == RELEASE
+    assert project["optional-dependencies"]["tools"] == [f"{tools['name']}=={RELEASE}"]
+    assert tools["dependencies"] == [f"{project['name']}=={RELEASE}"]
+
+
+def test_the_distribution_leaves_the_tools_out_and_theirs_has_nothing_else() -> None:
+    def packages(project: Path) -> list[str]:
+        hatch = tomllib.loads(project.read_text())["tool"]["hatch"]
+        found: list[str] = hatch["build"]["targets"]["wheel"]["packages"]
+        return found
+
+    ours = ["meshd", "sdk/meshwire", "sdk/meshsdk", "operator/meshoperator"]
+    assert packages(ROOT / "pyproject.toml") == ours
+    assert packages(ROOT / "tools" / "pyproject.toml") == ["meshtools"]

@@ -19,7 +19,6 @@ from meshsdk.client.arena import Arena, HostMemory, PinnedMemory, slot_size
 from meshsdk.datasets.batch import Frame
 from meshsdk.errors import ConfigurationError
 from meshsdk.loader import torch_iterable
-from meshsdk.loader.measurement_runs import synchronize_gpu
 from meshsdk.loader.output_stage import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -194,14 +193,6 @@ def test_a_lane_keeps_to_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         CudaCopyStream("cuda:2")
     with pytest.raises(ConfigurationError, match="use 'cpu', 'cuda' or 'cuda:N'"):
         CudaCopyStream("cuda:first")
-
-
-def test_the_doctor_waits_for_the_gpu_that_batches_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.synchronize", told.append)
-    synchronize_gpu(DeviceStage(LateLane(device=torch.device("cuda:1"))).device)
-    assert told == [torch.device("cuda:1")]
 
 
 def test_workers_of_a_loader_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,14 @@ from meshsdk.admin import documents, jobs
 from meshsdk.client.s3_client import Client
 from meshsdk.client.transport import Request
 from meshsdk.datasets.dataset import Dataset
-from meshsdk.earlier_paths import MOVED, RENAMED, SPLIT
+from meshsdk.earlier_paths import ELSEWHERE, MOVED, RENAMED, SPLIT, present_path
 from meshsdk.loader.loader import Loader
+from meshtools.top import page_reader
 
 
 @pytest.mark.parametrize(("earlier", "present"), MOVED.items())
 def test_every_earlier_module_gives_the_names_of_the_present_one(earlier: str, present: str) -> None:
-    old, new = import_module(f"meshsdk.{earlier}"), import_module(f"meshsdk.{present}")
+    old, new = import_module(f"meshsdk.{earlier}"), import_module(present_path(present))
     for name, renamed in RENAMED.get(earlier, {}).items():
         with pytest.warns(
             DeprecationWarning,
@@ -32,6 +33,22 @@ def test_every_earlier_module_gives_the_names_of_the_present_one(earlier: str, p
     for name in public:
         with pytest.warns(DeprecationWarning, match=rf"use {new.__name__}\.{name};"):
             assert getattr(old, name) is getattr(new, name)
+    for name, path in ELSEWHERE.get(earlier, {}).items():
+        home, _, renamed = present_path(path).rpartition(".")
+        with pytest.warns(DeprecationWarning, match=rf"^meshsdk\.{earlier}\.{name} is .* use {home}\."):
+            assert getattr(old, name) is getattr(import_module(home), renamed)
+
+
+def test_an_earlier_module_of_the_tools_names_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+
+    old = import_module("meshsdk.doctor.advice")
+    monkeypatch.setattr("meshsdk.earlier_paths.import_module", missing)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"now meshtools\.doctor\.advice.*pip install 'shardmesh\[tools\]'"
+    ):
+        old.advise  # noqa: B018 the name is looked up
 
 
 def test_the_ways_to_import() -> None:
@@ -53,6 +70,13 @@ def test_the_ways_to_import() -> None:
     with pytest.warns(DeprecationWarning, match=r"use meshsdk\.admin\.documents\.list_documents"):
         from meshsdk.keeping import list_kept  # type: ignore[import-not-found]
     assert list_kept is documents.list_documents
+
+
+def test_a_module_is_imported_from_its_earlier_package() -> None:
+    from meshsdk.tops import pages as earlier_pages  # type: ignore[import-not-found]
+
+    with pytest.warns(DeprecationWarning, match=r"use meshtools\.top\.page_reader\.read_pages"):
+        assert earlier_pages.pages is page_reader.read_pages
 
 
 def test_modules_that_became_packages_keep_their_names() -> None:
@@ -86,7 +110,7 @@ def test_unknown_names_stay_unknown() -> None:
 
 
 def test_the_sdk_itself_uses_no_earlier_path() -> None:
-    code = "import meshsdk, meshsdk.cli, meshsdk.top; [getattr(meshsdk, name) for name in meshsdk.__all__]"
+    code = "import meshsdk, meshsdk.cli, meshsdk.loader; [getattr(meshsdk, name) for name in meshsdk.__all__]"
     subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:meshsdk", "-c", code], check=True, timeout=60
     )

@@ -1,0 +1,132 @@
+"""`mesh doctor`: where a training job's time goes, and the cheapest fix."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from meshsdk.cli.bench import parse_op
+from meshsdk.cli.cat import KIND_OPTION, parse_fields
+from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.locations import SCHEME, parse_location
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.s3_client import Client
+    from meshsdk.loader.measured_plan import MeasuredPlan
+    from meshsdk.open_dataset import Kind
+    from meshtools.doctor.advice import Diagnosis
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_VIEW = re.compile(r"[a-z0-9][a-z0-9.-]*--[a-z0-9.-]+")
+_USUAL_BATCH = 256
+_DOING = {
+    "fetch": "takes batches that no node has prepared",
+    "preprocessing": "takes them again, now with recently read sources",
+    "network": "takes batches that are ready on the nodes",
+    "compute": "takes batches from memory",
+}
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="URL|VIEW|PLAN or -- COMMAND…")
+@click.option("-b", "--batch", type=click.IntRange(1), help="The global batch [256, or the view's].")
+@click.option("--world", type=click.IntRange(1), help="Ranks that share it [1, or the view's].")
+@click.option("--step-time", type=click.FloatRange(0), default=0.0, help="Seconds a step computes [0].")
+@click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
+@KIND_OPTION
+@click.option("--filter", "condition", help="Only samples for which this expression is true.")
+@click.option("--op", "ops", multiple=True, help="OP:FIELD or OP:FIELD:SIZE, in order.")
+@click.option("--loader", type=click.IntRange(1), default=1, help="Measure a script's N-th loader [1].")
+@click.option("-n", "--steps", type=click.IntRange(2, 10_000), default=32, help="Steps timed per stage [32].")
+@shared_options
+def doctor(
+    session: Session,
+    what: Sequence[str],
+    batch: int | None,
+    world: int | None,
+    step_time: float,
+    fields: Sequence[str],
+    kind: Kind,
+    condition: str | None,
+    ops: Sequence[str],
+    loader: int,
+    steps: int,
+) -> None:
+    """Finds what a training job waits for, by leaving out one stage after the other: fetching,
+    preprocessing, the network, until only its own compute is left. Names the longest stall and its cheapest
+    fix, with the most that the fix can gain.
+
+    A command runs unmodified, and is ended when the measurement is complete. It trains on batches that
+    repeat: let it write its checkpoints to another place.
+
+    \b
+    mesh doctor -- python train.py
+    mesh doctor -- torchrun --nproc-per-node 8 train.py
+    mesh doctor s3://photos/train --op decode:image --op center_crop:image:224 -b 256 --step-time 0.05
+    mesh doctor photos--train224
+    mesh doctor PLAN -b 256              a plan's hash: loader.plan.hash
+    """
+    from meshtools.doctor import examine, script_hook
+    from meshtools.doctor.stage_times import RUNS
+
+    target = what[0] if len(what) == 1 and _is_target(what[0]) else None
+    if target is None:
+        if fields or ops or condition or batch or world or step_time:
+            raise ConfigurationError(
+                "a command has its own dataset and batch: use only --steps and --loader with it"
+            )
+        line = session.lines("doctor", len(RUNS))  # the command prints, too: its output would tear a bar
+        _show(
+            session,
+            script_hook.examine_script(
+                what, steps=steps, loader=loader, progress=lambda run: line(_DOING[run])
+            ),
+        )
+        return
+    with session.make_client() as client:
+        subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
+        with session.logged_steps("doctor", len(RUNS)) as done:
+            found = examine.examine(
+                subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
+            )
+    _show(session, found)
+
+
+def _is_target(text: str) -> bool:
+    return text.startswith(SCHEME) or any(form.fullmatch(text) for form in (_HASH, _VIEW))
+
+
+def _subject(
+    client: Client,
+    target: str,
+    batch: int | None,
+    world: int | None,
+    dataset: tuple[Sequence[str], Kind, str | None, Sequence[str]],
+) -> MeasuredPlan:
+    from meshsdk.loader.loader import Loader
+    from meshsdk.open_dataset import open as open_dataset
+    from meshtools.doctor.examine import plan_subject, view_subject
+
+    fields, kind, condition, ops = dataset
+    view = target.removeprefix(SCHEME).rstrip("/")
+    if _HASH.fullmatch(target):
+        return plan_subject(client.transport, target, batch or _USUAL_BATCH, world or 1)
+    if _VIEW.fullmatch(view):
+        return view_subject(client.transport, view, batch, world)
+    made = [parse_op(op) for op in ops]
+    url = str(parse_location(target))
+    ds = open_dataset(url, parse_fields(fields) if fields else None, kind=kind, client=client)
+    ds = (ds if condition is None else ds.filter(condition)).map(*made)
+    return Loader(ds, batch or _USUAL_BATCH, rank=0, world=world or 1, output="numpy").subject()
+
+
+def _show(session: Session, found: Diagnosis) -> None:
+    from meshtools.doctor.advice import render_report
+
+    session.show(render_report(found), **found.to_dict())

@@ -1,0 +1,208 @@
+"""Diagnosis of a plan or view without a training script, and the facts the nodes report about it.
+
+Law: read-only. It measures the batches of that very plan, and emulates the compute of a step by waiting, as
+MLPerf Storage does. A fact that a node does not report is left out, and the advice is less precise.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshsdk.admin.cluster_admin import scrape, show_bucket
+from meshsdk.admin.op_catalog import show_op
+from meshsdk.admin.views import show_view
+from meshsdk.client.arena import Arena
+from meshsdk.client.native_api import register_plan
+from meshsdk.client.transport import Request
+from meshsdk.errors import ConfigurationError, MeshError
+from meshsdk.loader.measured_plan import MeasuredPlan
+from meshsdk.loader.output_stage import NumpyStage
+from meshtools.doctor.advice import Diagnosis, PlanFacts, advise
+from meshtools.doctor.measurement_runs import MeasurementRuns
+from meshtools.doctor.stage_times import TITLES, split
+from meshwire.plan.plan_spec import PlanError, parse_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshsdk.admin.cluster_admin import Scrape
+    from meshsdk.client.native_api import FieldSchema
+    from meshsdk.client.transport import Transport
+    from meshtools.doctor.measurement_runs import Network
+    from meshwire.plan.plan_spec import PlanSpec
+
+
+_ARENA = 256 << 20
+
+
+def plan_subject(transport: Transport, digest: str, batch: int, world: int = 1) -> MeasuredPlan:
+    """Returns a registered plan as rank 0 of `world` reads it. Raises NotFoundError."""
+    found = transport.json(Request("GET", f"/-/plans/{digest}"))
+    plan = register_plan(transport, found["snapshot"], found["spec"], batch)
+    stage = NumpyStage()
+    return MeasuredPlan(transport, plan, batch, 0, world, stage, Arena(_ARENA, stage.memory), 0)
+
+
+def view_subject(transport: Transport, name: str, batch: int | None, world: int | None) -> MeasuredPlan:
+    """Returns the plan of a view of batches. Raises NotFoundError, and ConfigurationError for another kind of
+    view."""
+    view = show_view(transport, name)
+    if view.kind != "batches":
+        raise ConfigurationError(
+            f"{name} is a view of {view.kind}: only a view of batches has a plan (mesh view create --batches)"
+        )
+    document = view.view
+    ranks = world or int(document.get("world", 1))
+    return plan_subject(transport, str(document["plan"]), batch or int(document["batch"]), ranks)
+
+
+_PATIENCE: Final = 5.0  # seconds: advice is not worth a longer wait
+_MOST: Final = 16  # nodes whose counters are read
+
+
+@dataclass(slots=True)
+class NodeSurvey:
+    """Reads the nodes' counters when the first run begins and when it has ended."""
+
+    transport: Transport
+    _before: dict[str, float] = field(default_factory=dict)
+    _spent: dict[str, float] = field(default_factory=dict)
+    _transforms: int = 0
+
+    def on_run_start(self, run: str) -> None:
+        """Called when a run begins. The first run is `fetch`, the second `preprocessing`."""
+        if run not in ("fetch", "preprocessing"):
+            return
+        told = self._told()
+        seconds: dict[str, float] = {}
+        for node in told:
+            for op, taken in node.sum_by_label("meshd_op_seconds_total", "op").items():
+                seconds[op] = seconds.get(op, 0.0) + taken
+        if run == "fetch":
+            self._before = seconds
+        else:
+            self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
+            self._transforms = int(sum(node.sum_of("meshd_processes_up", role="transform") for node in told))
+
+    def _told(self) -> list[Scrape]:
+        """Returns the present counters of the nodes that answer."""
+        directory = self.transport.router.directory
+        cluster = directory.current()
+        asked = [self.transport.settings.endpoint]
+        if cluster is not None:
+            asked = [directory.endpoint(node) for node in cluster.nodes if node.state == "up"]
+        found = []
+        for endpoint in asked[:_MOST]:
+            with suppress(MeshError):
+                found.append(scrape(endpoint, _PATIENCE))
+        return found
+
+    def plan_facts(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
+        """Returns what the nodes report about the plan and its source."""
+        spec = self._plan(subject.plan.hash)
+        ops = dict.fromkeys(() if spec is None else (op.op for op in spec.ops), 0.0)
+        for op in ops:
+            # Ops that the nodes run as one step are counted under their joined names.
+            ops[op] = sum(seconds for name, seconds in self._spent.items() if op in name.split("+"))
+        return PlanFacts(
+            spec=spec,
+            dtypes=_widths(subject.plan.fields),
+            source=subject.source,
+            ops={op: seconds for op, seconds in ops.items() if seconds > 0},
+            random=frozenset(op for op in ops if self._draws(op)),
+            transforms=self._transforms,
+            origin=self._from_origin(subject.source),
+            connections=subject.connections,
+            verify=subject.verify,
+            network=network,
+        )
+
+    def _plan(self, digest: str) -> PlanSpec | None:
+        with suppress(MeshError, PlanError, KeyError, TypeError):
+            return parse_spec(self.transport.json(Request("GET", f"/-/plans/{digest}"), _PATIENCE)["spec"])
+        return None
+
+    def _draws(self, op: str) -> bool:
+        with suppress(MeshError):
+            return show_op(self.transport, op).random
+        return False
+
+    def _from_origin(self, source: str) -> bool:
+        bucket = source.removeprefix("s3://").partition("/")[0]
+        with suppress(MeshError, KeyError, TypeError):
+            return bool(bucket) and bool(show_bucket(self.transport, bucket).origin)
+        return False
+
+
+def _widths(fields: Mapping[str, FieldSchema]) -> dict[str, int]:
+    """Returns the bytes of a row by dtype, without ragged fields, whose size is unknown."""
+    found: dict[str, int] = {}
+    for each in fields.values():
+        if each.shape is not None:
+            width = 2 if each.dtype == "bfloat16" else np.dtype(each.dtype).itemsize
+            found[each.dtype] = found.get(each.dtype, 0) + prod(each.shape) * width
+    return found
+
+
+UNSURE = 0.1
+"""A step time whose uncertainty is above this share gets a note."""
+
+
+def examine(
+    subject: MeasuredPlan,
+    *,
+    steps: int = 32,
+    step_seconds: float = 0.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Diagnosis:
+    """Diagnoses a plan. `step_seconds`: the time that a step would compute. Raises MeshError."""
+    enquiry = NodeSurvey(subject.transport)
+
+    def begins(run: str) -> None:
+        enquiry.on_run_start(run)
+        progress(run)
+
+    checkup = MeasurementRuns(subject, steps, alone=True, begins=begins)
+    for batch in checkup.batches():
+        del batch
+        if step_seconds:
+            time.sleep(step_seconds)
+    found = split(checkup.runs, subject.world)
+    advice = advise(found, enquiry.plan_facts(subject, checkup.network))
+    notes = (
+        []
+        if step_seconds
+        else ["no step computes anything: without a script or --step-time, AU has no meaning"]
+    )
+    timed = max(run.steps for run in checkup.runs.values())
+    return Diagnosis((found,), advice, timed, (*notes, *uncertainty_notes(checkup)))
+
+
+def uncertainty_notes(checkup: MeasurementRuns) -> list[str]:
+    """Returns notes on what limits the figures. The uncertainty of the compute time does not count where no
+    step computes."""
+    network, found = checkup.network, []
+    computes = split(checkup.runs).computes
+    unsure = {
+        name: run.doubt
+        for name, run in checkup.runs.items()
+        if run.doubt > UNSURE and (computes or name != "compute")
+    }
+    if unsure:
+        told = ", ".join(f"{TITLES[name]} ±{doubt:.0%}" for name, doubt in unsure.items())
+        found.append(
+            f"step times vary ({told} of a step with it): other programs may keep this machine busy. "
+            "Use more --steps for figures that are more certain"
+        )
+    if network.missed > 0:
+        found.append(
+            f"the node dropped {network.missed} of {network.frames} prepared frames: the figure of network "
+            "and copy contains preprocessing, too. Raise the node's --frame-cache, or use a smaller batch"
+        )
+    return found
