@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import headlines, machine, reporting, results
-from bench.albums import peers_python
+from bench import headlines, machine, report, results
 from bench.catalogue import BY_NAME, ENTRIES, listing
-from bench.measuring import Bench
+from bench.photo_dataset import peers_python
 from bench.progress import Progress
 from bench.rows import FULL, QUICK, Scale
+from bench.runner import Bench
 from bench.tables import number
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def main(
             code = INTERRUPTED
         finally:
             shutil.rmtree(scratch / "run", ignore_errors=True)
-    target.write_text(reporting.render(results.load(kept), QUICK if quick else FULL))
+    target.write_text(report.render(results.load(kept), QUICK if quick else FULL))
     console.print(f"wrote {shown(target)}, of what is kept in {shown(kept)}")
     if target == REPORT:
         README.write_text(headlines.placed(README.read_text(), results.load(kept)))
@@ -253,7 +253,7 @@ def main(
 def judged(rows: dict[str, results.RowResult | None], scale: Scale, *, strict: bool) -> int:
     """Say which bars the rows miss; the exit code."""
     taken = {name: row for name, row in rows.items() if row}
-    missed = reporting.missed(taken, scale)
+    missed = report.missed(taken, scale)
     for line in missed:
         console.print(f"bar: {line}", markup=False, soft_wrap=True)
     if len(taken) < len(rows) or any(

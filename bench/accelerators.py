@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bench import albums
+from bench import photo_dataset
 from bench.results import Figure
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _tar(work: Workload, first: int) -> bytes:
 
 def fill(work: Workload, server: Server, say: Callable[[str], None]) -> None:
     """Put the records."""
-    s3 = albums.client(server)
+    s3 = photo_dataset.client(server)
     if BUCKET not in [each["Name"] for each in s3.list_buckets()["Buckets"]]:
         s3.create_bucket(Bucket=BUCKET)
     say(f"{work.name}: putting {work.most} records into {server.name}")
@@ -139,15 +139,15 @@ class Contender:
         """The mean of so many accelerators; 0 when they cannot be fed at all. Raises TrialError."""
         argv = [sys.executable, "-m", "bench.emulated"]
         if self.loader != OURS:
-            argv = [str(albums.peers_python(root)), "-m", "bench.peers.emulated", self.loader]
+            argv = [str(photo_dataset.peers_python(root)), "-m", "bench.peers.emulated", self.loader]
         argv += [self.server.endpoint, BUCKET, work.name, "--accelerators", str(count)]
         argv += ["--batch", str(work.batch), "--wanted", str(work.wanted), "--take", str(work.take)]
         argv += ["--step", str(work.step_s), "--seconds", str(seconds)]
-        environment = albums.environment(self.server)
+        environment = photo_dataset.environment(self.server)
         try:
             done = subprocess.run(
                 argv,
-                cwd=albums.ROOT,
+                cwd=photo_dataset.ROOT,
                 env=environment,
                 capture_output=True,
                 text=True,

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Final
 from bench import (
     accelerators,
     checkpoints,
-    delivering,
     epochs,
+    loader_cpu_cost,
     origins,
     owners,
-    passing,
-    resharding,
-    restoring,
-    sharing,
+    proxy_overhead,
+    re_replication,
+    reshard_row,
+    shared_jobs,
     windows,
 )
-from bench.gathering import gather_rows
-from bench.generating import available
-from bench.measuring import NO_WRK, Bench
+from bench.gather_timing import gather_rows
+from bench.load_generator import available
 from bench.rows import FULL, store_rows
+from bench.runner import NO_WRK, Bench
 from bench.servers import SERVERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.measuring import Outcome
+    from bench.runner import Outcome
 
 WRK, WEED, NGINX, ETCD, PEERS = "wrk", "weed", "nginx", "etcd", "peers"
 NEEDS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
@@ -98,8 +98,14 @@ ENTRIES: Final = (
             "loaders-meshd": ("the same, all from meshd", 4),
         },
     ),
-    Entry(sharing.NAME, "four jobs over the same photographs at once", 1.5, (WEED, PEERS), Bench.share),
-    Entry(delivering.NAME, "what delivery costs the loader, beside a bare recv_into", 0.5, (), Bench.deliver),
+    Entry(shared_jobs.NAME, "four jobs over the same photographs at once", 1.5, (WEED, PEERS), Bench.share),
+    Entry(
+        loader_cpu_cost.NAME,
+        "what delivery costs the loader, beside a bare recv_into",
+        0.5,
+        (),
+        Bench.deliver,
+    ),
     *_family(
         Bench.accelerate,
         (WEED, PEERS),
@@ -107,9 +113,11 @@ ENTRIES: Final = (
     ),
     Entry("memory", "resident memory under many large bodies; 64 GB of disk", 2, (), Bench.memory),
     *_gather_entries(),
-    Entry(resharding.NAME, "tar shards made into others, beside cp", 3, (), Bench.reshard),
-    Entry(restoring.NAME, "a node of three lost, its copies made again", 5, (ETCD,), Bench.restore),
-    Entry(passing.NAME, "GET through a node that has not got the object", 1.5, (WRK, ETCD), Bench.pass_on),
+    Entry(reshard_row.NAME, "tar shards made into others, beside cp", 3, (), Bench.reshard),
+    Entry(re_replication.NAME, "a node of three lost, its copies made again", 5, (ETCD,), Bench.restore),
+    Entry(
+        proxy_overhead.NAME, "GET through a node that has not got the object", 1.5, (WRK, ETCD), Bench.pass_on
+    ),
     *_family(
         Bench.origins,
         (WEED,),

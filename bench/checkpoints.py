@@ -1,8 +1,8 @@
 """The row of checkpoints: torch's distributed checkpoints saved to a store and loaded, by several writers.
 
 Law: one daemon is the S3 server of all; the same tensors, each contender in a process of its own, in
-turns (`bench.turns`); a checkpoint is saved once it is durable in the store, and loaded once every tensor
-equals what was saved. Invariant: what a round wrote is removed before the next.
+turns (`bench.interleave`); a checkpoint is saved once it is durable in the store, and loaded once every
+tensor equals what was saved. Invariant: what a round wrote is removed before the next.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from bench.interleave import turns
+from bench.ready_process import StandingContender
 from bench.rows import MIB
-from bench.standing import StandingContender
 from bench.tables import number, table
-from bench.turns import turns
 from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
     """A process that saves and loads once when it is told to."""
     size, pid = str(scale.checkpoint), str(server.child.process.pid)
-    return StandingContender(name, ["bench.checkpointing", name, server.endpoint, size, pid], server)
+    return StandingContender(name, ["bench.checkpoint_writer", name, server.endpoint, size, pid], server)
 
 
 def section(rows: Mapping[str, RowResult]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import meshsdk as mesh
-from bench.accelerating import run
+from bench.accelerator_threads import run
 from meshsdk import ops
 
 TIMES = 200

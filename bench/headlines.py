@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench import checkpoints, sharing, windows
-from bench.gathering import BOTO_SIXTEEN, GATHER
-from bench.loaderreporting import OURS, best_peer
+from bench import checkpoints, shared_jobs, windows
+from bench.gather_timing import BOTO_SIXTEEN, GATHER
+from bench.loader_report import OURS, best_peer
 from bench.rows import FULL, store_rows
-from bench.storereporting import metric_of
+from bench.store_report import metric_of
 from bench.tables import number, table
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _loading(rows: Mapping[str, RowResult]) -> Iterator[_Line]:
         best, mine = best_peer(loaders, "second_rate"), loaders.value(OURS, "again_rate")
         if best and mine:
             yield "An epoch that some job has had before", mine / best[1], f"{_short(best[0])}'s next epoch"
-    if shared := rows.get(sharing.NAME):
+    if shared := rows.get(shared_jobs.NAME):
         yield _beside_best("Four jobs of a sweep, sharing one pass", shared, "rate")
     if series := rows.get(windows.NAME):
         ratio = series.ratio(windows.OURS, windows.NAIVE, "rate")

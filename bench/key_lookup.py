@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from bench.turns import random_order
+from bench.interleave import random_order
 from meshwire.s3.request_head import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.support.daemons import Daemon

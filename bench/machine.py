@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from bench import albums
+from bench import photo_dataset
 from bench.servers import binary
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PACKAGES = (
     "opencv-python-headless",
     "torch",
 )
-PEER_PACKAGES = tuple(wanted.partition("==")[0] for wanted in albums.PEERS)
+PEER_PACKAGES = tuple(wanted.partition("==")[0] for wanted in photo_dataset.PEERS)
 
 
 def pin() -> list[int]:

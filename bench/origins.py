@@ -3,7 +3,7 @@
 Law: both sides ask the same proxy before the same SeaweedFS, 50 ms away with 100 MB/s a connection, by the
 same client; every key is read once, so every read through the node is cold. What came is compared with what
 was put. Memory that reads need is the machine's before the clock starts. Invariant: they
-take turns (`bench.turns`).
+take turns (`bench.interleave`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from bench import shelving
+from bench import fill_and_check
+from bench.interleave import order
+from bench.presigned_requests import Request, headers
 from bench.processes import cpu_seconds, free_ports
 from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.servers import new_account, start_meshd
-from bench.signing import Request, headers
-from bench.turns import order
 from meshsdk.admin import cluster_admin
 from meshsdk.client.s3_client import connect
 
@@ -79,21 +79,30 @@ def build(children: Children, weed: Server, scratch: Path) -> Site:
     (scratch / "keys" / "weed").write_text(secret)
     [port] = free_ports(1)
     log = scratch / "proxy.log"
-    argv = [sys.executable, "-m", "bench.slowing", str(port), str(weed.port), str(DELAY), str(RATE), str(log)]
+    argv = [
+        sys.executable,
+        "-m",
+        "bench.delay_proxy",
+        str(port),
+        str(weed.port),
+        str(DELAY),
+        str(RATE),
+        str(log),
+    ]
     proxy = children.start("slowing", argv)
     proxy.wait_for_port(port)
     flags = ("--workers", "2", "--origin-credentials", str(scratch / "keys"))
     mesh = start_meshd("meshd-cache", *flags)(children, scratch / "node", new_account())
-    shelving.make_bucket(weed)
+    fill_and_check.make_bucket(weed)
     assert mesh.account is not None
     access, secret = mesh.account.access_key, mesh.account.secret_key
     with connect(mesh.endpoint, access_key=access, secret_key=secret, region="us-east-1") as client:
         document = {
-            "url": f"s3://{shelving.BUCKET}",
+            "url": f"s3://{fill_and_check.BUCKET}",
             "endpoint": f"http://127.0.0.1:{port}",
             "credentials": "weed",
         }
-        cluster_admin.create_bucket(client.transport, shelving.BUCKET, document)
+        cluster_admin.create_bucket(client.transport, fill_and_check.BUCKET, document)
     return Site(weed, replace(weed, name=ORIGIN, port=port), mesh, log)
 
 
@@ -111,9 +120,9 @@ def measure(name: str, site: Site, scale: Scale, say: Callable[[str], None]) -> 
 
 def _cold(site: Site, number: int) -> Iterator[Figure]:
     smalls = [f"cold/{number}/small-{each}" for each in range(_SMALLS)]
-    small, large = shelving.pattern(_SMALL), shelving.pattern(_LARGE)
-    shelving.fill(site.direct, smalls, small)
-    shelving.fill(site.direct, [f"cold/{number}/large"], large, 1)
+    small, large = fill_and_check.pattern(_SMALL), fill_and_check.pattern(_LARGE)
+    fill_and_check.fill(site.direct, smalls, small)
+    fill_and_check.fill(site.direct, [f"cold/{number}/large"], large, 1)
     for contender, server in order(((ORIGIN, site.slow), (MESH, site.mesh)), number):
         have_memory(_LARGE)
         read(server, "cold/none", 0)  # connections are there on both sides
@@ -126,8 +135,8 @@ def _cold(site: Site, number: int) -> Iterator[Figure]:
 
 
 def _eight(site: Site, number: int) -> Figure:
-    key, body = f"eight/{number}", shelving.pattern(_LARGE)
-    shelving.fill(site.direct, [key], body, 1)
+    key, body = f"eight/{number}", fill_and_check.pattern(_LARGE)
+    fill_and_check.fill(site.direct, [key], body, 1)
     with ThreadPoolExecutor(_READERS) as pool:
         done = list(pool.map(lambda _: read(site.mesh, key, _LARGE, body), range(_READERS)))
     chunks = -(-_LARGE // (8 * MIB))
@@ -139,8 +148,8 @@ def _eight(site: Site, number: int) -> Figure:
 
 
 def _whole(site: Site, number: int, size: int) -> Iterator[Figure]:
-    key, body = f"whole/{number}", shelving.pattern(size)
-    shelving.fill(site.direct, [key], body, 1)
+    key, body = f"whole/{number}", fill_and_check.pattern(size)
+    fill_and_check.fill(site.direct, [key], body, 1)
     for contender, server in order(((ORIGIN, site.slow), (MESH, site.mesh)), number):
         have_memory(size)
         spent = _spent(server)
@@ -179,7 +188,7 @@ class Read:
 
 def read(server: Server, key: str, size: int, body: bytes = b"") -> Read:
     """A GET on a connection of its own, which is there before the clock starts."""
-    request, room = Request("GET", shelving.path_of(key)), memoryview(bytearray(b"\1") * size)
+    request, room = Request("GET", fill_and_check.path_of(key)), memoryview(bytearray(b"\1") * size)
     signed = headers(request, server.host, server.account)
     with closing(http.client.HTTPConnection(server.host, timeout=120)) as connection:
         connection.connect()

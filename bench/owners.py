@@ -1,8 +1,8 @@
 """The row of a mesh that a loader reads: each node sends the rows whose bytes it has, or one node sends all.
 
 Law: one mesh of three nodes, two copies of every object; the same loader, the same epochs, which no node has
-prepared before; both in turn (`bench.turns`). Frames come over TCP, as from another host. Invariant: both
-give the same bytes, or neither figure counts.
+prepared before; both in turn (`bench.interleave`). Frames come over TCP, as from another host. Invariant:
+both give the same bytes, or neither figure counts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from awscrt.checksums import crc64nvme
 
 import meshsdk as mesh
+from bench.interleave import order
 from bench.limits import SIDE
 from bench.processes import cpu_seconds
 from bench.results import Figure
 from bench.tables import number, table
-from bench.turns import order
 from meshd.errors import MeshdError
 from meshd.process import local_etcd
 from meshsdk import ops
@@ -32,7 +32,7 @@ from tests.support.daemon_cluster import DaemonCluster
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bench.albums import Album
+    from bench.photo_dataset import Album
     from bench.results import RowResult
     from bench.rows import Scale
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from bench import shelving
+from bench import fill_and_check
+from bench.presigned_requests import UNSIGNED, Request, head
 from bench.processes import family
 from bench.results import Figure
-from bench.signing import UNSIGNED, Request, head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +48,10 @@ def _pull(
     With a smaller `sip` it pauses after each: a slow reader."""
     sink = bytearray(CHUNK)
     while not traffic.stop.is_set():
-        sock.sendall(head(Request("GET", shelving.path_of(key)), server.host, server.account))
+        sock.sendall(head(Request("GET", fill_and_check.path_of(key)), server.host, server.account))
         first = sock.recv(CHUNK)
         if not first.startswith(b"HTTP/1.1 200"):
-            raise shelving.AnswerError(f"GET answered {first[:60]!r}")
+            raise fill_and_check.AnswerError(f"GET answered {first[:60]!r}")
         headers, _, rest = first.partition(b"\r\n\r\n")
         length = next(
             int(line[15:]) for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:")
@@ -60,7 +60,7 @@ def _pull(
         while left and not traffic.stop.is_set():
             got = sock.recv_into(sink, min(left, sip), socket.MSG_TRUNC)
             if not got:
-                raise shelving.AnswerError("the server closed in the middle of a body")
+                raise fill_and_check.AnswerError("the server closed in the middle of a body")
             left -= got
             traffic.moved[number] += got
             if sip < CHUNK:
@@ -69,9 +69,9 @@ def _pull(
 
 def _push(server: Server, sock: socket.socket, key: str, size: int, traffic: Traffic, number: int) -> None:
     """PUT over and over; ends in the middle of a body when told to stop."""
-    block = memoryview(shelving.pattern(CHUNK))
+    block = memoryview(fill_and_check.pattern(CHUNK))
     while not traffic.stop.is_set():
-        request = Request("PUT", shelving.path_of(key), length=size, payload_hash=UNSIGNED)
+        request = Request("PUT", fill_and_check.path_of(key), length=size, payload_hash=UNSIGNED)
         sock.sendall(head(request, server.host, server.account))
         left = size
         with contextlib.suppress(ConnectionError):  # a refusal can be read even then
@@ -82,7 +82,7 @@ def _push(server: Server, sock: socket.socket, key: str, size: int, traffic: Tra
         if traffic.stop.is_set():
             return
         if not (answer := sock.recv(4096)).startswith(b"HTTP/1.1 200"):
-            raise shelving.AnswerError(f"PUT answered {answer[:60]!r}")
+            raise fill_and_check.AnswerError(f"PUT answered {answer[:60]!r}")
 
 
 def _run_client(server: Server, verb: str, size: int, traffic: Traffic, number: int) -> None:
@@ -94,7 +94,7 @@ def _run_client(server: Server, verb: str, size: int, traffic: Traffic, number: 
                 _pull(server, sock, "memory/source", traffic, number, _SIP)
             else:
                 _push(server, sock, f"memory/target-{number:03d}", size, traffic, number)
-    except (OSError, shelving.AnswerError) as error:
+    except (OSError, fill_and_check.AnswerError) as error:
         if not traffic.stop.is_set():
             traffic.problems.append(f"{verb}: {error}")
 
@@ -169,15 +169,15 @@ def measure(server: Server, direction: Direction, scale: Scale) -> Figure:
 
 def prepare(server: Server, scale: Scale) -> None:
     """One object to read, put in one streamed PUT."""
-    shelving.make_bucket(server)
+    fill_and_check.make_bucket(server)
     with socket.create_connection(("127.0.0.1", server.port), timeout=120) as sock:
         request = Request(
-            "PUT", shelving.path_of("memory/source"), length=scale.memory_bytes, payload_hash=UNSIGNED
+            "PUT", fill_and_check.path_of("memory/source"), length=scale.memory_bytes, payload_hash=UNSIGNED
         )
         sock.sendall(head(request, server.host, server.account))
-        block, left = memoryview(shelving.pattern(CHUNK)), scale.memory_bytes
+        block, left = memoryview(fill_and_check.pattern(CHUNK)), scale.memory_bytes
         while left:
             left -= sock.send(block[: min(left, CHUNK)])
         answer = sock.recv(4096)
     if not answer.startswith(b"HTTP/1.1 200"):
-        raise shelving.AnswerError(f"{server.name}: PUT of the source answered {answer[:60]!r}")
+        raise fill_and_check.AnswerError(f"{server.name}: PUT of the source answered {answer[:60]!r}")

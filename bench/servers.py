@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.presigned_requests import Account
 from bench.processes import free_ports
-from bench.signing import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable

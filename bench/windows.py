@@ -2,7 +2,7 @@
 
 Law: one daemon is the S3 server of all; the same array, windows of one size, batches of one size, two workers
 each; in shards, as small chunks are kept in buckets, and once more an object a chunk. Invariant: contenders
-take turns (`bench.turns`), loaders begin empty; the CPU time of clients with their workers and of the
+take turns (`bench.interleave`), loaders begin empty; the CPU time of clients with their workers and of the
 server stands beside the rate.
 """
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import zarr
 
-from bench.standing import StandingContender
-from bench.turns import turns
+from bench.interleave import turns
+from bench.ready_process import StandingContender
 from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
     loader, place = name.removesuffix(ALONE), "alone" if name.endswith(ALONE) else "sharded"
     seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
-    words = ["bench.windowing", loader, place, server.endpoint, seconds, pid]
+    words = ["bench.window_reader", loader, place, server.endpoint, seconds, pid]
     return StandingContender(name, words, server)
 
 

@@ -21,7 +21,7 @@ from demo.screen import ClaimError, console, fact, stage, welcome
 
 if TYPE_CHECKING:
     from demo.scale import Scale
-    from demo.sharing import Sweep
+    from demo.shared_jobs import Sweep
     from demo.training import Trained
 
 WELCOME = """[bold]Shardmesh[/]: a store that hands out training batches.
@@ -75,10 +75,10 @@ NEXT = """
 
 def run(root: Path, scale: Scale) -> None:
     """All stages in order."""
-    from demo.proving import compare_worlds, resume
-    from demo.sharing import DECODED, sweep
-    from demo.storing import store
+    from demo.equality_checks import compare_worlds, resume
+    from demo.shared_jobs import DECODED, sweep
     from demo.training import train
+    from demo.upload import store
 
     stage(1, "A daemon", "One command, one directory, one port; its keys are made up for this run.")
     with Daemon(root) as daemon:

@@ -11,7 +11,7 @@ import sys
 
 import meshsdk as mesh
 from demo.datasets import SEED, digest, photographs
-from demo.proving import short
+from demo.equality_checks import short
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from bench.clocking import await_others, say, time_import, time_pass
-from bench.peers.cropping import SIDE
 from bench.peers.loaders import LOADERS, Source, packages
+from bench.peers.random_crop import SIDE
+from bench.timing import await_others, say, time_import, time_pass
 
 
 def check(batch: Any) -> int:

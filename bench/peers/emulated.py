@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler
 
-from bench.accelerating import run
+from bench.accelerator_threads import run
 from bench.peers.loaders import Source, client, keys
 
 TIMES = 200

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from bench.peers.cropping import transform
+from bench.peers.random_crop import transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

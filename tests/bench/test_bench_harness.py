@@ -20,29 +20,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import (
-    accelerating,
+    accelerator_threads,
     accelerators,
     checkpoints,
-    delivering,
-    loaderreporting,
-    loading,
+    fill_and_check,
+    loader_cpu_cost,
+    loader_report,
+    loader_timing,
     owners,
-    reporting,
-    sharing,
-    shelving,
-    storereporting,
+    report,
+    shared_jobs,
+    store_report,
     tables,
     windows,
 )
-from bench.albums import environment, make_album, tars
-from bench.clocking import Pass, time_import, time_pass
-from bench.generating import available
-from bench.loading import Turn
+from bench.load_generator import available
+from bench.loader_timing import Turn
+from bench.photo_dataset import environment, make_album, tars
+from bench.presigned_requests import Account, Request, head
 from bench.results import Figure, RowResult, keep, load
 from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS, Server
-from bench.signing import Account, Request, head
-from bench.storing import requests_of
+from bench.store_timing import requests_of
+from bench.timing import Pass, time_import, time_pass
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def photographs_in(daemon: Daemon, s3: Any, folder: Path, count: int, bucket: st
 @pytest.mark.bench
 def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
     server = photographs_in(daemon, s3, tmp_path, 12, "bench-loaders")
-    argv = [sys.executable, "-m", "bench.ours", server.endpoint, "bench-loaders", "--batch", "8"]
+    argv = [sys.executable, "-m", "bench.meshsdk_contender", server.endpoint, "bench-loaders", "--batch", "8"]
     env = environment(server)
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -238,14 +238,14 @@ def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None
 def test_delivery_at_toy_size(
     tmp_path: Path, daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.albums.BUCKET", "bench-delivery")
+    monkeypatch.setattr("bench.photo_dataset.BUCKET", "bench-delivery")
     server = photographs_in(daemon, s3, tmp_path, 12, "bench-delivery")
-    figures = delivering.measure(server, replace(QUICK, batch=4, rounds=2), lambda _: None)
+    figures = loader_cpu_cost.measure(server, replace(QUICK, batch=4, rounds=2), lambda _: None)
     found = row(*figures, name="delivery")
-    assert found.contenders() == [delivering.COLD, delivering.WARM, delivering.BARE]
-    assert all(found.value(name, "cpu") for name in (delivering.COLD, delivering.WARM))
-    assert found.ratio(delivering.WARM, delivering.BARE, "gigabytes")
-    text = "\n".join(loaderreporting.delivery_section({"delivery": found}))
+    assert found.contenders() == [loader_cpu_cost.COLD, loader_cpu_cost.WARM, loader_cpu_cost.BARE]
+    assert all(found.value(name, "cpu") for name in (loader_cpu_cost.COLD, loader_cpu_cost.WARM))
+    assert found.ratio(loader_cpu_cost.WARM, loader_cpu_cost.BARE, "gigabytes")
+    text = "\n".join(loader_report.delivery_section({"delivery": found}))
     assert "loader, warm: client CPU s a 1,000" in text
     assert "warm ÷ bare recv_into" in text
 
@@ -254,10 +254,10 @@ def test_delivery_at_toy_size(
 def test_four_jobs_at_once_at_toy_size(
     tmp_path: Path, daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.albums.BUCKET", "bench-sharing")
+    monkeypatch.setattr("bench.photo_dataset.BUCKET", "bench-sharing")
     server = photographs_in(daemon, s3, tmp_path, 12, "bench-sharing")
     scale = replace(QUICK, photographs=13, batch=8)  # one more than there are: a short run is no figure
-    figure = sharing.together(Turn(loading.TCP, server), scale, tmp_path, 0)
+    figure = shared_jobs.together(Turn(loader_timing.TCP, server), scale, tmp_path, 0)
     assert figure.problem == "48 samples instead of 52"
     assert figure.metrics["rate"] > 0
 
@@ -276,11 +276,11 @@ def test_an_emulated_accelerator_at_toy_size(tmp_path: Path, daemon: Daemon) -> 
 
 
 def test_batches_of_other_sizes_are_no_figure() -> None:
-    assert accelerating.utilisation(iter([b"abc"] * 9), len, 3, 0.001, 0.002) > 0
+    assert accelerator_threads.utilisation(iter([b"abc"] * 9), len, 3, 0.001, 0.002) > 0
     with pytest.raises(ValueError, match="a batch of 3 bytes, not 5"):
-        accelerating.utilisation(iter([b"abc"] * 9), len, 5, 0.001, 0.01)
+        accelerator_threads.utilisation(iter([b"abc"] * 9), len, 5, 0.001, 0.01)
     with pytest.raises(ValueError, match="too few records"):
-        next(accelerating.forever([]))
+        next(accelerator_threads.forever([]))
 
 
 @given(st.integers(0, 40), st.integers(1, 32))
@@ -308,26 +308,26 @@ def test_records_are_of_the_sizes_of_the_benchmark() -> None:
 def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     mine = {"first_rate": 1100.0, "second_rate": 1400.0, "again_rate": 9000.0, "first_cpu": 0.1}
     figures = [
-        Figure(loaderreporting.OURS, 0, {**mine, "imported_rate": 1150.0}),
+        Figure(loader_report.OURS, 0, {**mine, "imported_rate": 1150.0}),
         Figure("webdataset from seaweedfs", 0, {"first_rate": 500.0, "second_rate": 600.0, "first_cpu": 2.0}),
         Figure("litdata from seaweedfs", 0, {"first_rate": 400.0, "second_rate": 1000.0, "first_cpu": 2.5}),
         Figure("streaming from seaweedfs", 0, {"first_rate": 300.0, "imported_rate": 575.0}),
     ]
-    lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, name="loaders"))}
+    lines = {line[0]: line[1:] for line in loader_report.loader_bars(row(*figures, name="loaders"))}
     assert lines["first epoch ÷ best peer (webdataset from seaweedfs)"] == ["2.20×", "≥ 2 met"]
     assert lines["without imports, best peer streaming from seaweedfs"] == ["2.00×", ""]
     later = "the same plan again ÷ best peer's next epoch (litdata from seaweedfs)"
     assert lines[later] == ["9.0×", "≥ 8 met"]
     four = row(
-        Figure(loaderreporting.OURS, 0, {"rate": 3000.0}),
+        Figure(loader_report.OURS, 0, {"rate": 3000.0}),
         Figure("webdataset from seaweedfs", 0, {"rate": 600.0}),
         name="sharing",
     )
-    assert "| 5.0× | ≥ 6 **missed** |" in "\n".join(loaderreporting.sharing_lines({"sharing": four}))
-    plain = Figure(loaderreporting.OURS_TCP, 0, {"rate": 3900.0, "first_rate": 900.0})
-    both = "\n".join(loaderreporting.sharing_lines({"sharing": row(*four.figures, plain, name="sharing")}))
+    assert "| 5.0× | ≥ 6 **missed** |" in "\n".join(loader_report.sharing_lines({"sharing": four}))
+    plain = Figure(loader_report.OURS_TCP, 0, {"rate": 3900.0, "first_rate": 900.0})
+    both = "\n".join(loader_report.sharing_lines({"sharing": row(*four.figures, plain, name="sharing")}))
     assert "| the same over TCP | 6.5× | ≥ 6 met |" in both
-    lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, plain, name="loaders"))}
+    lines = {line[0]: line[1:] for line in loader_report.loader_bars(row(*figures, plain, name="loaders"))}
     assert lines["the same over TCP"] == ["1.80×", "≥ 2 **missed**"]
 
 
@@ -357,7 +357,7 @@ def test_every_clock_starts_with_a_collected_heap() -> None:
 def test_a_first_epoch_has_the_import_in_it() -> None:
     imported = Pass("import", 0, 0.5, 0.0, 0.25)
     passes = [Pass("first", 1000, 2.0, 1.0, 0.75), Pass("second", 1000, 4.0, 1.0, 2.0)]
-    assert loading.metrics_of(imported, passes) == {
+    assert loader_timing.metrics_of(imported, passes) == {
         "import_s": 0.5,
         "imported_rate": 500.0,
         "first_rate": 400.0,
@@ -397,7 +397,7 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
 def test_report_says_where_a_peer_is_ahead() -> None:
     rates = {"meshd": 80.0, "seaweedfs": 100.0}
     rows = {"get-10k": row(*(Figure(name, 0, {"rate": rate}) for name, rate in rates.items()))}
-    text = reporting.render(rows, QUICK)
+    text = report.render(rows, QUICK)
     assert "GET 10 KiB × 16: 0.80× SeaweedFS" in text
     assert "≥ 1.5 **missed**" in text
 
@@ -408,13 +408,13 @@ def test_every_bar_of_a_row_is_shown_with_its_tail() -> None:
         Figure(n, 0, {"rate": r, "p99_ms": p}) for n, r, p in (("meshd", 40.0, 5.0), ("seaweedfs", 10.0, 4.0))
     ]
     few = row(Figure("meshd", 0, {"rate": 80.0}), name="list-few")
-    lines = storereporting.bar_lines(row_named["list"], {"list": row(*figures, name="list"), "list-few": few})
+    lines = store_report.bar_lines(row_named["list"], {"list": row(*figures, name="list"), "list-few": few})
     assert [line[1:] for line in lines] == [
         ["4.00×", "≥ 3 met"],
         ["1.25×", "≤ 1 **missed**"],
         ["0.50×", "≥ 0.8 **missed**"],
     ]
-    assert storereporting.bar_lines(row_named["put-10k"], {}) == []
+    assert store_report.bar_lines(row_named["put-10k"], {}) == []
 
 
 def test_bars_both_ways() -> None:
@@ -434,7 +434,7 @@ def test_each_request_is_signed_for_its_own_path() -> None:
 def test_every_row_names_servers_there_are_and_has_requests() -> None:
     for each in store_rows(QUICK):
         assert set(each.servers) <= set(SERVERS)
-        assert requests_of(each, shelving.pattern(each.size))
+        assert requests_of(each, fill_and_check.pattern(each.size))
 
 
 def test_shards_hold_every_photograph_once(tmp_path: Path) -> None:
@@ -459,12 +459,12 @@ def test_the_ops_row_at_toy_size(tmp_path: Path) -> None:
 def test_the_ops_bar_is_of_time_not_of_rate() -> None:
     rates = {"libjpeg-turbo, bare": 1000.0, "meshd": 800.0, "Pillow": 200.0}
     result = row(*(Figure(name, 0, {"rate": rate}) for name, rate in rates.items()), name="ops")
-    text = "\n".join(reporting.ops_section({"ops": result}))
+    text = "\n".join(report.ops_section({"ops": result}))
     assert "| meshd ÷ bare decode, time | 1.25× | ≤ 1.6 met |" in text
     slow = row(
         Figure("libjpeg-turbo, bare", 0, {"rate": 900.0}), Figure("meshd", 0, {"rate": 500.0}), name="ops"
     )
-    assert "1.80× | ≤ 1.6 **missed**" in "\n".join(reporting.ops_section({"ops": slow}))
+    assert "1.80× | ≤ 1.6 **missed**" in "\n".join(report.ops_section({"ops": slow}))
 
 
 @pytest.mark.bench

@@ -12,20 +12,20 @@ import pytest
 from click.testing import CliRunner
 
 from bench import __main__ as command
-from bench import catalogue, headlines, machine, provenance, reporting
+from bench import catalogue, headlines, machine, provenance, report
 from bench.catalogue import BY_NAME, ENTRIES, Entry
-from bench.loaderreporting import OURS
+from bench.loader_report import OURS
 from bench.processes import ChildError
 from bench.progress import Progress
 from bench.results import Figure, RowResult, finished, keep, load
 from bench.rows import FULL, QUICK, store_rows
-from bench.storereporting import bar_lines
+from bench.store_report import bar_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from bench.measuring import Bench, Outcome
+    from bench.runner import Bench, Outcome
 
 HERE = {"cpu": "Here", "cores_used": 2, "cores": 2, "memory_gib": 8, "kernel": "6.1"}
 HERE |= {"congestion_control": "reno", "python": "3.11.7"}
@@ -41,7 +41,7 @@ def row(name: str, *figures: Figure, **fields: Any) -> RowResult:
 
 def test_the_report_is_what_the_kept_figures_give() -> None:
     """`python -m bench --report` writes it anew, after a change of its words or a row."""
-    assert command.REPORT.read_text() == reporting.render(load(command.KEPT), FULL)
+    assert command.REPORT.read_text() == report.render(load(command.KEPT), FULL)
 
 
 def test_the_readme_shows_ratios_of_the_kept_figures() -> None:
@@ -68,7 +68,7 @@ def test_kept_rows_say_where_they_come_from() -> None:
 
 
 def test_every_row_is_of_one_section_of_the_report() -> None:
-    named = [name for section in reporting.SECTIONS for name in section.names]
+    named = [name for section in report.SECTIONS for name in section.names]
     assert sorted(named) == sorted(BY_NAME)
 
 
@@ -81,12 +81,12 @@ def test_rows_of_two_machines_are_told_apart() -> None:
         "get-10k": row("get-10k", Figure("meshd", 0, {"rate": 1.0})),
         "put-10k": row("put-10k", Figure("meshd", 0, {"rate": 1.0}), machine=there, commit="def"),
     }
-    text = reporting.render(rows, QUICK)
+    text = report.render(rows, QUICK)
     assert "*Taken: get-10k on 2026-01-01 at commit abc, machine A, 2 rounds; " in text
     assert "put-10k on 2026-01-01 at commit def, machine B, 2 rounds.*" in text
     assert "- **Machine A**: Here, 2 of 2 cores" in text
     assert "- **Machine B**: There, 2 of 2 cores" in text
-    alone = reporting.render({"get-10k": rows["get-10k"]}, QUICK)
+    alone = report.render({"get-10k": rows["get-10k"]}, QUICK)
     assert "machine A" not in alone
     assert "\n- Here, 2 of 2 cores" in alone
 
@@ -104,11 +104,11 @@ def test_rows_of_two_machines_are_not_held_against_each_other() -> None:
     }
     rows["loaders"] = replace(rows["loaders"], setup={"rounds": 1, "photographs": 9, "batch": 3})
     said = ("4 MiB × 4 is 50 % of it", "against the bucket of 1,000 | 0.90×", "the first epoch is 50 % of it")
-    alike = reporting.render(rows, QUICK)
+    alike = report.render(rows, QUICK)
     assert [words in alike for words in said] == [True] * 3
     for name in ("limits", "list-few"):
         rows[name] = replace(rows[name], machine=there)
-    apart = reporting.render(rows, QUICK)
+    apart = report.render(rows, QUICK)
     assert [words in apart for words in said] == [False] * 3
 
 
@@ -125,7 +125,7 @@ def test_medians_whose_rounds_are_lost_are_marked() -> None:
     printed = replace(printed, recovered="As printed.", ratios={"meshd ÷ seaweedfs, rate": 2.68})
     assert printed.ratio("meshd", "seaweedfs", "rate") == 2.68
     assert printed.ratio("seaweedfs", "meshd", "rate") == 0.4
-    text = reporting.render({"get-10k": printed}, QUICK)
+    text = report.render({"get-10k": printed}, QUICK)
     assert "2 rounds†.*" in text
     assert "- † As printed." in text
 

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bench
-from bench import checkpoints, loading, sharing, storing, windows
-from bench.apart import apart
-from bench.generating import Reading
-from bench.loading import Turn
+from bench import checkpoints, loader_timing, shared_jobs, store_timing, windows
+from bench.interleave import order, turns
+from bench.load_generator import Reading
+from bench.loader_timing import Turn
+from bench.presigned_requests import Account
 from bench.processes import ChildError
 from bench.results import Figure
 from bench.rows import QUICK, Scale, store_rows
-from bench.signing import Account
-from bench.turns import order, turns
+from bench.subprocess_row import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -71,22 +71,22 @@ def test_a_line_is_said_before_each_turn() -> None:
 
 def _loaders(rounds: int) -> Iterator[Figure]:
     jobs = [Turn(name, server("meshd")) for name in ("one", "two", "three")]
-    return loading.measure(jobs, rounds, QUICK, Path(), quiet)
+    return loader_timing.measure(jobs, rounds, QUICK, Path(), quiet)
 
 
 def _jobs(rounds: int) -> Iterator[Figure]:
     jobs = [Turn(name, server("meshd")) for name in ("one", "two", "three")]
-    return sharing.measure(jobs, rounds, QUICK, Path(), quiet)
+    return shared_jobs.measure(jobs, rounds, QUICK, Path(), quiet)
 
 
-@pytest.mark.parametrize(("module", "measure"), [(loading, _loaders), (sharing, _jobs)])
+@pytest.mark.parametrize(("module", "measure"), [(loader_timing, _loaders), (shared_jobs, _jobs)])
 def test_loaders_take_turns(
     module: Any, measure: Callable[[int], Iterator[Figure]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(turn: Turn, _: Scale, __: Path, number: int) -> Figure:
         return Figure(turn.name, number, {"rate": 1.0})
 
-    monkeypatch.setattr(module, "read_repeatedly" if module is loading else "together", taken)
+    monkeypatch.setattr(module, "read_repeatedly" if module is loader_timing else "together", taken)
     names = [f"{name} from meshd" for name in ("one", "two", "three")]
     assert names_in_turn(measure(ROUNDS)) == balanced(names)
 
@@ -95,17 +95,19 @@ def test_a_loader_that_fails_is_given_up_in_whatever_order(monkeypatch: pytest.M
     def taken(turn: Turn, _: Scale, __: Path, number: int) -> Figure:
         return Figure(turn.name, number, {}, "no" if turn.loader == "two" and number == 1 else "")
 
-    monkeypatch.setattr(loading, "read_repeatedly", taken)
+    monkeypatch.setattr(loader_timing, "read_repeatedly", taken)
     rounds = [[name.split()[0] for name in each] for each in names_in_turn(_loaders(ROUNDS))]
     assert rounds == [["one", "two", "three"], ["three", "two", "one"], ["one", "three"], ["three", "one"]]
 
 
 def test_servers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = store_rows(SCALE)[0]
-    monkeypatch.setattr(storing, "prepare", lambda *_: None)
-    monkeypatch.setattr(storing, "run", lambda *_: Reading(1, 1.0, row.size, 0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(store_timing, "prepare", lambda *_: None)
+    monkeypatch.setattr(store_timing, "run", lambda *_: Reading(1, 1.0, row.size, 0, 1.0, 1.0, 1.0))
     running = {name: server(name) for name in row.servers}
-    assert names_in_turn(storing.measure(row, running, SCALE, tmp_path, quiet)) == balanced(list(row.servers))
+    assert names_in_turn(store_timing.measure(row, running, SCALE, tmp_path, quiet)) == balanced(
+        list(row.servers)
+    )
 
 
 @pytest.mark.parametrize("module", [windows, checkpoints])
@@ -122,12 +124,12 @@ def test_standing_contenders_take_turns(module: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_no_row_has_rounds_of_its_own_order() -> None:
-    """Whoever counts rounds asks `bench.turns` for their order."""
+    """Whoever counts rounds asks `bench.interleave` for their order."""
     loop = re.compile(r"in range\((?:\w+\.)?rounds\)")
     folder = Path(bench.__file__).parent
     texts = {file.name: file.read_text() for file in folder.glob("*.py") if file.name != "turns.py"}
     assert sorted(name for name, text in texts.items() if loop.search(text) and "order(" not in text) == []
-    assert len([name for name, text in texts.items() if "bench.turns import" in text]) >= 14
+    assert len([name for name, text in texts.items() if "bench.interleave import" in text]) >= 14
 
 
 def _counts(most: int) -> Iterator[Figure]:

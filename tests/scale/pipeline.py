@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from bench.presigned_requests import Account
     from bench.servers import Server
-    from bench.signing import Account
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What `bench.stocking.stock` needs of a server."""
+    """What `bench.bulk_fill.stock` needs of a server."""
 
     name: str
     port: int

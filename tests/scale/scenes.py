@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.signing import Account
-from bench.stocking import stock
+from bench.bulk_fill import stock
+from bench.presigned_requests import Account
 from tests.scale.costly import costly_requests, crowd
 from tests.scale.costly_data import fill
 from tests.scale.pipeline import Target

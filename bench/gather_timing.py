@@ -2,7 +2,7 @@
 
 Law: the same objects, in the same shuffled order, from one daemon; every contender hands over all bytes, and
 what the gather gives is compared with what was put before anything is timed. Invariant: contenders take turns
-(`bench.turns`).
+(`bench.interleave`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 import boto3
 from botocore.config import Config
 
-from bench import shelving
+from bench import fill_and_check
+from bench.interleave import turns
 from bench.results import Figure
 from bench.rows import KIB, MIB
-from bench.turns import turns
 from meshsdk.client.gather import Item
 from meshsdk.client.s3_client import connect
 
@@ -119,18 +119,18 @@ def _take(name: str, number: int, row: GatherRow, work: Callable[[], int], secon
 
 def _fill(row: GatherRow, server: Server, client: Client) -> list[Item]:
     """Puts what is asked for and compares what a gather gives of it. Raises AnswerError."""
-    shelving.make_bucket(server)
-    body = shelving.pattern(row.size)
+    fill_and_check.make_bucket(server)
+    body = fill_and_check.pattern(row.size)
     if row.members:
         shard, names = f"{row.name}/shard.{row.kind}", [f"{number:06d}.bin" for number in range(row.count)]
-        client.put(shelving.BUCKET, shard, _archive(row.kind, names, body))
-        items = [Item(shelving.BUCKET, shard, member=name) for name in names]
+        client.put(fill_and_check.BUCKET, shard, _archive(row.kind, names, body))
+        items = [Item(fill_and_check.BUCKET, shard, member=name) for name in names]
     else:
-        shelving.fill(server, sorted(row.asked()), body)
-        items = [Item(shelving.BUCKET, key) for key in row.asked()]
+        fill_and_check.fill(server, sorted(row.asked()), body)
+        items = [Item(fill_and_check.BUCKET, key) for key in row.asked()]
     for answer in client.gather(items):
         if answer.error is not None or answer.data != body:
-            raise shelving.AnswerError(f"{answer.item} was gathered wrong: {answer.error}")
+            raise fill_and_check.AnswerError(f"{answer.item} was gathered wrong: {answer.error}")
     return items
 
 
@@ -171,10 +171,10 @@ def _contenders(
     boto = _boto(server)
 
     def mine(key: str) -> int:
-        return len(client.get(shelving.BUCKET, key))
+        return len(client.get(fill_and_check.BUCKET, key))
 
     def theirs(key: str) -> int:
-        with closing(boto.get_object(Bucket=shelving.BUCKET, Key=key)["Body"]) as body:
+        with closing(boto.get_object(Bucket=fill_and_check.BUCKET, Key=key)["Body"]) as body:
             return len(body.read())
 
     def parallel(get: Callable[[str], int]) -> int:

@@ -18,9 +18,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from bench import limits
+from bench.interleave import order
 from bench.results import Figure
 from bench.rows import KIB, MIB
-from bench.turns import order
 from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bench import albums
-from bench.clocking import Pass
+from bench import photo_dataset
+from bench.interleave import turns
 from bench.results import Figure
-from bench.turns import turns
+from bench.timing import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,16 +54,16 @@ class Turn:
 def argv_of(turn: Turn, scale: Scale, cache: Path, root: Path, number: int) -> list[str]:
     """The command of one process; `cache`: where a peer may keep what it has fetched."""
     if turn.loader in OURS:
-        argv = [sys.executable, "-m", "bench.ours", turn.server.endpoint, albums.BUCKET]
+        argv = [sys.executable, "-m", "bench.meshsdk_contender", turn.server.endpoint, photo_dataset.BUCKET]
         argv += ["--tcp"] if turn.loader == TCP else []
         return [*argv, "--batch", str(scale.batch), "--seed", str(number + SEEDS * OURS.index(turn.loader))]
     argv = [
-        str(albums.peers_python(root)),
+        str(photo_dataset.peers_python(root)),
         "-m",
         "bench.peers",
         turn.loader,
         turn.server.endpoint,
-        albums.BUCKET,
+        photo_dataset.BUCKET,
     ]
     return [*argv, "--batch", str(scale.batch), "--cache", str(cache)]
 
@@ -92,8 +92,8 @@ def read(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
     try:
         done = subprocess.run(
             argv_of(turn, scale, root / "peer-cache", root, number),
-            cwd=albums.ROOT,
-            env=albums.environment(turn.server),
+            cwd=photo_dataset.ROOT,
+            env=photo_dataset.environment(turn.server),
             capture_output=True,
             text=True,
             check=False,

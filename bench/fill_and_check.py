@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.signing import EMPTY, UNSIGNED, Request, headers
+from bench.presigned_requests import EMPTY, UNSIGNED, Request, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

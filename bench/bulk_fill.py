@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from bench.shelving import AnswerError
-from bench.signing import REGION
+from bench.fill_and_check import AnswerError
+from bench.presigned_requests import REGION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from bench.presigned_requests import Account
     from bench.servers import Server
-    from bench.signing import Account
 
 _DEPTH = 8
 _SIGNED = "host;x-amz-content-sha256;x-amz-date"

@@ -1,6 +1,6 @@
 """What preparing a photograph costs one core: the node's ops beside a bare decode of the same file.
 
-Law: one process on one core, CPU seconds; contenders take turns (`bench.turns`), a hundred
+Law: one process on one core, CPU seconds; contenders take turns (`bench.interleave`), a hundred
 photographs each, so that they meet the same machine. No server, no store.
 """
 
@@ -11,10 +11,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.apart import apart
+from bench.interleave import order
 from bench.limits import SIDE
 from bench.results import Figure
-from bench.turns import order
+from bench.subprocess_row import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

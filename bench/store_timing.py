@@ -1,6 +1,6 @@
 """The store side: fills the servers, then reads each in turn, round by round.
 
-Invariant: contenders take turns (`bench.turns`).
+Invariant: contenders take turns (`bench.interleave`).
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from bench import shelving
-from bench.generating import Load, run
+from bench import fill_and_check
+from bench.bulk_fill import stock
+from bench.interleave import turns
+from bench.load_generator import Load, run
+from bench.presigned_requests import Request
 from bench.results import Figure
-from bench.signing import Request
-from bench.stocking import stock
-from bench.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,16 +32,16 @@ def keys_of(row: Row) -> list[str]:
 
 def bucket_of(row: Row) -> str:
     """Listed keys lie in a bucket of their own: the row is about how many it has."""
-    return f"listed-{row.keys}" if row.verb == "LIST" else shelving.BUCKET
+    return f"listed-{row.keys}" if row.verb == "LIST" else fill_and_check.BUCKET
 
 
 def _get_requests(row: Row) -> tuple[Request, ...]:
-    return tuple(Request("GET", shelving.path_of(key)) for key in keys_of(row))
+    return tuple(Request("GET", fill_and_check.path_of(key)) for key in keys_of(row))
 
 
 def _put_requests(row: Row, body: bytes) -> tuple[Request, ...]:
-    sample = shelving.put_request("x", body, signed_body=not row.by_bytes)
-    paths = (shelving.path_of(key) for key in keys_of(row))
+    sample = fill_and_check.put_request("x", body, signed_body=not row.by_bytes)
+    paths = (fill_and_check.path_of(key) for key in keys_of(row))
     return tuple(Request("PUT", path, length=row.size, payload_hash=sample.payload_hash) for path in paths)
 
 
@@ -75,31 +75,31 @@ def requests_of(row: Row, body: bytes) -> tuple[Request, ...]:
 
 def prepare(row: Row, server: Server, body: bytes, say: Callable[[str], None]) -> None:
     """Fill and look: raises AnswerError when the server does not do what the row times."""
-    shelving.make_bucket(server, bucket_of(row))
+    fill_and_check.make_bucket(server, bucket_of(row))
     if row.verb == "LIST":
         _prepare_listed(row, server, say)
         return
     if row.verb == "PUT":
-        shelving.check_put(server, f"{row.name}/00000000", body, signed_body=not row.by_bytes)
+        fill_and_check.check_put(server, f"{row.name}/00000000", body, signed_body=not row.by_bytes)
         return
-    shelving.fill(server, keys_of(row), body)
-    shelving.check_get(server, keys_of(row)[-1], body)
-    shelving.check_refusal(server, keys_of(row)[-1])
+    fill_and_check.fill(server, keys_of(row), body)
+    fill_and_check.check_get(server, keys_of(row)[-1], body)
+    fill_and_check.check_refusal(server, keys_of(row)[-1])
 
 
 def _prepare_listed(row: Row, server: Server, say: Callable[[str], None]) -> None:
     """Fill the bucket unless an earlier run did; the first and the last page must be as they should."""
     requests = _list_requests(row)
     whole = min(1000, row.keys)
-    answer = shelving.ask(server, Request("GET", f"/{bucket_of(row)}", _last_page(row)))
+    answer = fill_and_check.ask(server, Request("GET", f"/{bucket_of(row)}", _last_page(row)))
     if answer.body.count(b"<Contents>") != whole:
         paths = [f"/{bucket_of(row)}/{key_of(number)}" for number in range(row.keys)]
         stock(server, paths, lambda done: say(f"{row.name}: {done:,} keys put into {server.name}"))
     for request in (requests[0], Request("GET", f"/{bucket_of(row)}", _last_page(row))):
-        answer = shelving.ask(server, request)
+        answer = fill_and_check.ask(server, request)
         count = answer.body.count(b"<Contents>")
         if answer.status != 200 or count != whole:
-            raise shelving.AnswerError(f"{server.name}: LIST gave {answer.status}, {count} keys")
+            raise fill_and_check.AnswerError(f"{server.name}: LIST gave {answer.status}, {count} keys")
 
 
 def _last_page(row: Row) -> tuple[tuple[str, str], ...]:
@@ -127,7 +127,7 @@ def measure(
     """Fill, warm up and read the row on all its servers; one that cannot be filled keeps a Figure saying
     why.
     """
-    body = shelving.pattern(row.size)
+    body = fill_and_check.pattern(row.size)
     file = scratch / "body.bin"
     file.write_bytes(body)
     ready: dict[str, Server] = {}
@@ -135,7 +135,7 @@ def measure(
         say(f"{row.name}: filling {name}")
         try:
             prepare(row, servers[name], body, say)
-        except (OSError, shelving.AnswerError) as error:
+        except (OSError, fill_and_check.AnswerError) as error:
             yield Figure(name, 0, {}, str(error))
         else:
             ready[name] = servers[name]

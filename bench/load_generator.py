@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.signing import head
+from bench.presigned_requests import head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.signing import Account, Request
+    from bench.presigned_requests import Account, Request
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 THREADS = 2

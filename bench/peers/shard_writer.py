@@ -1,4 +1,4 @@
-"""`python -m bench.peers.packing FORMAT PHOTOS OUT`: the photographs as shards of a peer's own format.
+"""`python -m bench.peers.shard_writer FORMAT PHOTOS OUT`: the photographs as shards of a peer's own format.
 
 Law: `mds` is mosaicml-streaming's, `lit` is litdata's; one fixed random order, about 16 MiB a shard.
 """

@@ -1,4 +1,4 @@
-"""`python -m bench.ours ENDPOINT BUCKET`: the passes of a meshsdk loader, one JSON line each.
+"""`python -m bench.meshsdk_contender ENDPOINT BUCKET`: the passes of a meshsdk loader, one JSON line each.
 
 import: of meshsdk · first: epoch 0 of a plan the node has not seen · again: a second job asks for that same
 epoch · second: epoch 1, new crops for every sample. With `--share NAME` the first alone, together with others
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch  # before the clock starts, as in the peers' process
 
-from bench.clocking import await_others, say, time_import, time_pass
+from bench.timing import await_others, say, time_import, time_pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import accelerators, delivering, loading, sharing
+from bench import accelerators, loader_cpu_cost, loader_timing, shared_jobs
 from bench.tables import BARS_HEAD, number, percent, table, verdict
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ LOADER_HEAD = (
     "import, s",
 )
 SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, LATER_BAR = 2.0, 0.1, 5.0, 8.0
-OURS, OURS_TCP = "meshsdk from meshd", f"{loading.TCP} from meshd"
+OURS, OURS_TCP = "meshsdk from meshd", f"{loader_timing.TCP} from meshd"
 
 
 def best_peer(result: RowResult, metric: str, *, least: bool = False) -> tuple[str, float] | None:
@@ -123,7 +123,7 @@ def loader_bars(result: RowResult) -> list[list[str]]:
 
 def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
     """The loaders."""
-    found = [rows[name] for name in loading.ROWS if name in rows]
+    found = [rows[name] for name in loader_timing.ROWS if name in rows]
     if not found:
         return []
     lines = ["## Loaders, over the same photographs", LOADER_TEXT.format(**found[0].setup)]
@@ -142,24 +142,24 @@ def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
 
 def sharing_lines(rows: Mapping[str, RowResult]) -> list[str]:
     """Four jobs together."""
-    result = rows.get(sharing.NAME)
+    result = rows.get(shared_jobs.NAME)
     if result is None:
         return []
     lines = [[name, number(result.value(name, "rate"), 0)] for name in result.contenders()]
     best, mine = best_peer(result, "rate"), result.value(OURS, "rate")
     ratio = mine / best[1] if best and mine else None
     title = f"four sharing jobs ÷ four copies of the best peer ({best[0] if best else 'none'})"
-    bars = [[title, number(ratio, 1, "×"), verdict(ratio, sharing.LEAST)]]
+    bars = [[title, number(ratio, 1, "×"), verdict(ratio, shared_jobs.LEAST)]]
     if best and (plain := result.value(OURS_TCP, "rate")):
         ratio = plain / best[1]
-        bars.append(["the same over TCP", number(ratio, 1, "×"), verdict(ratio, sharing.LEAST)])
+        bars.append(["the same over TCP", number(ratio, 1, "×"), verdict(ratio, shared_jobs.LEAST)])
     head = ["", "samples/s, all together"]
     return [f"### {result.title}", SHARING_TEXT, table(head, lines), table(BARS_HEAD, bars)]
 
 
 def delivery_section(rows: Mapping[str, RowResult]) -> list[str]:
     """What delivering costs."""
-    result = rows.get(delivering.NAME)
+    result = rows.get(loader_cpu_cost.NAME)
     if result is None:
         return []
     lines = [
@@ -172,13 +172,17 @@ def delivery_section(rows: Mapping[str, RowResult]) -> list[str]:
         ]
         for name in result.contenders()
     ]
-    cpus = [(name, result.value(name, "cpu")) for name in (delivering.COLD, delivering.WARM)]
-    ratio = result.ratio(delivering.WARM, delivering.BARE, "gigabytes")
+    cpus = [(name, result.value(name, "cpu")) for name in (loader_cpu_cost.COLD, loader_cpu_cost.WARM)]
+    ratio = result.ratio(loader_cpu_cost.WARM, loader_cpu_cost.BARE, "gigabytes")
     bars = [
-        [f"{name}: client CPU s a 1,000", number(cpu, 3), verdict(cpu, delivering.CPU_MOST, at_most=True)]
+        [
+            f"{name}: client CPU s a 1,000",
+            number(cpu, 3),
+            verdict(cpu, loader_cpu_cost.CPU_MOST, at_most=True),
+        ]
         for name, cpu in cpus
     ]
-    bars.append(["warm ÷ bare recv_into", number(ratio, 2, "×"), verdict(ratio, delivering.RATIO_LEAST)])
+    bars.append(["warm ÷ bare recv_into", number(ratio, 2, "×"), verdict(ratio, loader_cpu_cost.RATIO_LEAST)])
     head = ["", "samples/s", "GB/s", "client CPU s a 1,000"]
     return [f"## {result.title}", DELIVERY_TEXT, table(head, lines), table(BARS_HEAD, bars)]
 

@@ -3,7 +3,7 @@
 Law: the same shards lie as plain files for `cp` and in the daemon for the job; each contender's output is
 removed before the next begins, and nothing of it is left to be written out. A job's outputs are durable when
 it is done, as `cp, then sync` is and `cp` is not. Invariant: contenders take
-turns (`bench.turns`).
+turns (`bench.interleave`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tarfile
 import time
 from typing import TYPE_CHECKING, Final
 
-from bench import shelving
+from bench import fill_and_check
+from bench.interleave import turns
 from bench.results import Figure
 from bench.rows import KIB, MIB
-from bench.turns import turns
 from meshsdk.admin import jobs
 from meshsdk.client.s3_client import connect
 
@@ -72,7 +72,7 @@ def measure(server: Server, scale: Scale, scratch: Path, say: Callable[[str], No
 
 def _fill(server: Server, client: Client, plain: Path, wanted: int) -> tuple[int, int]:
     """(files, bytes of the shards), written to both sides."""
-    shelving.make_bucket(server, _BUCKET)
+    fill_and_check.make_bucket(server, _BUCKET)
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir(parents=True)
     data, count, size = random.Random(1).randbytes(_MEMBER + 4096), 0, 0
@@ -106,7 +106,7 @@ def _job(client: Client, **layout: int) -> int:
     begun = jobs.start_job(client.transport, document)
     found = jobs.wait_for_job(client.transport, begun.id)
     if found.state != "done":
-        raise shelving.AnswerError(f"the job {found.state}: {found.error}")
+        raise fill_and_check.AnswerError(f"the job {found.state}: {found.error}")
     return found.progress.samples
 
 

@@ -13,17 +13,17 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from bench import albums
-from bench.clocking import Pass
-from bench.loading import OURS, TIMEOUT_S, argv_of
+from bench import photo_dataset
+from bench.interleave import turns
+from bench.loader_timing import OURS, TIMEOUT_S, argv_of
 from bench.results import Figure
-from bench.turns import turns
+from bench.timing import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from bench.loading import Turn
+    from bench.loader_timing import Turn
     from bench.rows import Scale
 
 NAME: Final = "sharing"
@@ -85,9 +85,15 @@ def _start(turn: Turn, scale: Scale, root: Path, number: int, job: int) -> subpr
     more = ["--share", f"four-{number}"]
     if turn.loader not in OURS:
         more = ["--together", "--passes", "1", "--workers", "1"]
-    pipe, environment = subprocess.PIPE, albums.environment(turn.server)
+    pipe, environment = subprocess.PIPE, photo_dataset.environment(turn.server)
     return subprocess.Popen(
-        [*argv, *more], cwd=albums.ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        [*argv, *more],
+        cwd=photo_dataset.ROOT,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
     )
 
 

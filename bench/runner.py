@@ -17,33 +17,33 @@ from typing import TYPE_CHECKING, Self
 
 from bench import (
     accelerators,
-    albums,
     checkpoints,
-    confining,
-    delivering,
+    decode_cost,
     epochs,
-    gathering,
+    gather_timing,
     limits,
-    loading,
+    loader_cpu_cost,
+    loader_timing,
     origins,
     owners,
-    passing,
-    preparing,
-    resharding,
+    photo_dataset,
+    proxy_overhead,
+    re_replication,
+    reshard_row,
     residency,
-    restoring,
-    sharing,
-    storing,
+    sandbox_overhead,
+    shared_jobs,
+    store_timing,
     windows,
 )
-from bench.gathering import gather_rows
-from bench.generating import available
+from bench.gather_timing import gather_rows
+from bench.interleave import turns
+from bench.load_generator import available
+from bench.presigned_requests import Account
 from bench.processes import ChildError, Children
 from bench.results import Figure
 from bench.rows import store_rows
 from bench.servers import SERVERS, binary, new_account
-from bench.signing import Account
-from bench.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,26 +112,26 @@ class Bench:
     def ops(self) -> Outcome:
         files = self._album().files()
         self.say("ops beside a bare decode, on one core")
-        return "Photographs on one core", preparing.measure(files, self.scale.rounds), {}
+        return "Photographs on one core", decode_cost.measure(files, self.scale.rounds), {}
 
     def userops(self) -> Outcome:
         self.say("a confined process beside other ways")
-        figures = confining.measure(limits.SIDE, self.scale.confined, self.scale.rounds)
+        figures = sandbox_overhead.measure(limits.SIDE, self.scale.confined, self.scale.rounds)
         return "A sample there and back", figures, {}
 
     def epochs(self) -> Outcome:
         return epochs.TITLE, epochs.measure(self.scale, self.say), {}
 
     def restore(self) -> Outcome:
-        figures = restoring.measure(self.scale, self.scratch / "run", self.say)
-        return restoring.title(self.scale), figures, {}
+        figures = re_replication.measure(self.scale, self.scratch / "run", self.say)
+        return re_replication.title(self.scale), figures, {}
 
     def store(self, name: str) -> Outcome:
         row = next(row for row in store_rows(self.scale) if row.name == name)
         if not available():
             return row.title, (), dict.fromkeys(row.servers, NO_WRK)
         running = {name: server for name in row.servers if (server := self.server(name, kept=row.kept))}
-        figures = storing.measure(row, running, self.scale, self.scratch / "run", self.say)
+        figures = store_timing.measure(row, running, self.scale, self.scratch / "run", self.say)
         return row.title, figures, {name: self.absent[name] for name in row.servers if name in self.absent}
 
     def gather(self, name: str) -> Outcome:
@@ -139,14 +139,14 @@ class Bench:
         server = self.server("meshd")
         if server is None:
             return row.title, (), dict(self.absent)
-        return row.title, gathering.measure(row, server, self.scale, self.say), {}
+        return row.title, gather_timing.measure(row, server, self.scale, self.say), {}
 
     def reshard(self) -> Outcome:
-        title, server = resharding.title(self.scale), self.server("meshd")
+        title, server = reshard_row.title(self.scale), self.server("meshd")
         if server is None:
             return title, (), dict(self.absent)
         folder = self.scratch / "run" / "resharding"
-        return title, resharding.measure(server, self.scale, folder, self.say), {}
+        return title, reshard_row.measure(server, self.scale, folder, self.say), {}
 
     def windows(self) -> Outcome:
         server = self.server("meshd")
@@ -161,10 +161,10 @@ class Bench:
         return title, checkpoints.measure(server, self.scale, self.say), {}
 
     def pass_on(self) -> Outcome:
-        reason = passing.missing()
+        reason = proxy_overhead.missing()
         if reason:
-            return passing.TITLE, (), {passing.NAME: reason}
-        return passing.TITLE, passing.measure(self.scale, self.scratch / "run", self.say), {}
+            return proxy_overhead.TITLE, (), {proxy_overhead.NAME: reason}
+        return proxy_overhead.TITLE, proxy_overhead.measure(self.scale, self.scratch / "run", self.say), {}
 
     def owners(self) -> Outcome:
         title, reason = owners.title(self.scale), owners.missing()
@@ -181,9 +181,9 @@ class Bench:
             self._site = origins.build(self._children, weed, self.scratch / "run" / "origins")
         return title, origins.measure(name, self._site, self.scale, self.say), {}
 
-    def _album(self) -> albums.Album:
+    def _album(self) -> photo_dataset.Album:
         self.say(f"making {self.scale.photographs} photographs")
-        return albums.make_album(self.scratch, self.scale.photographs)
+        return photo_dataset.make_album(self.scratch, self.scale.photographs)
 
     def limits(self) -> Outcome:
         return "What the machine allows", self._limit_figures(), {}
@@ -198,53 +198,57 @@ class Bench:
             yield Figure(name, number, metrics)
 
     def loaders(self, name: str) -> Outcome:
-        turns, skipped = self._turns(loading.PEERS, loading.ROWS[name])
-        figures = loading.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
-        return f"Loaders, peers from {SERVERS[loading.ROWS[name]].title}", figures, skipped
+        turns, skipped = self._turns(loader_timing.PEERS, loader_timing.ROWS[name])
+        figures = loader_timing.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
+        return f"Loaders, peers from {SERVERS[loader_timing.ROWS[name]].title}", figures, skipped
 
     def share(self) -> Outcome:
-        turns, skipped = self._turns(sharing.PEERS, "seaweedfs")
-        figures = sharing.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
-        return sharing.title(self.scale), figures, skipped
+        turns, skipped = self._turns(shared_jobs.PEERS, "seaweedfs")
+        figures = shared_jobs.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
+        return shared_jobs.title(self.scale), figures, skipped
 
     def deliver(self) -> Outcome:
         turns, skipped = self._turns((), "meshd")
         server = next((turn.server for turn in turns), None)
-        figures = delivering.measure(server, self.scale, self.say) if server else ()
-        return delivering.title(self.scale), figures, skipped
+        figures = loader_cpu_cost.measure(server, self.scale, self.say) if server else ()
+        return loader_cpu_cost.title(self.scale), figures, skipped
 
     def accelerate(self, name: str) -> Outcome:
         work, skipped = accelerators.workload(name, self.scale), dict[str, str]()
         names = ["meshd", "seaweedfs"]
         try:
             self.say("making the peers' environment")
-            albums.make_peers(self.scratch)
-        except albums.PeersError as error:
+            photo_dataset.make_peers(self.scratch)
+        except photo_dataset.PeersError as error:
             names, skipped = names[:1], dict.fromkeys(work.peers, str(error))
         servers = {name: server for name in names if (server := self.server(name))}
         figures = accelerators.measure(work, servers, self.scale, self.scratch, self.say)
         return work.title, figures, skipped | self.absent
 
-    def _turns(self, peers: tuple[str, ...], place: str) -> tuple[list[loading.Turn], dict[str, str]]:
+    def _turns(self, peers: tuple[str, ...], place: str) -> tuple[list[loader_timing.Turn], dict[str, str]]:
         """Ours from meshd, then the peers from the server of that name, all photographs uploaded."""
         skipped: dict[str, str] = {}
         album = self._album()
-        albums.compile_ours()
+        photo_dataset.compile_ours()
         try:
             if peers:
                 self.say("making the peers' environment")
-                albums.pack(albums.make_peers(self.scratch), album)
-        except albums.PeersError as error:
+                photo_dataset.pack(photo_dataset.make_peers(self.scratch), album)
+        except photo_dataset.PeersError as error:
             skipped, peers = dict.fromkeys(peers, str(error)), ()
         names = dict.fromkeys(("meshd", *([place] if peers else [])))
         servers = {name: server for name in names if (server := self.server(name))}
         for server in servers.values():
             if server not in self._filled:
-                albums.upload(server, album, self.say)
+                photo_dataset.upload(server, album, self.say)
                 self._filled.append(server)
-        turns = [loading.Turn(ours, servers["meshd"]) for ours in loading.OURS] if "meshd" in servers else []
+        turns = (
+            [loader_timing.Turn(ours, servers["meshd"]) for ours in loader_timing.OURS]
+            if "meshd" in servers
+            else []
+        )
         if place in servers:
-            turns += [loading.Turn(peer, servers[place]) for peer in peers]
+            turns += [loader_timing.Turn(peer, servers[place]) for peer in peers]
         return turns, skipped | self.absent
 
     def memory(self) -> Outcome:

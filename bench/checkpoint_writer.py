@@ -1,4 +1,4 @@
-"""`python -m bench.checkpointing WRITER ENDPOINT BYTES SERVER`: a checkpoint saved and loaded, over again.
+"""`python -m bench.checkpoint_writer WRITER ENDPOINT BYTES SERVER`: saves and loads checkpoints.
 
 Law: a line on stdin is a round, a line of JSON its figures. What is loaded goes into tensors of zeros and is
 compared, outside the clock; a round's objects are removed when it is over.

@@ -115,7 +115,7 @@ def pack(python: Path, album: Album) -> None:
         out = album.packed(format)
         if (out / "index.json").exists():
             continue
-        argv = [str(python), "-m", "bench.peers.packing", format, str(album.folder), str(out)]
+        argv = [str(python), "-m", "bench.peers.shard_writer", format, str(album.folder), str(out)]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PeersError(f"packing shards of {format} failed: {done.stderr[-600:]}")

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Final
 from bench import (
     accelerators,
     checkpoints,
-    confining,
-    delivering,
     epochs,
-    loading,
+    loader_cpu_cost,
+    loader_timing,
     origins,
     owners,
-    passing,
     provenance,
-    resharding,
-    restoring,
-    sharing,
+    proxy_overhead,
+    re_replication,
+    reshard_row,
+    sandbox_overhead,
+    shared_jobs,
     windows,
 )
-from bench.gathering import gather_rows
-from bench.loaderreporting import OURS, accelerator_section, best_peer, delivery_section, loader_section
-from bench.preparing import BARE, NODE, NOTES
+from bench.decode_cost import BARE, NODE, NOTES
+from bench.gather_timing import gather_rows
+from bench.loader_report import OURS, accelerator_section, best_peer, delivery_section, loader_section
 from bench.rows import FULL, store_rows
-from bench.storereporting import gather_section, metric_of, store_section
+from bench.store_report import gather_section, metric_of, store_section
 from bench.tables import BARS_HEAD, MISSED, number, table, verdict
 from meshtools.cache_simulator.simulator import BOUND, PLANNED
 
@@ -82,7 +82,7 @@ def userops_section(rows: Mapping[str, RowResult]) -> list[str]:
     for name in result.contenders():
         rate = result.value(name, "rate")
         each = number(1e6 / rate if rate else None, 0)
-        lines.append([name, each, confining.NOTES[name]])
+        lines.append([name, each, sandbox_overhead.NOTES[name]])
     return [
         "## Ops of users, there and back",
         "A 224×224×3 image is handed to a process with user code and taken back; microseconds each.",
@@ -92,13 +92,13 @@ def userops_section(rows: Mapping[str, RowResult]) -> list[str]:
 
 def reshard_section(rows: Mapping[str, RowResult]) -> list[str]:
     """Jobs beside `cp`."""
-    result = rows.get(resharding.NAME)
+    result = rows.get(reshard_row.NAME)
     if result is None:
         return []
     names = result.contenders()
     lines = [[result.title, *(number(result.value(name, "gigabytes"), 2, " GB/s") for name in names)]]
     ratios = [
-        (mine, peer, result.ratio(mine, peer, "gigabytes"), least) for mine, peer, least in resharding.BARS
+        (mine, peer, result.ratio(mine, peer, "gigabytes"), least) for mine, peer, least in reshard_row.BARS
     ]
     bars = [
         [f"{mine} ÷ {peer}", number(ratio, 2, "×"), verdict(ratio, least)]
@@ -137,24 +137,24 @@ def windows_section(rows: Mapping[str, RowResult]) -> list[str]:
 
 def restore_section(rows: Mapping[str, RowResult]) -> list[str]:
     """Redundancy made again."""
-    result = rows.get(restoring.NAME)
+    result = rows.get(re_replication.NAME)
     if result is None:
         return []
     names = result.contenders()
     lines = [[result.title, *(number(result.value(name, "gigabytes"), 2, " GB/s") for name in names)]]
     bars = []
-    for mine, peer, least in restoring.BARS:
+    for mine, peer, least in re_replication.BARS:
         ratio = result.ratio(mine, peer, "gigabytes")
         bars.append([f"{mine} ÷ {peer}", number(ratio, 2, "×"), verdict(ratio, least)])
-    slower = result.value(restoring.BUSY, "p99_ratio")
+    slower = result.value(re_replication.BUSY, "p99_ratio")
     bars.append(
         [
             "p99 of readers, during ÷ before",
             number(slower, 2, "×"),
-            verdict(slower, restoring.P99, at_most=True),
+            verdict(slower, re_replication.P99, at_most=True),
         ]
     )
-    copied = result.value(restoring.COPY, "p99_ratio")
+    copied = result.value(re_replication.COPY, "p99_ratio")
     bars.append(["p99 of readers during a plain copy ÷ before", number(copied, 2, "×"), ""])
     return [
         "## Redundancy restored",
@@ -166,25 +166,25 @@ def restore_section(rows: Mapping[str, RowResult]) -> list[str]:
 
 def passing_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
     """A mesh: any node answers, at what price."""
-    result = rows.get(passing.NAME)
+    result = rows.get(proxy_overhead.NAME)
     if result is None:
         return []
     lines, bars = [], []
-    for size in passing.sizes(scale):
+    for size in proxy_overhead.sizes(scale):
         for name in (size.direct, size.passed):
             rate = number(result.value(name, "rate"), 0)
-            costs = [number(result.value(name, metric), 0) for metric in passing.COSTS]
+            costs = [number(result.value(name, metric), 0) for metric in proxy_overhead.COSTS]
             lines.append([name, rate, *costs])
-        ratio, apart = passing.ratio(result, size), passing.apart(result, size)
+        ratio, apart = proxy_overhead.ratio(result, size), proxy_overhead.apart(result, size)
         bars.append(
-            [f"{size.title}: passed on ÷ direct", number(ratio, 2, "×"), verdict(ratio, passing.LEAST)]
+            [f"{size.title}: passed on ÷ direct", number(ratio, 2, "×"), verdict(ratio, proxy_overhead.LEAST)]
         )
         bars.append(
-            [f"{size.title}: by processor time", number(apart, 2, "×"), verdict(apart, passing.LEAST)]
+            [f"{size.title}: by processor time", number(apart, 2, "×"), verdict(apart, proxy_overhead.LEAST)]
         )
     return [
         "## Any node of a mesh",
-        passing.TEXT,
+        proxy_overhead.TEXT,
         table(["GET", "a second", "µs of the other node", "µs of the holder"], lines),
         table(BARS_HEAD, bars),
     ]
@@ -299,7 +299,7 @@ def behind_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         slower = rows[row.name].ratio("meshd", "seaweedfs", "p99_ms")
         if slower is not None and slower > 1:
             lines.append(f"- {row.title}, the slowest hundredth: p99 is {slower:.2f}× SeaweedFS's.")
-    for loaders in (rows[name] for name in loading.ROWS if name in rows):
+    for loaders in (rows[name] for name in loader_timing.ROWS if name in rows):
         for key, words in (("first_rate", "The first epoch"), ("second_rate", "The next epoch")):
             best, mine = best_peer(loaders, key), loaders.value(OURS, key)
             if best and mine is not None and mine < best[1]:
@@ -329,18 +329,18 @@ def _unscaled(write: Callable[[Mapping[str, RowResult]], list[str]], *names: str
 SECTIONS: Final = (
     Section(store_section, (*(row.name for row in store_rows(FULL)), "limits")),
     Section(gather_section, tuple(row.name for row in gather_rows(FULL))),
-    _unscaled(reshard_section, resharding.NAME),
-    _unscaled(restore_section, restoring.NAME),
+    _unscaled(reshard_section, reshard_row.NAME),
+    _unscaled(restore_section, re_replication.NAME),
     _unscaled(windows_section, windows.NAME),
     _unscaled(checkpoints.section, checkpoints.NAME),
-    Section(passing_section, (passing.NAME,)),
+    Section(passing_section, (proxy_overhead.NAME,)),
     _unscaled(owners.section, owners.NAME),
     _unscaled(origins_section, *origins.NAMES),
     _unscaled(epochs_section, epochs.NAME),
     _unscaled(ops_section, "ops"),
     _unscaled(userops_section, "userops"),
-    _unscaled(loader_section, *loading.ROWS, sharing.NAME),
-    _unscaled(delivery_section, delivering.NAME),
+    _unscaled(loader_section, *loader_timing.ROWS, shared_jobs.NAME),
+    _unscaled(delivery_section, loader_cpu_cost.NAME),
     _unscaled(accelerator_section, *accelerators.NAMES),
     _unscaled(memory_section, "memory"),
 )

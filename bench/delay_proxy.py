@@ -1,4 +1,4 @@
-"""A proxy before an origin: later, slower, and counted. `python -m bench.slowing` runs it.
+"""A proxy before an origin: later, slower, and counted. `python -m bench.delay_proxy` runs it.
 
 Law: a thread a connection; bodies of answers go from socket to socket by splice(2), so that it takes next to
 no processor time from those who are measured. Every request is a line of the log: method, target, range.

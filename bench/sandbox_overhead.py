@@ -1,7 +1,7 @@
 """What a confined process costs a sample: a photograph's worth of pixels there and back, beside other ways.
 
 Law: one process on one core, wall-clock seconds (most of the cost is waiting for the other side); contenders
-take turns (`bench.turns`). The op does nothing, so that what is left is the way.
+take turns (`bench.interleave`). The op does nothing, so that what is left is the way.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from bench.apart import apart
+from bench.interleave import order
 from bench.results import Figure
-from bench.turns import order
+from bench.subprocess_row import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`python -m bench.windowing LOADER PLACE ENDPOINT SECONDS SERVER`: windows of a series as torch batches.
+"""`python -m bench.window_reader LOADER PLACE ENDPOINT SECONDS SERVER`: windows of a series as torch batches.
 
 Law: a line on stdin is a round: batches for so many seconds, from a loader that begins empty; then a line of
 JSON. Clocks run from the first batch to the last, so that what is prepared and not taken counts for nobody.

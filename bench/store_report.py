@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.gathering import GATHER, gather_rows
+from bench.gather_timing import GATHER, gather_rows
 from bench.rows import store_rows
 from bench.servers import SERVERS
 from bench.tables import BARS_HEAD, number, percent, table, verdict

@@ -1,8 +1,8 @@
 """The row of the mesh: GET through a node that does not hold the object, beside the node that does.
 
 Law: one mesh of two nodes with one worker each, one copy of every object, all on the holder; the same load
-goes to either. Invariant: they take turns (`bench.turns`). Beside the rate stands what a request costs each
-node's processor: on one machine the two nodes and the client share what in a mesh each has for itself.
+goes to either. Invariant: they take turns (`bench.interleave`). The rate is shown with the CPU time of each node
+per request: here both nodes and the client share the cores that each has for itself in a mesh.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from bench import shelving
-from bench.generating import Load, available, run
+from bench import fill_and_check
+from bench.interleave import turns
+from bench.load_generator import Load, available, run
+from bench.presigned_requests import Account, Request
 from bench.processes import cpu_seconds
 from bench.results import Figure
 from bench.rows import KIB, MIB
-from bench.signing import Account, Request
-from bench.turns import turns
 from meshd.errors import MeshdError
 from meshd.process import local_etcd
 from tests.support.daemon_cluster import DaemonCluster
@@ -103,7 +103,7 @@ def _filled(mesh: DaemonCluster, s3: Any, size: Size, seconds: int) -> Load:
     keys = [
         mesh.key_with_primary("n2", _BUCKET, f"{size.size}-{number}", copies=1) for number in range(size.keys)
     ]
-    body = shelving.pattern(size.size)
+    body = fill_and_check.pattern(size.size)
     for key in keys:
         s3.put_object(Bucket=_BUCKET, Key=key, Body=body)
     requests = tuple(Request("GET", f"/{_BUCKET}/{key}") for key in keys)

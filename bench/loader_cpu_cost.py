@@ -1,8 +1,8 @@
-"""`python -m bench.delivering ENDPOINT BUCKET`: what the loader costs its process, and warm batches beside a
-bare `recv_into`.
+"""`python -m bench.loader_cpu_cost ENDPOINT BUCKET`: CPU time of the loader, and warm batches beside
+a bare `recv_into`.
 
-Law: one process, in turns (`bench.turns`): a pass over frames that the node has ready, and as many bytes by
-`recv_into` alone into slots of an arena of the same size, over as many connections of the same loopback, from
+Law: one process, in turns (`bench.interleave`): a pass over frames that the node has ready, and as many bytes
+by `recv_into` alone into slots of an arena of the same size, over as many connections of the same loopback, from
 a process that does nothing but sendfile. Frames come over TCP, as from another host. CPU seconds are
 getrusage's, of all threads.
 """
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from bench import albums
-from bench.clocking import cpu_seconds
+from bench import photo_dataset
+from bench.interleave import order
 from bench.results import Figure
-from bench.turns import order
+from bench.timing import cpu_seconds
 from meshsdk.client.arena import Arena
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _report(name: str, number: int, samples: int, size: int, seconds: float, cpu
 
 def main() -> None:
     """Parse, run the passes, print figures."""
-    from bench.ours import dataset  # brings torch
+    from bench.meshsdk_contender import dataset  # brings torch
 
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
@@ -160,14 +160,14 @@ def main() -> None:
 def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
     """Run the process; a failure is the figures' problem."""
     say(f"{NAME}: batches and bare bytes, {scale.rounds} rounds")
-    argv = [sys.executable, "-m", "bench.delivering", server.endpoint, albums.BUCKET]
+    argv = [sys.executable, "-m", "bench.loader_cpu_cost", server.endpoint, photo_dataset.BUCKET]
     argv += ["--batch", str(scale.batch), "--rounds", str(scale.rounds)]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
             argv,
-            cwd=albums.ROOT,
-            env=albums.environment(server) | {"MESH_LOCAL": "off"},
+            cwd=photo_dataset.ROOT,
+            env=photo_dataset.environment(server) | {"MESH_LOCAL": "off"},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
