@@ -2,8 +2,8 @@
 a bare `recv_into`.
 
 Law: one process, in turns (`bench.interleave`): a pass over frames that the node has ready, and as many bytes
-by `recv_into` alone into slots of an arena of the same size, over as many connections of the same loopback, from
-a process that does nothing but sendfile. Frames come over TCP, as from another host. CPU seconds are
+by `recv_into` alone into slots of an arena of the same size, over as many connections of the same loopback,
+from a process that does nothing but sendfile. Frames come over TCP, as from another host. CPU seconds are
 getrusage's, of all threads.
 """
 

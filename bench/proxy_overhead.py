@@ -1,8 +1,8 @@
 """The row of the mesh: GET through a node that does not hold the object, beside the node that does.
 
 Law: one mesh of two nodes with one worker each, one copy of every object, all on the holder; the same load
-goes to either. Invariant: they take turns (`bench.interleave`). The rate is shown with the CPU time of each node
-per request: here both nodes and the client share the cores that each has for itself in a mesh.
+goes to either. Invariant: they take turns (`bench.interleave`). The rate is shown with the CPU time of each
+node per request: here both nodes and the client share the cores that each has for itself in a mesh.
 """
 
 from __future__ import annotations
