@@ -39,7 +39,7 @@ AclOperation = (
 
 
 class AclService:
-    """Judges ACLs against users and buckets, and writes them out. One per process."""
+    """Checks ACLs against users and bucket settings, and renders them as XML. One instance per process."""
 
     def __init__(self, buckets: BucketTable, identities: IdentityTable) -> None:
         self._buckets, self._identities = buckets, identities
@@ -47,8 +47,8 @@ class AclService:
     # --- what may be set ------------------------------------------------------------------------------
 
     def resolve_operation(self, operation: ops.Operation) -> ops.Operation:
-        """The operation with user ids in its ACL, if it carries one. Raises S3Error as `resolved` and
-        `check_acl`."""
+        """Return the operation with user ids in its ACL, if it carries one. Raises S3Error as
+        `resolve_grantees` and `check_acl` do."""
         if not isinstance(operation, AclOperation) or operation.acl is None:
             return operation
         acl = self.resolve_grantees(operation.acl)
@@ -64,7 +64,7 @@ class AclService:
         return replace(operation, acl=stored_acl(acl))
 
     def resolve_grantees(self, acl: Acl) -> Acl:
-        """With user ids in place of e-mail addresses. Raises S3Error: InvalidArgument,
+        """Replace e-mail addresses with user ids. Raises S3Error: InvalidArgument,
         UnresolvableGrantByEmailAddress."""
         if not acl.grants:
             return acl
@@ -74,10 +74,11 @@ class AclService:
         return replace(acl, grants=tuple(_resolved(grant, ids, addresses) for grant in acl.grants))
 
     def parse_request(self, acl: Acl | None, body: bytes, owner: str) -> Acl:
-        """What a PUT of ?acl asks for: from headers, or the document, which must name the present owner.
+        """Return the ACL that a PUT of ?acl asks for, from its headers or its document. A document must name
+        the present owner.
 
         Raises S3Error: UnexpectedContent (both), MissingSecurityHeader (neither), MalformedACLError,
-        AccessDenied, and as `resolved`.
+        AccessDenied, and as `resolve_grantees` does.
         """
         if acl is not None:
             if body:
@@ -93,16 +94,16 @@ class AclService:
     # --- what is read back ----------------------------------------------------------------------------
 
     def owner_of(self, user_id: str) -> Owner:
-        """With the display name; without one for a user who is gone."""
+        """Return the owner with their display name, which is empty for a user who no longer exists."""
         user = self._identities.find_user(user_id)
         return Owner(user_id, "" if user is None else user.display_name)
 
     def display_names(self) -> dict[str, str]:
-        """Display names by user id."""
+        """Return all display names by user id."""
         return {user.user_id: user.display_name for user in self._identities.list_all()}
 
     def bucket_document(self, bucket: Bucket) -> str:
-        """The ACL of a bucket; its owner's alone where ACLs are switched off."""
+        """Return the ACL of a bucket as XML; it names only the owner where ACLs are switched off."""
         names = self.display_names()
         acl = None if bucket.ownership == BUCKET_OWNER_ENFORCED else bucket.acl
         owner = Owner(bucket.owner, names.get(bucket.owner, ""))
@@ -119,17 +120,17 @@ def check_acl(acl: Acl, bucket: Bucket) -> None:
 
 
 def _is_owner_full_control(acl: Acl, owner: str) -> bool:
-    """Where ACLs are switched off: that the bucket's owner, who has full control, has it."""
+    """Whether `acl` only gives the bucket's owner full control: the one ACL allowed where ACLs are off."""
     return acl.canned == "bucket-owner-full-control" or acl.grants == (Grant(owner, "FULL_CONTROL"),)
 
 
 def stored_acl(acl: Acl | None) -> Acl | None:
-    """As it is stored: None is what `private` says already."""
+    """Return the form that is stored: None for the default ACL, which is `private`."""
     return None if acl == Acl() else acl
 
 
 def stored_bucket_acl(acl: Acl) -> Acl | None:
-    """The same for a bucket, of which the canned ACLs about a bucket's owner say nothing."""
+    """Like `stored_acl`, for a bucket: the canned ACLs about a bucket's owner mean nothing there."""
     return None if acl.canned.startswith("bucket-owner-") else stored_acl(acl)
 
 
@@ -170,14 +171,14 @@ READ_ACTIONS: Final = frozenset({"s3:GetObject", "s3:GetObjectVersion"})
 
 
 def bucket_grants(bucket: Bucket, user: str, action: str, *, writing: bool = False) -> bool:
-    """Whether the bucket's ACL lets `user` (empty: nobody) do `action`. `writing`: as a part of writing an
-    object, whose tags and ACL are its writer's to set."""
+    """Whether the bucket's ACL lets `user` (empty: anonymous) do `action`. `writing`: the action is part of
+    writing an object, whose writer may also set its tags and ACL."""
     wanted = BUCKET_ACL_PERMISSIONS.get("s3:PutObject" if writing and action in _WRITTEN else action)
     return wanted is not None and _grants(bucket, bucket.acl, bucket.owner, user, wanted)
 
 
 def object_grants(bucket: Bucket, record: Record, user: str, action: str) -> bool:
-    """Whether the object's ACL does. Who wrote it has full control of it."""
+    """Whether the object's ACL lets `user` do `action`. The object's owner has full control of it."""
     wanted = OBJECT_ACL_PERMISSIONS.get(action)
     return wanted is not None and _grants(bucket, record.acl, record.owner, user, wanted)
 

@@ -1,4 +1,4 @@
-"""Authorizer: admits or refuses an S3 operation, and the identities and request contexts it judges.
+"""Authorizer: admits or refuses S3 operations; identities and request contexts, on which it decides.
 
 Root may do everything, a bucket's owner everything in it, others what policies and ACLs allow. An
 explicit deny wins, and a key's bounds limit what its user may do. The authorizer decides from tables
@@ -49,7 +49,7 @@ EXPECTED_OWNER_HEADERS: Final = frozenset({_EXPECTED_OWNER, _EXPECTED_SOURCE_OWN
 
 
 def check_expected_owner(buckets: BucketTable, operation: ops.Operation, headers: Mapping[str, str]) -> None:
-    """Raise S3Error AccessDenied unless the owners are those expected. A missing bucket is not for here."""
+    """Raise S3Error AccessDenied unless the buckets have the expected owners. Missing buckets are ignored."""
     if _EXPECTED_OWNER in headers and not isinstance(operation, ops.ListBuckets | ops.CreateBucket):
         _check_owner(buckets, operation.bucket, headers[_EXPECTED_OWNER])
     if _EXPECTED_SOURCE_OWNER in headers and isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
@@ -64,8 +64,9 @@ def _check_owner(buckets: BucketTable, name: str, expected: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What makes an identity temporary: the key it was made with, when it ends and was issued (seconds since
-    1970), its name and its policies as text; in which `rounds` of its user and key, which revoking ends."""
+    """What makes an identity temporary: the access key that created it, when it expires and was issued
+    (seconds since 1970), its name, its policies as text, and the revocation `rounds` of its user and key
+    at that time; a later revocation ends it."""
 
     parent: str
     expires: int
@@ -83,10 +84,10 @@ ALLOW_ALL_POLICY: Final = parse_policy(
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who signed the request. Carries no secret.
+    """The signer of a request. Carries no secret.
 
-    `policies` are the user's: they add rights to those of ownership, and may deny. `bounds` are the key's and
-    the temporary credential's: each of them must allow what is done.
+    `policies` are the user's: they add rights to those of ownership, and may deny. `bounds` are those of the
+    key and of the temporary credential: each of them must allow an action.
     """
 
     user_id: str
@@ -99,7 +100,7 @@ class Identity:
 
     @property
     def account(self) -> str:
-        """Whom work is charged to: the permanent key, so that temporary ones made with it win no share."""
+        """The permanent key that work is charged to, so that temporary credentials gain no extra share."""
         return self.access_key if self.session is None else self.session.parent
 
     @classmethod
@@ -110,7 +111,7 @@ class Identity:
         return full.with_bounds(signer.bounds)
 
     def with_bounds(self, bounds: tuple[Policy, ...]) -> Identity:
-        """This identity within more bounds. Root within bounds is no longer root, but may do whatever these
+        """This identity with further bounds. A bounded root is no longer root, but may do all that the bounds
         allow."""
         if not bounds:
             return self
@@ -123,16 +124,16 @@ class Identity:
 
 
 ANONYMOUS_IDENTITY: Final = Identity("", "anonymous", "")
-"""Who did not sign at all."""
+"""The identity of an unsigned request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What policies may ask of a request beside its operation.
+    """What policies may ask about a request, besides its operation.
 
-    `headers` are lower-case, those hoisted into a presigned query included. `signature` names the algorithm
-    (empty: none), `signed` is its time in SigV4's form; `form`: the request is an HTML
-    form's; `tls`: the version of a secure connection, as `1.3`.
+    `headers` have lower-case names and include those hoisted into a presigned query. `signature` names the
+    algorithm (empty: none), and `signed` is its time in SigV4's form. `form`: the request comes from an HTML
+    form. `tls`: the version of a secure connection, such as `1.3`.
     """
 
     source_ip: str = ""
@@ -150,13 +151,13 @@ NO_CONTEXT: Final = RequestContext()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and how: what a use case needs that decides key by key."""
+    """An identity and its request context, for code that authorizes key by key."""
 
     identity: Identity
     context: RequestContext = NO_CONTEXT
 
 
-# Operations that are all about one bucket: for its owner and for root there is nothing to work out.
+# Operations on exactly one bucket: its owner and root need no further check.
 _ONE_BUCKET: Final = frozenset(
     kind
     for kind in get_args(ops.Operation)
@@ -170,9 +171,9 @@ def _no_records(bucket: str, key: str, version: str | None) -> None:
 
 
 class Authorizer:
-    """Admits or refuses; about a microsecond a question where no policy is asked.
+    """Admits or refuses operations. A check takes about a microsecond where no policy applies.
 
-    `find` gives an object's record, or that of a version, or None; without it no object has an ACL or tags.
+    `find` returns the record of an object or of a version, or None. Without it, no object has an ACL or tags.
     """
 
     def __init__(
@@ -195,8 +196,8 @@ class Authorizer:
     ) -> None:
         """Return if `identity` may run `operation`. Raises S3Error AccessDenied, NoSuchBucket.
 
-        `tags` are those of a PutObjectTagging's body. Without them, and where a policy asks for them, it is
-        admitted for now: whoever reads the body asks again.
+        `tags` are those in the body of a PutObjectTagging. Without them, and where a policy asks for them,
+        the operation is admitted for now: the code that reads the body must call this again.
         """
         if not EXPECTED_OWNER_HEADERS.isdisjoint(context.headers):
             check_expected_owner(self._buckets, operation, context.headers)
@@ -230,7 +231,7 @@ class Authorizer:
             self.require_action(identity, need, context, creating=isinstance(operation, ops.CreateBucket))
 
     def _copies_tags(self, operation: ops.CopyObject) -> bool:
-        """Whether tags go with the copy that the request does not name itself."""
+        """Whether the copy takes over tags of its source that the request does not name."""
         source = operation.source
         if operation.tags is not None:
             return False
@@ -238,7 +239,7 @@ class Authorizer:
         return record is not None and bool(record.tags)
 
     def _authorize_deletions(self, identity: Identity, operation: ops.DeleteObjects) -> None:
-        """Each key is decided for itself once they are read; who has no right at all is refused before."""
+        """Refuse a caller with no right to delete at all. Each key is authorized once the body is read."""
         bucket = self._existing(operation.bucket)
         hopeful = identity.root or identity.bounds or identity.policies or bucket.policy
         if hopeful or is_owner(identity, bucket):
@@ -249,7 +250,7 @@ class Authorizer:
     async def filter_deletions(
         self, identity: Identity, bucket: str, keys: Sequence[DeleteKey], context: RequestContext
     ) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
-        """(what of a DeleteObjects `identity` may delete, the refusals of the rest)."""
+        """Return (the keys that `identity` may delete, the refusals of the others)."""
         if self.bulk_access(identity, "s3:DeleteObject", bucket, context).allows_all:
             return tuple(keys), ()
         allowed, failures, turn = list[DeleteKey](), list[DeleteFailure](), CooperativeYield()
@@ -273,7 +274,7 @@ class Authorizer:
         *,
         creating: bool = False,
     ) -> None:
-        """Return if `identity` has what is needed. Raises S3Error AccessDenied, NoSuchBucket (not while
+        """Return if `identity` may do the action. Raises S3Error AccessDenied, NoSuchBucket (unless
         `creating` it)."""
         bucket = self._existing(need.bucket) if need.bucket and not creating else None
         reason = self._judge.denial_reason(identity, need, bucket, context)
@@ -298,8 +299,8 @@ class Authorizer:
         extra: Mapping[str, Values] | None = None,
         version: str | None = None,
     ) -> bool:
-        """Whether `identity` may do `action` (`s3:GetObject`) to a bucket or a key of it; False where there
-        is no such bucket. `extra` are facts by the lower-case name of their condition key."""
+        """Whether `identity` may do `action` (`s3:GetObject`) to a bucket or a key in it. False where the
+        bucket does not exist. `extra` holds facts by the lower-case name of their condition key."""
         found = self._buckets.get(bucket)
         if found is None:
             return False
@@ -317,32 +318,33 @@ class Authorizer:
             raise access_denied(caller.identity, RequiredAction(action, bucket, f"{prefix}*"), reason)
 
     def is_within_bounds(self, caller: Caller, need: RequiredAction) -> bool:
-        """Whether the key's bounds allow what every user may do, and is about no bucket."""
+        """Whether the key's bounds allow an action that concerns no bucket and that any user may do."""
         return self._judge.is_within_bounds(caller.identity, need, caller.context)
 
     def may_count_tags(
         self, identity: Identity, operation: ops.GetObject, context: RequestContext = NO_CONTEXT
     ) -> bool:
-        """Whether `identity` may learn how many tags an object has: whoever may read them."""
+        """Whether `identity` may learn how many tags an object has: it needs the right to read them."""
         action = "s3:GetObjectTagging" if operation.version is None else "s3:GetObjectVersionTagging"
         bucket, key = operation.bucket, operation.key
         return self.allows(identity, action, bucket, key, context, version=operation.version)
 
     def may_list_key(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
-        """Whether `identity` may learn that there is no such key: whoever may list it."""
+        """Whether `identity` may learn that the key does not exist: it needs the right to list it."""
         found = self._buckets.get(bucket)
         return found is not None and self._judge.may_list_key(identity, found, key, context)
 
     def bulk_access(
         self, identity: Identity, action: str, name: str, context: RequestContext = NO_CONTEXT
     ) -> BulkAccess:
-        """What `identity` may do `action` to, for many keys of one bucket. Raises S3Error NoSuchBucket."""
+        """Return the keys of a bucket to which `identity` may do `action`. Raises S3Error NoSuchBucket."""
         return self._judge.bulk_access(identity, action, self._existing(name), context)
 
     def mask_missing_key(
         self, identity: Identity, operation: Operation, error: S3Error, context: RequestContext
     ) -> S3Error:
-        """`error` as `identity` may see it: who may not list learns nothing of what is missing."""
+        """Return `error`, or AccessDenied for a caller who may not list and so must not learn that a key is
+        missing."""
         if error.code not in _HIDDEN or isinstance(operation, ops.ListBuckets):
             return error
         place = operation.source if isinstance(operation, ops.CopyObject | ops.UploadPartCopy) else operation
@@ -352,6 +354,6 @@ class Authorizer:
         return access_denied(identity, RequiredAction("s3:ListBucket", place.bucket), NOTHING_ALLOWS)
 
     def policies_use_request_tags(self, identity: Identity, bucket: str) -> bool:
-        """Whether any policy that counts asks for the tags in a request."""
+        """Whether any policy that applies uses the tags in a request."""
         policies = self._judge.applicable_policies(identity, self._buckets.get(bucket))
         return any(policy.uses_key_prefix("s3:requestobjecttag") for policy in policies)

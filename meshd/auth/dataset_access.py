@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from meshwire.dataset.fields import Source
 
 _REMEMBERED: Final = 256
-_PAGE: Final = 1000  # keys of a listing that is asked for
+_PAGE: Final = 1000  # keys that a listing asks for
 
 
 class DatasetAccess:
-    """One a worker."""
+    """Checks whether callers may read datasets. One instance per worker."""
 
     def __init__(self, access: Authorizer) -> None:
         self._access = access
@@ -36,39 +36,39 @@ class DatasetAccess:
         return f"<Readers, {len(self._known)} snapshots weighed>"
 
     def bulk_access(self, caller: Caller, bucket: str) -> BulkAccess:
-        """What `caller` may read of `bucket`. Raises BatchError NoSuchBucket."""
+        """Return what `caller` may read of `bucket`. Raises BatchError NoSuchBucket."""
         try:
             return self._access.bulk_access(caller.identity, "s3:GetObject", bucket, caller.context)
         except S3Error as error:
             raise BatchError("NoSuchBucket", f"there is no bucket {bucket[:80]!r}") from error
 
     def reads_whole_bucket(self, caller: Caller, bucket: str) -> bool:
-        """Whether no object of the bucket needs to be looked at. Raises BatchError NoSuchBucket."""
+        """Whether `caller` may read every object of the bucket. Raises BatchError NoSuchBucket."""
         return self.bulk_access(caller, bucket).allows_all
 
     def missing_key_code(self, caller: Caller, bucket: str, key: str) -> Code:
-        """What `caller` may be told of a key that is not there."""
+        """Return the error code that `caller` may see for a missing key."""
         known = self._access.may_list_key(caller.identity, bucket, key, caller.context)
         return "NoSuchKey" if known else "AccessDenied"
 
     def require_listing(self, caller: Caller, source: Source) -> None:
-        """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may list the source."""
+        """Raise BatchError NoSuchBucket, AccessDenied unless `caller` may list the source."""
         if self.bulk_access(caller, source.bucket).allows_all:
             return
         facts = {"s3:prefix": source.prefix, "s3:delimiter": "", "s3:max-keys": str(_PAGE)}
         if not self._access.allows(
             caller.identity, "s3:ListBucket", source.bucket, context=caller.context, extra=facts
         ):
-            raise _refusal(source.bucket, f"it takes s3:ListBucket with the prefix {source.prefix!r}")
+            raise _refusal(source.bucket, f"s3:ListBucket is required for the prefix {source.prefix!r}")
 
     async def require_keys(self, caller: Caller, bucket: str, keys: Iterable[str]) -> None:
-        """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may read every one."""
+        """Raise BatchError NoSuchBucket, AccessDenied unless `caller` may read every one of `keys`."""
         rights = self.bulk_access(caller, bucket)
         if not rights.allows_all and not await _allows_all(rights, keys):
             raise _refusal(bucket)
 
     async def require_snapshot(self, caller: Caller, snapshot: Snapshot) -> None:
-        """The same for the objects of a snapshot."""
+        """Raise BatchError NoSuchBucket, AccessDenied unless `caller` may read every object of a snapshot."""
         for bucket, keys in snapshot.objects.keys_by_bucket():
             await self._require_of(caller, snapshot.hash, bucket, keys)
 
@@ -100,9 +100,9 @@ async def _allows_all(rights: BulkAccess, keys: Iterable[str]) -> bool:
     return True
 
 
-def _refusal(bucket: str, missing: str = "it takes s3:GetObject on every object") -> BatchError:
+def _refusal(bucket: str, missing: str = "s3:GetObject is required on every object") -> BatchError:
     return BatchError(
         "AccessDenied",
-        f"this key may not read that of the bucket {bucket[:80]!r}: {missing}",
+        f"this access key may not read the data in bucket {bucket[:80]!r}: {missing}",
         help="use the key of the bucket's owner, or have the permission added to this key or its user",
     )

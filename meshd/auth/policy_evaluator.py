@@ -50,7 +50,7 @@ _CLOSED: Final = parse_policy(
 
 
 class PolicyCache:
-    """By bucket. One per process."""
+    """Caches the compiled policy of each bucket. One instance per process."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Bucket, Policy]] = {}
@@ -59,7 +59,7 @@ class PolicyCache:
         return f"<CompiledPolicies of {len(self._known)} buckets>"
 
     def compiled_policy(self, bucket: Bucket) -> Policy:
-        """The policy of a bucket that has one."""
+        """Return the compiled policy of a bucket that has one."""
         known = self._known.get(bucket.name)
         if known is not None and known[0] is bucket:
             return known[1]
@@ -74,18 +74,18 @@ def _compiled(bucket: Bucket) -> Policy:
     try:
         return parse_policy(bucket.policy, kind="bucket", bucket=bucket.name)
     except PolicyError as error:
-        _log.error("the policy of bucket %s cannot be read and denies everything: %s", bucket.name, error)
+        _log.error("the policy of bucket %s cannot be parsed; it denies everything: %s", bucket.name, error)
         return _CLOSED
 
 
 _PER_KEY: Final = "s3:existingobjecttag/"
-# What is the same in every request of a user, or does not count in a pattern of resources.
+# Variables that have the same value in every request of a user, or that no resource pattern uses.
 _STEADY: Final = frozenset({"aws:username", "aws:userid", "aws:principalarn"})
 
 
 class BulkAccess:
-    """`everything`: every key is allowed, none needs to be asked for. `stamp`: None when the answer holds for
-    this request only."""
+    """Answers for many keys of one bucket whether an action is allowed. With `everything` every key is, and
+    no key needs a check. `policies_only` is False once an answer depends on more than policies."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class BulkAccess:
 
 
 class NarrowedPolicies:
-    """The statements that are left once action, principal and conditions are settled."""
+    """The policy statements that remain once action, principal and conditions are evaluated."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class NarrowedPolicies:
 
     @property
     def cache_key(self) -> Hashable | None:
-        """Equal for equal answers; None if a resource has a variable that may change."""
+        """A value that is equal for equal answers; None if a resource has a variable that may change."""
         statements = [*self._own, *self._policy, *(each for bound in self._bounds for each in bound)]
         if any(glob.variables - _STEADY for each in statements for glob in each.resources.globs):
             return None
@@ -150,7 +150,7 @@ class NarrowedPolicies:
         )
 
     def allows_key(self, key: str) -> bool | None:
-        """None: no policy says anything, and an ACL might."""
+        """Whether a key is allowed; None if no policy decides and an ACL might."""
         asked = self._question
         question = AccessRequest(asked.action, self._prefix + key, asked.principal, asked.context)
         if any(evaluate_statements(bound, question) != "allow" for bound in self._bounds):
@@ -165,17 +165,17 @@ class NarrowedPolicies:
 
 
 def depends_on_keys(policies: tuple[Policy, ...]) -> bool:
-    """Whether a policy asks for what differs from key to key beside its name."""
+    """Whether a policy depends on something that differs from key to key, other than the key's name."""
     return any(policy.uses_key_prefix(_PER_KEY) for policy in policies)
 
 
 _RESCUE: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
 NOTHING_ALLOWS: Final = "nothing allows it"
-_NODE_ACTION_PREFIX: Final = "mesh:"  # actions on the node itself: a policy of the user must allow them
+_NODE_ACTION_PREFIX: Final = "mesh:"  # actions on the node itself: the user's policies must allow them
 
 
 class PolicyEvaluator:
-    """One per process; the tables it reads are handed in with each question."""
+    """Evaluates one action. One instance per process; each call brings the tables that it reads."""
 
     def __init__(self, clock: Clock, find: FindRecord) -> None:
         self._clock, self._find = clock, find
@@ -185,7 +185,7 @@ class PolicyEvaluator:
         return f"<Judge {self._policies!r}>"
 
     def applicable_policies(self, identity: Identity, bucket: Bucket | None) -> tuple[Policy, ...]:
-        """Every policy that counts."""
+        """Return every policy that applies."""
         own = () if identity.root else identity.policies
         policy = None if bucket is None else self._policy(bucket)
         return (*identity.bounds, *own, *(() if policy is None else (policy,)))
@@ -193,10 +193,11 @@ class PolicyEvaluator:
     def denial_reason(
         self, identity: Identity, need: RequiredAction, bucket: Bucket | None, context: RequestContext
     ) -> str:
-        """Why not; empty if `identity` may. `bucket` is None for what is about none, or not there yet."""
+        """Return why the action is denied; empty if it is allowed. `bucket` is None where the action concerns
+        no bucket, or one that does not exist yet."""
         question = self._question(identity, need, bucket, context)
         if not _is_within_bounds(identity, question):
-            return "the policies of the key it was signed with do not allow it"
+            return "the policies of the signing key do not allow it"
         if identity.root:
             return ""
         own = evaluate(identity.policies, question)
@@ -205,7 +206,7 @@ class PolicyEvaluator:
         if need.action.startswith(_NODE_ACTION_PREFIX):
             return "" if own == "allow" else NOTHING_ALLOWS
         if bucket is None:
-            return "" if identity.user_id else "it must be signed"
+            return "" if identity.user_id else "the request must be signed"
         policy = self._policy(bucket)
         verdict = "none" if policy is None else evaluate((policy,), question)
         owner = is_owner(identity, bucket)
@@ -220,7 +221,7 @@ class PolicyEvaluator:
     def bulk_access(
         self, identity: Identity, action: str, bucket: Bucket, context: RequestContext
     ) -> BulkAccess:
-        """What `identity` may do `action` to, for many keys of one bucket."""
+        """Return the keys of a bucket to which `identity` may do `action`."""
         policy, owner = self._policy(bucket), is_owner(identity, bucket)
         own = () if identity.root else identity.policies
 
@@ -243,21 +244,21 @@ class PolicyEvaluator:
         return BulkAccess(slow, fast=fast)
 
     def is_within_bounds(self, identity: Identity, need: RequiredAction, context: RequestContext) -> bool:
-        """Whether each bound of the key allows what is about no bucket."""
+        """Whether each bound of the key allows an action that concerns no bucket."""
         return _is_within_bounds(identity, self._question(identity, need, None, context))
 
     def denial_reason_for_prefix(
         self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
     ) -> str:
-        """Why `identity` may not do it to every key of the bucket that begins with the need's; empty if it
+        """Return why `identity` may not do the action to every key that begins with `need.key`; empty if it
         may. ACLs of single objects do not count."""
         asked = self._question(identity, need, bucket, context)
         question = replace(asked, resource=f"arn:aws:s3:::{need.bucket}/{need.key}")
         for bound in identity.bounds:
             if not allows_whole_prefix((bound,), question):
-                return "the policies of the key it was signed with do not allow every key"
+                return "the policies of the signing key do not allow every key"
             if may_deny_in_prefix((bound,), question):
-                return "the policies of the key it was signed with deny some keys"
+                return "the policies of the signing key deny some keys"
         if identity.root:
             return ""
         if may_deny_in_prefix(identity.policies, question):
@@ -276,7 +277,7 @@ class PolicyEvaluator:
         return "nothing allows it on every key"
 
     def may_list_key(self, identity: Identity, bucket: Bucket, key: str, context: RequestContext) -> bool:
-        """Whether `identity` may learn that there is no such key: whoever may list it."""
+        """Whether `identity` may learn that the key does not exist: it needs the right to list it."""
         need = RequiredAction("s3:ListBucket", bucket.name, facts={"s3:prefix": key})
         return not self.denial_reason(identity, need, bucket, context)
 
@@ -292,7 +293,7 @@ class PolicyEvaluator:
     def _granted(
         self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
     ) -> bool:
-        """What ACLs say."""
+        """Whether the ACLs of the bucket or the object grant the action."""
         writing = "s3:objectcreationoperation" in need.facts
         if acls.bucket_grants(bucket, identity.user_id, need.action, writing=writing):
             return True
@@ -309,18 +310,18 @@ def _is_within_bounds(identity: Identity, question: AccessRequest) -> bool:
 
 
 def is_owner(identity: Identity, bucket: Bucket) -> bool:
-    """Whether the bucket is the caller's own. Nobody owns nothing."""
+    """Whether the bucket belongs to the caller. An anonymous caller owns nothing."""
     return identity.user_id == bucket.owner and identity.user_id != ""
 
 
 def _is_restricted(bucket: Bucket, policy: Policy) -> bool:
-    """Whether a public policy counts for the bucket's owner alone (RestrictPublicBuckets)."""
+    """Whether a public policy counts for the bucket's owner only (RestrictPublicBuckets)."""
     block = bucket.public_access
     return block is not None and block.restrict_public_buckets and is_public_policy(policy)
 
 
 def access_denied(identity: Identity, need: RequiredAction, reason: str) -> S3Error:
-    """AccessDenied; who signed is told what is missing."""
+    """Return AccessDenied; it names the missing permission if the request was signed."""
     if not identity.user_id:
         return S3Error("AccessDenied")
     what = f"{need.action} on {need.resource}"

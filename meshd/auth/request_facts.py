@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _EXISTING_TAG: Final = "s3:existingobjecttag/"
 _BUCKET_TAG: Final = "s3:buckettag/"
-# Keys that are a header's value, by the same name or another.
+# Condition keys that are the value of a header, of the same name or another.
 _HEADERS: Final = {
     "aws:referer": "referer",
     "aws:useragent": "user-agent",
@@ -39,16 +39,16 @@ _HEADERS: Final = {
     "s3:if-none-match": "if-none-match",
 }
 _HEADER_PREFIX: Final = "s3:x-amz-"
-# An object that is only now written has no tags yet that could count.
+# An object that is being created has no tags yet.
 _CREATING: Final = frozenset({"s3:PutObject", "s3:CreateBucket"})
 
 
 REMOTE_RECORD: ContextVar[tuple[tuple[str, str, str | None], Record] | None] = ContextVar("far", default=None)
-"""Of the request at hand: an object that another node holds, and which one it is."""
+"""For the current request: an object that another node stores, and its bucket, key and version."""
 
 
 def record_finder(store: ObjectStore) -> FindRecord:
-    """How `Access` looks up an object or one of its versions. What it returns raises S3Error."""
+    """Return the function with which the authorizer looks up an object or a version. It raises S3Error."""
 
     def find(bucket: str, key: str, version: str | None) -> Record | None:
         if (far := REMOTE_RECORD.get()) is not None and (bucket, key, version) == far[0]:
@@ -56,14 +56,14 @@ def record_finder(store: ObjectStore) -> FindRecord:
         with store_errors():
             try:
                 return store.get(bucket, key) if version is None else store.get_version(bucket, key, version)
-            except NotCachedError:  # what lies at an origin has no tags and no ACL
+            except NotCachedError:  # an object at an origin has no tags and no ACL
                 return None
 
     return find
 
 
 class RequestFacts(Mapping[str, "Values"]):
-    """The facts of one need of one request. `find` gives the record of an object or of its version."""
+    """The facts of one required action. `find` returns the record of an object or of a version."""
 
     __slots__ = ("_bucket", "_context", "_find", "_identity", "_need", "_now_ms")
 
@@ -185,7 +185,7 @@ _KNOWN: Final[dict[str, Callable[[RequestFacts], Values | None]]] = {
     "s3:signatureversion": RequestFacts._signature_version,
     "s3:tlsversion": RequestFacts._tls,
     "s3:versionid": RequestFacts._version,
-    # The one header that is read from the operation, decoded: see `permissions`.
+    # The only header value that comes from the operation, decoded: see `required_actions`.
     "s3:x-amz-copy-source": lambda _: None,
 }
 

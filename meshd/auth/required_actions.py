@@ -24,8 +24,8 @@ _NO_FACTS: Final[dict[str, Any]] = {}
 
 
 class RequiredAction(NamedTuple):
-    """One action on one bucket (none of them for the service) or key, or on what `arn` names. `facts` by
-    lower-case condition key."""
+    """One action on the service (no bucket), a bucket, a key, or the resource that `arn` names. `facts` are
+    by lower-case condition key."""
 
     action: str
     bucket: str = ""
@@ -36,28 +36,28 @@ class RequiredAction(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """Its ARN."""
+        """The ARN of the resource."""
         if self.arn:
             return self.arn
         return f"arn:aws:s3:::{self.bucket}/{self.key}" if self.key else f"arn:aws:s3:::{self.bucket}"
 
 
 def required_actions(operation: Operation) -> tuple[RequiredAction, ...]:
-    """Everything `operation` must be admitted to. Empty where the body decides (DeleteObjects, PostObject) or
-    nothing does (a preflight)."""
+    """Return every action that `operation` needs. Empty where the body decides (DeleteObjects, PostObject)
+    and where none is needed (a preflight)."""
     return _TABLE[type(operation)](operation)
 
 
 def delete_actions(
     bucket: str, key: str, version: str | None, *, compared: bool = False
 ) -> tuple[RequiredAction, ...]:
-    """What the removal of one key takes, or of one version; `compared`: if its ETag is a certain one."""
+    """Return the actions that deleting a key or a version needs. `compared`: only if its ETag matches."""
     need = RequiredAction(_versioned("s3:Delete{}", version), bucket, key, version)
     return (need, RequiredAction("s3:GetObject", bucket, key)) if compared else (need,)
 
 
 def tag_facts(tags: Mapping[str, str] | None) -> dict[str, Values]:
-    """What conditions may ask of tags in a request."""
+    """Return the facts that conditions may use about the tags in a request."""
     if not tags:
         return {}
     facts: dict[str, Values] = {f"s3:requestobjecttag/{name.lower()}": value for name, value in tags.items()}
@@ -78,7 +78,7 @@ def _on_bucket(action: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
     return lambda operation: (RequiredAction(action, operation.bucket),)
 
 
-# What is behind a sub-resource in the names of actions.
+# How the names of actions spell each sub-resource.
 _SETTINGS: Final[Mapping[BucketSetting, str]] = {
     "accelerate": "AccelerateConfiguration",
     "acl": "BucketAcl",
@@ -98,7 +98,7 @@ _SETTINGS: Final[Mapping[BucketSetting, str]] = {
     "versioning": "BucketVersioning",
     "website": "BucketWebsite",
 }
-# The two that have an action of their own for removal; of the others, who may put may remove.
+# These two have an action of their own for removal; the others may be removed with the right to put them.
 _REMOVABLE: Final = frozenset({"policy", "website"})
 
 
@@ -111,7 +111,7 @@ def _setting(verb: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
 
 
 def _listing(action: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
-    """A listing's prefix, delimiter and page size are facts; without a prefix it is the empty one."""
+    """Like `_on_bucket`, with prefix (possibly empty), delimiter and page size as facts."""
 
     def need(operation: Any) -> tuple[RequiredAction, ...]:
         facts: dict[str, Values] = {"s3:prefix": operation.prefix, "s3:delimiter": operation.delimiter}
@@ -130,7 +130,8 @@ def _versioned(template: str, version: str | None) -> str:
 
 
 def _on_object(template: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
-    """`template` has `{}` where actions on a version say `ObjectVersion`."""
+    """Like `_on_bucket`, for an object. `template` has `{}` where actions on a version say
+    `ObjectVersion`."""
 
     def need(operation: Any) -> tuple[RequiredAction, ...]:
         version = operation.version
@@ -148,7 +149,7 @@ def _attributes(operation: ops.GetObjectAttributes) -> tuple[RequiredAction, ...
 
 
 def _write(operation: Any, *, creates: bool = True, facts: Facts = _NO_FACTS) -> tuple[RequiredAction, ...]:
-    """PutObject, and what the request sets beside: `tags` and `acl`, where it has them."""
+    """PutObject, and the actions for `tags` and `acl` if the request sets them."""
     bucket, key = operation.bucket, operation.key
     tags, acl = getattr(operation, "tags", None), getattr(operation, "acl", None)
     known = {"s3:objectcreationoperation": "true" if creates else "false", **facts, **tag_facts(tags)}
@@ -161,7 +162,7 @@ def _write(operation: Any, *, creates: bool = True, facts: Facts = _NO_FACTS) ->
 
 
 def _comparison(operation: Any) -> tuple[RequiredAction, ...]:
-    """To compare an ETag is to read it."""
+    """The read permission that comparing an ETag needs."""
     conditions = getattr(operation, "conditions", None)
     if conditions is None or not conditions.if_match or conditions.if_match == ("*",):
         return ()
@@ -182,7 +183,7 @@ def _copy(operation: ops.CopyObject) -> tuple[RequiredAction, ...]:
 
 
 def copied_tag_actions(operation: ops.CopyObject) -> tuple[RequiredAction, ...]:
-    """What a copy takes besides when its source's tags go with it and there are any."""
+    """Return the further actions that a copy needs when it takes over tags of its source."""
     source = operation.source
     action = _versioned("s3:Get{}Tagging", source.version)
     return (

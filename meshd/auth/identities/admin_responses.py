@@ -43,7 +43,7 @@ _MAX_POLICIES = 20
 
 
 class AdminError(Exception):
-    """`help` says what to do about it; `detail` holds plain JSON values for programs."""
+    """An error of the admin API. `help` says what to do; `detail` holds plain JSON values for programs."""
 
     def __init__(
         self, code: Code, message: str, *, help: str = "", detail: dict[str, Any] | None = None
@@ -57,12 +57,16 @@ class AdminError(Exception):
 
 
 def no_such_user(user_id: str) -> AdminError:
-    return AdminError("NoSuchUser", f"there is no user {user_id[:80]!r}", help="see `meshd admin user ls`")
+    return AdminError(
+        "NoSuchUser", f"there is no user {user_id[:80]!r}", help="list the users with `meshd admin user ls`"
+    )
 
 
 def no_such_key(access_key: str) -> AdminError:
     return AdminError(
-        "NoSuchAccessKey", f"there is no access key {access_key[:80]!r}", help="see `meshd admin key ls`"
+        "NoSuchAccessKey",
+        f"there is no access key {access_key[:80]!r}",
+        help="list the keys with `meshd admin key ls`",
     )
 
 
@@ -71,7 +75,7 @@ def no_such_policy(name: str) -> AdminError:
 
 
 def require_admin_user(user: User | None, user_id: str) -> User:
-    """A user that the admin API made. Raises AdminError NoSuchUser, NotChangeableHere."""
+    """Return a user that the admin API created. Raises AdminError NoSuchUser, NotChangeableHere."""
     if user is None:
         raise no_such_user(user_id)
     if user.origin != "admin":
@@ -82,7 +86,7 @@ def require_admin_user(user: User | None, user_id: str) -> User:
 
 
 def require_changeable_key(key: Key | None, access_key: str) -> Key:
-    """A key that may be changed. Raises AdminError NoSuchAccessKey, NotChangeableHere."""
+    """Return a key that may be changed. Raises AdminError NoSuchAccessKey, NotChangeableHere."""
     if key is None:
         raise no_such_key(access_key)
     if key.origin == "root":
@@ -103,7 +107,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_text(**fields: str | None) -> None:
-    """Raise AdminError BadRequest unless every field can be shown on a line."""
+    """Raise AdminError BadRequest unless every field is short and printable on one line."""
     for name, text in fields.items():
         if text is not None and (len(text) > _MAX_TEXT or not text.isprintable()):
             raise AdminError(
@@ -112,7 +116,7 @@ def check_text(**fields: str | None) -> None:
 
 
 def check_policy_count(policies: tuple[str, ...]) -> tuple[str, ...]:
-    """`policies`, each once. Raises AdminError BadRequest for too many."""
+    """Return `policies` without duplicates. Raises AdminError BadRequest for too many."""
     if len(policies) > _MAX_POLICIES:
         raise AdminError("BadRequest", f"at most {_MAX_POLICIES} policies can be attached")
     return tuple(dict.fromkeys(policies))
@@ -124,19 +128,19 @@ T = TypeVar("T")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a list; `next` is what to ask `after`, empty on the last page."""
+    """One page of a list. `next` is the value of `after` for the next page; empty on the last page."""
 
     items: tuple[dict[str, Any], ...]
     next: str = ""
 
 
 def paginate(entries: Mapping[str, T], after: str, limit: int, show: Callable[[T], dict[str, Any]]) -> Page:
-    """Up to `limit` of the entries after a name; `entries` are in order."""
+    """Return up to `limit` of the entries after the name `after`; `entries` are sorted."""
     names = [name for name in entries if name > after]
     shown = tuple(show(entries[name]) for name in names[:limit])
     return Page(shown, names[limit - 1] if len(names) > limit else "")
 
 
 def iso_time(ms: int) -> str:
-    """Milliseconds since 1970 as people and programs read them."""
+    """Format milliseconds since 1970 as ISO 8601."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -37,7 +37,7 @@ _log = logging.getLogger("meshd.admin")
 
 
 class PolicyAdmin:
-    """Policies by name. One a worker; all state is the control store's."""
+    """Manages policies by name. One instance per worker; all state is in the control store."""
 
     def __init__(self, table: IdentityTable, clock: Clock) -> None:
         self._table, self._clock = table, clock
@@ -46,7 +46,7 @@ class PolicyAdmin:
         return f"<PolicyAdmin {self._table!r}>"
 
     def list_policies(self, after: str, limit: int) -> Page:
-        """Policies in order of their names, without their documents."""
+        """List policies in order of their names, without their documents."""
         users, keys = _holders(self._table.users()), _holders(self._table.keys())
         return paginate(
             self._table.policies(),
@@ -56,14 +56,15 @@ class PolicyAdmin:
         )
 
     def get_policy(self, name: str) -> dict[str, Any]:
-        """A policy with its document. Raises AdminError NoSuchPolicy."""
+        """Return a policy with its document. Raises AdminError NoSuchPolicy."""
         policy = self._table.policies().get(name)
         if policy is None:
             raise no_such_policy(name)
         return _show(policy, *self._attached(name)) | {"policy": msgspec.Raw(policy.text.encode())}
 
     async def put_policy(self, name: str, body: bytes) -> tuple[dict[str, Any], bool]:
-        """Create or replace a policy; whether it is new. Raises AdminError BadRequest, InvalidPolicy."""
+        """Create or replace a policy. Returns it, and whether it is new. Raises AdminError BadRequest,
+        InvalidPolicy."""
         check_name("a policy's name", name)
         text, made = check_policy(body, _MAX_BYTES), False
 
@@ -79,15 +80,17 @@ class PolicyAdmin:
         return self.get_policy(name), made
 
     async def remove_policy(self, name: str, *, force: bool) -> None:
-        """Raises AdminError NoSuchPolicy, PolicyInUse (unless forced: what it is attached to is then refused
-        everything until it is detached, or the policy put again).
+        """Remove a policy. Raises AdminError NoSuchPolicy, PolicyInUse.
+
+        With `force` an attached policy is removed: its users and keys are then refused everything until it is
+        detached or created again.
         """
         users, keys = self._attached(name)
         if (users or keys) and not force:
             raise AdminError(
                 "PolicyInUse",
                 f"the policy {name} is attached to {_count(users, 'user')} and {_count(keys, 'key')}",
-                help="detach it first; if you force it, these are refused everything until it is detached",
+                help="detach it first; with force, these are refused everything until it is detached",
                 detail={"users": users, "keys": keys},
             )
 
@@ -99,13 +102,15 @@ class PolicyAdmin:
         _log.info("policy removed", extra={"policy": name, "forced": force})
 
     async def attach_to_user(self, user_id: str, name: str) -> None:
-        """Raises AdminError NoSuchUser, NoSuchPolicy, NotChangeableHere (root), BadRequest (too many)."""
+        """Attach a policy to a user. Raises AdminError NoSuchUser, NoSuchPolicy, NotChangeableHere (root),
+        BadRequest (too many policies)."""
         self._check(name)
         await self._table.update_entry(User, user_id, lambda old: _with(_not_of_root(old, user_id), name))
         _log.info("policy attached", extra={"policy": name, "user": user_id})
 
     async def attach_to_key(self, access_key: str, name: str) -> None:
-        """Raises AdminError NoSuchAccessKey, NoSuchPolicy, NotChangeableHere (root's), BadRequest."""
+        """Attach a policy to a key. Raises AdminError NoSuchAccessKey, NoSuchPolicy, NotChangeableHere (a
+        root key), BadRequest (too many policies)."""
         self._check(name)
         await self._table.update_entry(
             Key, access_key, lambda old: _with(require_changeable_key(old, access_key), name)
@@ -113,12 +118,14 @@ class PolicyAdmin:
         _log.info("policy attached", extra={"policy": name, "key": access_key})
 
     async def detach_from_user(self, user_id: str, name: str) -> None:
-        """The policy need not exist any more. Raises AdminError NoSuchUser, NoSuchPolicy (not attached)."""
+        """Detach a policy, which need not exist, from a user. Raises AdminError NoSuchUser, NoSuchPolicy (not
+        attached)."""
         await self._table.update_entry(User, user_id, lambda old: _without(_not_of_root(old, user_id), name))
         _log.info("policy detached", extra={"policy": name, "user": user_id})
 
     async def detach_from_key(self, access_key: str, name: str) -> None:
-        """The policy need not exist any more. Raises AdminError NoSuchAccessKey, NoSuchPolicy."""
+        """Detach a policy, which need not exist, from a key. Raises AdminError NoSuchAccessKey,
+        NoSuchPolicy (not attached)."""
         await self._table.update_entry(
             Key, access_key, lambda old: _without(require_changeable_key(old, access_key), name)
         )
@@ -134,7 +141,8 @@ class PolicyAdmin:
 
 
 def check_policy(body: bytes, limit: int) -> str:
-    """The text of an identity policy. Raises AdminError InvalidPolicy, which says what and where."""
+    """Return the text of an identity policy. Raises AdminError InvalidPolicy, which says what is wrong and
+    where."""
     if len(body) > limit:
         raise AdminError("InvalidPolicy", f"the policy has {len(body):,} bytes; {limit:,} are allowed")
     try:
@@ -143,12 +151,14 @@ def check_policy(body: bytes, limit: int) -> str:
     except UnicodeDecodeError:
         raise AdminError("InvalidPolicy", "the policy is not UTF-8") from None
     except PolicyError as error:
-        raise AdminError("InvalidPolicy", str(error), help="docs/policies.md tells the language") from None
+        raise AdminError(
+            "InvalidPolicy", str(error), help="docs/policies.md describes the policy language"
+        ) from None
     return text
 
 
 def _holders(holders: Mapping[str, User] | Mapping[str, Key]) -> dict[str, list[str]]:
-    """Who has a policy attached, by its name."""
+    """Return the users or keys that have a policy attached, by its name."""
     found: dict[str, list[str]] = {}
     for holder, entry in holders.items():
         for name in entry.policies:

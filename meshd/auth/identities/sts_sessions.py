@@ -41,12 +41,12 @@ MAX_TOKEN = 12_000
 
 
 class TokenError(ValueError):
-    """The text is no token of this mesh."""
+    """The text is not a token of this mesh."""
 
 
 class TokenClaims(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a token says. Times in seconds since 1970; `parent` is the key it was made with, `mark` that
-    key's fingerprint at the time; each of `policies` must allow what is done, beside the parent's."""
+    """The content of a token. Times are in seconds since 1970. `parent` is the key that created it, `mark`
+    that key's fingerprint at the time. Each of `policies` must allow an action, as must the parent's."""
 
     access_key: str
     user_id: str
@@ -59,7 +59,7 @@ class TokenClaims(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class TokenSeal:
-    """Writes and reads tokens."""
+    """Writes and verifies session tokens."""
 
     def __init__(self, secret: ClusterSecret) -> None:
         self._secret = secret
@@ -68,7 +68,7 @@ class TokenSeal:
         return "<TokenSeal>"
 
     def seal(self, claims: TokenClaims) -> str:
-        """The token. Raises TokenError when it would be longer than a header should be."""
+        """Return the token for `claims`. Raises TokenError if it is longer than a header may be."""
         payload = msgspec.msgpack.encode(claims)
         token = _TOKEN_PREFIX + base64.urlsafe_b64encode(self._code(payload) + payload).rstrip(b"=").decode()
         if len(token) > MAX_TOKEN:
@@ -76,24 +76,24 @@ class TokenSeal:
         return token
 
     def unseal(self, token: str) -> TokenClaims:
-        """What a token says. Raises TokenError for everything `write` did not write."""
+        """Return the claims of a token. Raises TokenError for every text that `seal` did not write."""
         sealed = _token_bytes(token)
         code, payload = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
         if not hmac.compare_digest(code, self._code(payload)):
-            raise TokenError("not written here")
+            raise TokenError("the token is not from this mesh")
         try:
             return msgspec.msgpack.decode(payload, type=TokenClaims)
         except msgspec.DecodeError as error:
-            raise TokenError("written by another version") from error
+            raise TokenError("the token is from another version") from error
 
     def secret_key(self, token: str) -> str:
-        """The secret key that belongs to a token."""
+        """Return the secret key that belongs to a token."""
         derived = hmac.digest(self._secret.derive_key("session secret"), token.encode(), "sha256")
         return "mss-" + base64.urlsafe_b64encode(derived)[:40].decode()
 
     def fingerprint(self, access_key: str, secret_key: str, rounds: tuple[int, int] = (0, 0)) -> bytes:
-        """Tells a key pair from another with the same access key, and from itself before what was issued with
-        it was revoked (`rounds` of its user and of it)."""
+        """Return a mark that differs for another key pair with the same access key, and that changes when the
+        sessions of the key or of its user are revoked (`rounds` of the user and of the key)."""
         told = f"\0{rounds[0]}\0{rounds[1]}" if any(rounds) else ""
         text = f"{access_key}\0{secret_key}{told}".encode()
         return hmac.digest(self._secret.derive_key("session parent"), text, "sha256")[:16]
@@ -105,16 +105,16 @@ class TokenSeal:
 
 
 def _token_bytes(token: str) -> bytes:
-    """What a token's text stands for. Raises TokenError unless it is the one spelling of it."""
+    """Decode a token's text. Raises TokenError unless it is the canonical spelling."""
     text = token.removeprefix(_TOKEN_PREFIX)
     if len(token) > MAX_TOKEN or not token.startswith(_TOKEN_PREFIX) or not text.isascii():
-        raise TokenError("not the form of a token")
+        raise TokenError("the text does not have the form of a token")
     try:
         sealed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error as error:
-        raise TokenError("not the form of a token") from error
+        raise TokenError("the text does not have the form of a token") from error
     if base64.urlsafe_b64encode(sealed).rstrip(b"=").decode() != text:
-        raise TokenError("not the form of a token")
+        raise TokenError("the text does not have the form of a token")
     return sealed
 
 
@@ -123,7 +123,7 @@ _MAX_POLICY_BYTES = 4 << 10
 _NAME = re.compile(r"[\w+=,.@-]{0,64}", re.ASCII)
 _CACHE_ENTRIES = 256
 _SESSION_REVOKED = (
-    "The key these temporary credentials were made with is not valid, or they were revoked: ask for new ones."
+    "These temporary credentials were revoked, or the key that created them is not valid: request new ones."
 )
 
 
@@ -136,7 +136,7 @@ class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionDocument(msgspec.Struct, frozen=True, rename="pascal"):
-    """The answer: what botocore expects of a `credential_process`."""
+    """Response of `POST /-/sts`: the document that botocore expects of a `credential_process`."""
 
     access_key_id: str
     secret_access_key: str
@@ -149,7 +149,7 @@ class SessionDocument(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class ResolvedCredential(NamedTuple):
-    """Who an access key (with its token) stands for, and the secret that must have signed."""
+    """The identity of an access key (with its token), and the secret key that must have signed."""
 
     identity: Identity
     secret_key: str
@@ -166,7 +166,7 @@ class _Opened:
 
 
 class CredentialService:
-    """Makes and recognises temporary credentials, and knows the permanent ones. One a process."""
+    """Issues and verifies temporary credentials, and resolves permanent keys. One instance per process."""
 
     def __init__(self, table: IdentityTable, secret: ClusterSecret, use: KeyLastUsed, clock: Clock) -> None:
         self._table, self._use, self._clock, self._seal = table, use, clock, TokenSeal(secret)
@@ -180,12 +180,12 @@ class CredentialService:
 
     @property
     def table_state(self) -> object:
-        """The state of users, keys and policies: another object after each change."""
+        """A token of the state of users, keys and policies: another object after each change."""
         return self._table.state_token
 
     def resolve(self, access_key: str, token: str | None) -> ResolvedCredential:
-        """Who signs with `access_key`, and `token` if there is one. Raises S3Error InvalidAccessKeyId,
-        InvalidToken, ExpiredToken.
+        """Return the identity that signs with `access_key`, and with `token` if there is one. Raises S3Error
+        InvalidAccessKeyId, InvalidToken, ExpiredToken.
         """
         if token is not None:
             return self._temporary(access_key, token)
@@ -202,21 +202,21 @@ class CredentialService:
         return known
 
     def record_use(self, identity: Identity) -> None:
-        """The signature held: the key, or the one the temporary credentials were made with, was used."""
+        """Record that a verified request used the key, or the key that created the temporary credentials."""
         self._use.record_use(identity.session.parent if identity.session else identity.access_key)
 
     def issue(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
-        """Temporary credentials of `identity`. One that is temporary itself gives what it has: its policies
-        stay, and the end of its life. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
+        """Issue temporary credentials for `identity`. A temporary identity passes on its own limits: its
+        policies and its expiry stay. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
         """
         session = identity.session
         parent = self._table.find_signer(session.parent if session else identity.access_key)
         if parent is None:
-            raise AdminError("AccessDenied", "the key that signed this is no longer valid")
+            raise AdminError("AccessDenied", "the key that signed the request is no longer valid")
         now = self._clock.now_ms() // 1000
         issued = max(
             now, parent.sessions_from
-        )  # by a clock that is behind the one of who revoked earlier ones
+        )  # this clock may lag behind that of the node that revoked earlier sessions
         expires = now + _duration(wanted.duration_seconds)
         policies = (*(session.policies if session else ()), *_policy_texts(bytes(wanted.policy)))
         if not _NAME.fullmatch(wanted.name):
@@ -281,7 +281,7 @@ def _duration(seconds: int) -> int:
 
 
 def _policy_texts(policy: bytes) -> tuple[str, ...]:
-    """The policy, if there is one, without blanks: it travels in every request."""
+    """Return the policy, if there is one, without whitespace, since it travels in every request."""
     if policy in (b"", b"null"):
         return ()
     text = msgspec.json.decode(policy, type=str).encode() if policy.startswith(b'"') else policy
@@ -292,7 +292,7 @@ _log = logging.getLogger("meshd.admin")
 
 
 class SessionRevocation:
-    """One a worker; all state is the control store's."""
+    """Revokes temporary credentials. One instance per worker; all state is in the control store."""
 
     def __init__(self, table: IdentityTable, clock: Clock) -> None:
         self._table, self._clock = table, clock
@@ -301,7 +301,7 @@ class SessionRevocation:
         return "<Revoking>"
 
     async def revoke_user(self, user_id: str, before: str) -> dict[str, Any]:
-        """End those made with any key of a user. Raises AdminError NoSuchUser, BadRequest."""
+        """Revoke the sessions created with any key of a user. Raises AdminError NoSuchUser, BadRequest."""
         since, ended = self._since(before), list[Revocation]()
 
         def end(old: User | None) -> User:
@@ -315,7 +315,7 @@ class SessionRevocation:
         return {"user_id": user_id, **revocation_fields(ended[0])}
 
     async def revoke_key(self, access_key: str, before: str) -> dict[str, Any]:
-        """End those made with a key. Raises AdminError NoSuchAccessKey, BadRequest."""
+        """Revoke the sessions created with a key. Raises AdminError NoSuchAccessKey, BadRequest."""
         since, ended = self._since(before), list[Revocation]()
 
         def end(old: Key | None) -> Key:
@@ -335,27 +335,27 @@ class SessionRevocation:
         return replace(old, before=max(old.before, since), at_ms=now)
 
     def _since(self, before: str) -> int:
-        """In seconds since 1970; 0 where nothing is said. Raises AdminError BadRequest."""
+        """Parse `before` into seconds since 1970; 0 if it is empty. Raises AdminError BadRequest."""
         if not before:
             return 0
         try:
             when = datetime.fromisoformat(before)
         except ValueError:
             raise AdminError(
-                "BadRequest", f"before is a time such as 2026-11-22T03:00:00Z, not {before[:60]!r}"
+                "BadRequest", f"before must be a time such as 2026-11-22T03:00:00Z, not {before[:60]!r}"
             ) from None
         seconds = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
         if not 0 < seconds <= self._clock.now_ms() // 1000:
             raise AdminError(
                 "BadRequest",
-                f"before is a time that has been, not {before[:60]}",
-                help="leave it out to end all that were issued until now",
+                f"before must be a time in the past, not {before[:60]}",
+                help="leave it out to revoke all sessions issued until now",
             )
         return seconds
 
 
 def revocation_fields(ended: Revocation) -> dict[str, Any]:
-    """When sessions were revoked last, and, if by a time, up to which."""
+    """Return when sessions were last revoked and, if a time was given, up to which issue time."""
     return {
         "sessions_revoked": iso_time(ended.at_ms) if ended.at_ms else "",
         "sessions_before": iso_time(ended.before * 1000) if ended.before else "",

@@ -1,4 +1,4 @@
-"""Users and access keys as the admin API creates, changes and removes them.
+"""Users and access keys: created, changed and removed by the admin API.
 
 Only root reaches this module; the endpoint checks that. Users from the users file and the root key are
 changed in the file and the environment, not here. A secret key appears once, in the response that
@@ -51,7 +51,7 @@ class NewUser(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /-/admin/keys`. Without a pair of the caller's own, one is made."""
+    """Body of `POST /-/admin/keys`. Without a key pair in it, the node generates one."""
 
     user_id: str
     name: str = ""
@@ -78,7 +78,7 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IdentityAdmin:
-    """Users and keys. One a worker; all state is the control store's."""
+    """Manages users and keys. One instance per worker; all state is in the control store."""
 
     def __init__(self, table: IdentityTable, use: KeyLastUsed, buckets: BucketTable, clock: Clock) -> None:
         self._table, self._use, self._buckets, self._clock = table, use, buckets, clock
@@ -89,11 +89,11 @@ class IdentityAdmin:
     # --- users --------------------------------------------------------------------------------------
 
     def list_users(self, after: str, limit: int) -> Page:
-        """Users in order of their ids."""
+        """List users in order of their ids."""
         return paginate(self._table.users(), after, limit, _show_user)
 
     def get_user(self, user_id: str) -> dict[str, Any]:
-        """A user with their keys and buckets. Raises AdminError NoSuchUser."""
+        """Return a user with their keys and buckets. Raises AdminError NoSuchUser."""
         user = self._table.find_user(user_id)
         if user is None:
             raise no_such_user(user_id)
@@ -113,13 +113,11 @@ class IdentityAdmin:
             created_ms=self._clock.now_ms(),
         )
         if self._table.find_user(new.user_id) is None:
-            await self._drop_keys(
-                new.user_id
-            )  # an earlier user's of that name: they do not come back to life
+            await self._drop_keys(new.user_id)  # keys of an earlier user of that name must not work again
 
         def create(old: User | None) -> User:
             if old is not None:
-                raise AdminError("UserExists", f"there is a user {new.user_id} already")
+                raise AdminError("UserExists", f"the user {new.user_id} exists already")
             return user
 
         await self._table.update_entry(User, new.user_id, create)
@@ -127,7 +125,8 @@ class IdentityAdmin:
         return self.get_user(new.user_id)
 
     async def change_user(self, user_id: str, change: UserChange) -> dict[str, Any]:
-        """Raises AdminError NoSuchUser, NotChangeableHere, BadRequest."""
+        """Change a user's display name or e-mail. Raises AdminError NoSuchUser, NotChangeableHere,
+        BadRequest."""
         check_text(display_name=change.display_name, email=change.email)
         wanted = {name: value for name, value in asdict(change).items() if value is not None}
         await self._table.update_entry(
@@ -136,8 +135,8 @@ class IdentityAdmin:
         return self.get_user(user_id)
 
     async def remove_user(self, user_id: str, *, force: bool) -> None:
-        """Remove a user and all their keys. Raises AdminError NoSuchUser, NotChangeableHere,
-        UserOwnsBuckets (unless forced: the buckets stay, and root can use them).
+        """Remove a user and all their keys. Raises AdminError NoSuchUser, NotChangeableHere, UserOwnsBuckets
+        (unless forced: the buckets then stay, and root can use them).
         """
         require_admin_user(self._table.find_user(user_id), user_id)
         owned = [bucket.name for bucket in self._buckets.list_all(user_id)]
@@ -146,7 +145,7 @@ class IdentityAdmin:
             raise AdminError(
                 "UserOwnsBuckets",
                 f"{user_id} owns {len(owned)} bucket{'s' if len(owned) > 1 else ''}: {some}",
-                help="remove the buckets first, or force it: then they stay, and root can use them",
+                help="remove the buckets first, or use force: the buckets then stay, and root can use them",
                 detail={"buckets": owned[:MAX_PAGE]},
             )
 
@@ -155,28 +154,28 @@ class IdentityAdmin:
 
         await self._table.update_entry(
             User, user_id, remove
-        )  # the user first: from then on none of the keys signs
+        )  # the user first: this invalidates all the keys at once
         await self._drop_keys(user_id)
         _log.info("user removed", extra={"user": user_id})
 
     # --- keys ---------------------------------------------------------------------------------------
 
     def list_keys(self, user_id: str, after: str, limit: int) -> Page:
-        """Keys (of one user, if said) in order. Raises AdminError NoSuchUser."""
+        """List keys, of one user if `user_id` is given, in order. Raises AdminError NoSuchUser."""
         if user_id and self._table.find_user(user_id) is None:
             raise no_such_user(user_id)
         keys = {name: key for name, key in self._table.keys().items() if user_id in ("", key.user_id)}
         return paginate(keys, after, limit, self._show_key)
 
     def get_key(self, access_key: str) -> dict[str, Any]:
-        """Raises AdminError NoSuchAccessKey."""
+        """Return a key without its secret. Raises AdminError NoSuchAccessKey."""
         key = self._table.keys().get(access_key)
         if key is None:
             raise no_such_key(access_key)
         return self._show_key(key)
 
     async def add_key(self, new: NewKey) -> dict[str, Any]:
-        """Make a key; this answer alone tells its secret. Raises AdminError BadRequest, NoSuchUser,
+        """Create a key; only this response shows its secret. Raises AdminError BadRequest, NoSuchUser,
         NoSuchPolicy, AccessKeyExists.
         """
         access_key, secret_key = _pair(new)
@@ -202,7 +201,8 @@ class IdentityAdmin:
         return self._show_key(key) | {"secret_key": secret_key}
 
     async def change_key(self, access_key: str, change: KeyChange) -> dict[str, Any]:
-        """Enable, disable, rename. Raises AdminError NoSuchAccessKey, NotChangeableHere, BadRequest."""
+        """Enable, disable or rename a key. Raises AdminError NoSuchAccessKey, NotChangeableHere,
+        BadRequest."""
         check_text(name=change.name)
         wanted = {name: value for name, value in asdict(change).items() if value is not None}
         await self._table.update_entry(
@@ -212,14 +212,14 @@ class IdentityAdmin:
         return self.get_key(access_key)
 
     async def remove_key(self, access_key: str) -> None:
-        """Raises AdminError NoSuchAccessKey, NotChangeableHere."""
+        """Remove a key. Raises AdminError NoSuchAccessKey, NotChangeableHere."""
 
         def remove(old: Key | None) -> None:
             if require_changeable_key(old, access_key).origin == "file":
                 raise AdminError(
                     "NotChangeableHere",
                     f"the key {access_key} comes from the users file",
-                    help="take it out of that file and send the node SIGHUP; or disable it here",
+                    help="remove it from that file and send the node SIGHUP, or disable it here",
                 )
 
         await self._table.update_entry(Key, access_key, remove)
@@ -271,7 +271,7 @@ def _show_user(user: User) -> dict[str, Any]:
 
 
 def _pair(new: NewKey) -> tuple[str, str]:
-    """The caller's own pair, or a new one. Raises AdminError BadRequest."""
+    """Return the caller's own key pair, or a new one. Raises AdminError BadRequest."""
     if bool(new.access_key) != bool(new.secret_key):
         raise AdminError("BadRequest", "give both access_key and secret_key, or neither")
     if not new.access_key:
