@@ -61,7 +61,7 @@ def check_copy_source(source: Record, operation: CopyObject, max_bytes: int, *, 
 
 
 def check_source_conditions(conditions: Conditions | None, source: Record) -> None:
-    """x-amz-copy-source-if-*: whatever does not hold is a 412, also where a GET would answer 304."""
+    """Check x-amz-copy-source-if-*: each failed condition is a 412, even where a GET would answer 304."""
     if conditions is None:
         return
     failed = failed_read_condition(conditions, source.etag, source.modified // 1000)
@@ -70,7 +70,7 @@ def check_source_conditions(conditions: Conditions | None, source: Record) -> No
 
 
 def copy_part_range(asked: tuple[int, int] | None, size: int) -> tuple[int, int]:
-    """(offset, length) of x-amz-copy-source-range in a source of `size` bytes. Raises S3Error
+    """Return (offset, length) of x-amz-copy-source-range in a source of `size` bytes. Raises S3Error
     InvalidArgument."""
     first, last = asked or (0, size - 1)
     if asked is not None and not first <= last < size:
@@ -83,8 +83,8 @@ def copy_part_range(asked: tuple[int, int] | None, size: int) -> tuple[int, int]
 
 
 def copy_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
-    """What the copy is called: the source's headers and tags, or what replaces them. A redirection is never
-    the source's, and neither is its ACL."""
+    """Return the copy's metadata: the source's headers and tags, or those that replace them. A redirect and
+    the ACL never come from the source."""
     asked = operation.headers
     if operation.replace:
         headers, metadata = dict(asked.system), dict(asked.metadata)
@@ -105,8 +105,8 @@ def copy_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
 
 
 async def add_checksum(store: ObjectStore, source: Record, algorithm: str | None) -> Record:
-    """`source` with the checksum asked for, of the whole object. If that is not known the bytes are read, and
-    the ETag becomes their MD5: the copy is one piece then, whatever the source was made of."""
+    """Return `source` with the requested checksum of the whole object. If that is unknown, the bytes are
+    read, and the ETag becomes their MD5: the copy then has one part, whatever parts the source had."""
     known = source.checksum_type != "COMPOSITE" and algorithm in source.checksums
     if algorithm is None or known:
         return source
@@ -125,8 +125,8 @@ async def add_checksum(store: ObjectStore, source: Record, algorithm: str | None
 
 
 async def retry_if_moved(attempt: Callable[[], Awaitable[_T]], source: CopySource) -> _T:
-    """What `attempt` makes of `source`; it is made again when the source was replaced or moved under it, as
-    often as compaction or a crowd of writers may do that. Raises S3Error."""
+    """Return the result of `attempt` on `source`. Repeat it, up to five times, when the source was replaced,
+    or moved by compaction, meanwhile. Raises S3Error."""
     for _ in range(_ATTEMPTS):
         with store_errors(), damage_context(f"s3://{source.bucket}/{source.key}"):
             try:
@@ -139,10 +139,10 @@ async def retry_if_moved(attempt: Callable[[], Awaitable[_T]], source: CopySourc
 async def read_chunks(
     store: ObjectStore, record: Record, offset: int, length: int
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stored object in pieces of at most a MiB, compared with its checksums: what they are for
-    is in order only if this ends. Close it when it is left early.
+    """Yield the bytes of a stored object in chunks of at most a MiB and verify them against its checksums.
+    The bytes are verified only if this generator ends normally. Close it if you stop early.
 
-    Raises StoreError; ExtentGoneError only before the first piece.
+    Raises StoreError; ExtentGoneError only before the first chunk.
     """
     passing, proofs = StreamVerifier(), VerifiedExtents()
     with store.open_spans(record, offset, length) as spans:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from meshwire.s3.operations import DeleteObject, DeleteObjects
     from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
 
-_AT_ONCE = 64  # deletions of single versions under way for one request
+_AT_ONCE = 64  # concurrent deletions of single versions for one request
 
 
 class OriginWriteBack(Protocol):
-    """What objects ask of the origins that some buckets have."""
+    """What this package needs of the origins that some buckets have."""
 
     def is_backed(self, bucket: str) -> bool:
         """Whether a bucket has an origin."""
@@ -56,7 +56,8 @@ class DeleteService:
         self._store, self._versions, self._backed = store, versions, backed
 
     async def delete_object(self, operation: DeleteObject) -> ObjectDeleted:
-        """Raises S3Error NoSuchKey (If-Match, and nothing there), PreconditionFailed, InvalidArgument."""
+        """Delete an object or a version. Raises S3Error NoSuchKey (If-Match on a missing key),
+        PreconditionFailed, InvalidArgument."""
         bucket, key = operation.bucket, operation.key
         if self._backed is not None and await self._backed.delete_at_origin(bucket, key):
             return ObjectDeleted()
@@ -73,7 +74,7 @@ class DeleteService:
         return ObjectDeleted(removed.marker.version or NULL, marker=True)
 
     async def delete_objects(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
-        """Every key is answered for itself, in the order asked; missing ones are successes."""
+        """Delete many keys, each with its own result, in the order of the request; missing keys succeed."""
         bucket = operation.bucket
         if self._backed is not None and self._backed.is_backed(bucket):
             return await self._delete_backed(self._backed, bucket, request)
@@ -104,7 +105,7 @@ class DeleteService:
     async def _delete_backed(
         self, backed: OriginWriteBack, bucket: str, request: DeleteRequest
     ) -> DeleteResult:
-        """Each at the origin, some at a time."""
+        """Delete each key at the origin, some concurrently."""
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def one(entry: DeleteKey) -> DeletedKey | DeleteFailure:
@@ -112,7 +113,7 @@ class DeleteService:
             if refusal is not None:
                 return refusal
             if entry.version not in {None, NULL} or entry.etag is not None:
-                said = "A bucket with an origin has no versions, and compares no ETags."
+                said = "A bucket with an origin supports neither versions nor ETag conditions."
                 return DeleteFailure(entry.key, "NotImplemented", said, entry.version or "")
             async with slots:
                 try:
@@ -144,7 +145,7 @@ class DeleteService:
         return await self._store.delete(bucket, key, conditions=conditions, versioning=setting)
 
     async def _settle(self, bucket: str, removed: Sequence[tuple[str, Removed]]) -> None:
-        """The bucket may have been deleted meanwhile; then the markers made must go again."""
+        """Remove the new delete markers again if the bucket was deleted meanwhile."""
         if self._versions.has_bucket(bucket):
             return
         with store_errors():

@@ -1,4 +1,4 @@
-"""Lifecycle rules: what expires at a given time, among objects, versions, delete markers and uploads. Pure.
+"""Lifecycle rules: which objects, versions, delete markers and uploads expire at a given time. Pure.
 
 Nothing expires before the midnight (UTC) after its last full day. A disabled rule has no effect.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwire.s3.bucket_settings import LifecycleRule
 
 DAY_MS: Final = 86_400_000
-_LAST_DATE_MS: Final = 253_402_300_799_000  # 9999-12-31T23:59:59Z: no date can be written after it
+_LAST_DATE_MS: Final = 253_402_300_799_000  # 9999-12-31T23:59:59Z: the last date that can be written
 
 Rules = tuple["LifecycleRule", ...]
 Action = Literal["expire", "noncurrent", "marker", "upload"]
@@ -25,8 +25,8 @@ Action = Literal["expire", "noncurrent", "marker", "upload"]
 
 @dataclass(frozen=True, slots=True)
 class ListedVersion:
-    """One version as a listing gives it: of a key's, the `latest` first. Times in ms since the epoch; stamps
-    fall from a key's newest version to its oldest."""
+    """One version as a listing returns it; the `latest` version of a key comes first. Times are in ms since
+    the epoch. Stamps decrease from a key's newest version to its oldest."""
 
     key: str
     modified: int
@@ -41,19 +41,20 @@ class ListedVersion:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryAction:
-    """To be done: `expire` the current object, or remove a `noncurrent` version or a lone `marker`."""
+    """An action that is due: `expire` the current object, or remove a `noncurrent` version or a lone
+    `marker`."""
 
     action: Action
     version: ListedVersion
 
 
 def due_time(since: int, days: int) -> int:
-    """When something that began at `since` is `days` old, as S3 counts: at the midnight that follows."""
+    """Return when something that began at `since` is `days` old as S3 counts: at the following midnight."""
     return (since // DAY_MS + days + 1) * DAY_MS
 
 
 def applies(rule: LifecycleRule, key: str, size: int, tags: Mapping[str, str]) -> bool:
-    """Whether an enabled rule is about this object."""
+    """Whether an enabled rule applies to this object."""
     return (
         rule.enabled
         and key.startswith(rule.prefix)
@@ -64,7 +65,7 @@ def applies(rule: LifecycleRule, key: str, size: int, tags: Mapping[str, str]) -
 
 
 def applies_to_marker(rule: LifecycleRule, key: str) -> bool:
-    """A marker has neither size nor tags: a rule that asks for them is not about it."""
+    """Whether a rule applies to a delete marker, which has neither size nor tags to filter by."""
     sized = rule.larger_than is not None or rule.smaller_than is not None
     return rule.enabled and key.startswith(rule.prefix) and not sized and not rule.tags
 
@@ -72,7 +73,7 @@ def applies_to_marker(rule: LifecycleRule, key: str) -> bool:
 def expiration(
     rules: Rules, key: str, size: int, tags: Mapping[str, str], modified: int
 ) -> tuple[int, LifecycleRule] | None:
-    """When a current object expires, and by which rule: the earliest."""
+    """Return when a current object expires, and by which rule: the earliest one."""
     found = [
         (moment, number)
         for number, rule in enumerate(rules)
@@ -91,7 +92,7 @@ def _expires(rule: LifecycleRule, modified: int) -> int | None:
 
 
 def expiration_header(rules: Rules, key: str, size: int, tags: Mapping[str, str], modified: int) -> str:
-    """The value of x-amz-expiration; empty when the object does not expire."""
+    """Return the value of x-amz-expiration; empty when the object does not expire."""
     found = expiration(rules, key, size, tags, modified)
     if found is None or found[0] > _LAST_DATE_MS:
         return ""
@@ -100,7 +101,8 @@ def expiration_header(rules: Rules, key: str, size: int, tags: Mapping[str, str]
 
 
 def noncurrent_is_due(rules: Rules, version: ListedVersion, since: int, newer: int, now: int) -> bool:
-    """Whether a version that another replaced at `since` goes; `newer` noncurrent ones are newer than it."""
+    """Whether a version that became noncurrent at `since` expires; `newer` noncurrent ones are newer than
+    it."""
     for rule in rules:
         if rule.noncurrent_days is None or newer < (rule.noncurrent_keep or 0):
             continue
@@ -115,8 +117,8 @@ def noncurrent_is_due(rules: Rules, version: ListedVersion, since: int, newer: i
 
 
 def expired_marker_is_due(rules: Rules, key: str, modified: int, now: int) -> bool:
-    """Whether a delete marker with nothing under it goes: where that is asked for, or when an object of its
-    age would expire."""
+    """Whether a delete marker without versions below it expires: if a rule asks for that, or when an object
+    of its age would expire."""
     for rule in rules:
         if not applies_to_marker(rule, key):
             continue
@@ -127,7 +129,7 @@ def expired_marker_is_due(rules: Rules, key: str, modified: int, now: int) -> bo
 
 
 def upload_is_due(rules: Rules, key: str, initiated: int, default_days: int, now: int) -> bool:
-    """Whether an upload in progress is given up: where no rule is about it, after `default_days` (0:
+    """Whether an upload in progress is aborted: by a rule or, where none applies, after `default_days` (0:
     never)."""
     limits = [
         rule.abort_uploads_days
@@ -139,8 +141,8 @@ def upload_is_due(rules: Rules, key: str, initiated: int, default_days: int, now
 
 
 def prefixes(rules: Rules) -> tuple[str, ...]:
-    """The fewest prefixes, in order of bytes, under which everything lies that the rules remove from a
-    listing of versions; none when they remove nothing."""
+    """Return the fewest prefixes, in byte order, that cover all versions that the rules may remove; none if
+    they remove no versions."""
     every = {rule.prefix for rule in rules if rule.enabled and _removes_versions(rule)}
     kept: list[str] = []
     for prefix in sorted(every, key=str.encode):
@@ -155,18 +157,17 @@ def _removes_versions(rule: LifecycleRule) -> bool:
 
 
 class ExpiryPlanner:
-    """Reads a listing of versions, in order, and says what is doomed.
+    """Reads a listing of versions, in order, and yields what expires.
 
-    It keeps what it must know of the key at hand, so that pages may end anywhere; all keys up to `behind` are
-    dealt with.
+    It keeps the state of the current key, so that pages may end anywhere. All keys up to `behind` are done.
     """
 
     def __init__(self, rules: Rules, now: int) -> None:
         self._rules, self._now = rules, now
         self.behind = ""
         self._key = ""
-        self._stamp = 0  # of the version before
-        self._since = 0  # when the version before this one was made: since then this one is noncurrent
+        self._stamp = 0  # of the preceding version
+        self._since = 0  # when the preceding version was created: since then this one is noncurrent
         self._noncurrent = 0
         self._marker: ListedVersion | None = None  # newest of its key; lone unless another version follows
 
@@ -174,8 +175,8 @@ class ExpiryPlanner:
         return f"<Planner at {self._key!r} with {len(self._rules)} rules>"
 
     def add_version(self, version: ListedVersion) -> Iterator[ExpiryAction]:
-        """The next version of the listing. Between pages a key may go back to versions that were judged: its
-        place is lost when a null version goes, or is put anew on top."""
+        """Add the next version of the listing. After a page break a key may repeat versions that were already
+        added: its position is lost when a null version is removed or written again as the newest."""
         if version.key != self._key:
             yield from self.finish()
             self.behind, self._key, self._noncurrent = self._key, version.key, 0
@@ -191,7 +192,7 @@ class ExpiryPlanner:
         self._stamp, self._since = version.stamp, version.modified
 
     def finish(self) -> Iterator[ExpiryAction]:
-        """After the last version of all."""
+        """End the listing: yield the action for a lone marker that was held back."""
         marker, self._marker = self._marker, None
         if marker is not None and expired_marker_is_due(self._rules, marker.key, marker.modified, self._now):
             yield ExpiryAction("marker", marker)

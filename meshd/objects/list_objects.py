@@ -32,7 +32,7 @@ PAGE_LIMIT = 1000
 
 
 class ListingService:
-    """Pages of at most 1,000 entries, whatever is asked for."""
+    """Lists objects, versions and uploads in pages of at most 1,000 entries."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class ListingService:
         self._known: dict[str, Owner] = {}
 
     def list_objects(self, operation: ListObjects) -> ObjectListing:
-        """A page of either version. An owner is told where S3 tells it: always in version 1, on demand in
-        2."""
+        """Return a page of either API version. Owners are included as in S3: always in version 1, on demand
+        in 2."""
         if operation.max_keys <= 0:
             return ObjectListing()
         with store_errors():
@@ -56,7 +56,7 @@ class ListingService:
         return self._objects(operation, page)
 
     async def list_objects_on_all_nodes(self, operation: ListObjects) -> ObjectListing:
-        """The same of all nodes. Raises S3Error SlowDown, too."""
+        """Like `list_objects`, merged over all nodes. Also raises S3Error SlowDown."""
         if operation.max_keys <= 0 or self._merged is None:
             return self.list_objects(operation)
         return self._objects(
@@ -74,7 +74,7 @@ class ListingService:
         return ObjectListing(entries, page.prefixes, page.truncated, page.next_after)
 
     def list_versions(self, operation: ListObjectVersions) -> VersionListing:
-        """A page of versions and delete markers. A marker belongs to the bucket's owner."""
+        """Return a page of versions and delete markers. A marker belongs to the bucket's owner."""
         if operation.max_keys <= 0:
             return VersionListing()
         with store_errors():
@@ -82,7 +82,7 @@ class ListingService:
         return self._versions(operation, page)
 
     async def list_versions_on_all_nodes(self, operation: ListObjectVersions) -> VersionListing:
-        """The same of all nodes. Raises S3Error SlowDown, too."""
+        """Like `list_versions`, merged over all nodes. Also raises S3Error SlowDown."""
         if operation.max_keys <= 0 or self._merged is None:
             return self.list_versions(operation)
         page = await self._merged.list_versions(operation.bucket, **_versions_of(operation))
@@ -98,7 +98,7 @@ class ListingService:
         return VersionListing(entries, page.prefixes, page.truncated, page.next_key, page.next_version)
 
     def list_uploads(self, operation: ListMultipartUploads) -> UploadListing:
-        """A page of uploads in progress, by key, then by start."""
+        """Return a page of uploads in progress, ordered by key, then by start."""
         if operation.max_uploads <= 0:
             return UploadListing()
         with store_errors():
@@ -106,7 +106,7 @@ class ListingService:
         return self._uploads(page)
 
     async def list_uploads_on_all_nodes(self, operation: ListMultipartUploads) -> UploadListing:
-        """The same of all nodes. Raises S3Error SlowDown, too."""
+        """Like `list_uploads`, merged over all nodes. Also raises S3Error SlowDown."""
         if operation.max_uploads <= 0 or self._merged is None:
             return self.list_uploads(operation)
         return self._uploads(await self._merged.list_uploads(operation.bucket, **_uploads_of(operation)))

@@ -1,4 +1,4 @@
-"""Multipart completion: check the named parts, and compute ETag and checksums of the whole. Pure."""
+"""Multipart completion: checks the named parts; computes ETag and checksums of the whole object. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from meshwire.s3.results import PartEntry
     from meshwire.s3.xml_documents import CompletedPart
 
-MIN_PART_BYTES = 5 << 20  # of every part but the last
+MIN_PART_BYTES = 5 << 20  # every part but the last has at least this size
 
 
 def check_parts(stored: Mapping[int, PartEntry], named: Sequence[CompletedPart]) -> list[PartEntry]:
-    """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart, BadDigest,
-    EntityTooSmall."""
+    """Return the stored parts that the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart,
+    BadDigest, EntityTooSmall."""
     numbers = [part.number for part in named]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         raise S3Error("InvalidPartOrder")
@@ -57,8 +57,8 @@ def _matching(stored: PartEntry | None, named: CompletedPart) -> PartEntry:
 
 
 def completed_meta(upload: Upload, parts: Sequence[PartEntry], operation: CompleteMultipartUpload) -> Meta:
-    """ETag, checksums and headers of the object. Raises S3Error BadDigest, InvalidRequest when the client
-    expects others."""
+    """Return ETag, checksums and headers of the object. Raises S3Error BadDigest, InvalidRequest when the
+    client expects other values."""
     _check_size(parts, operation.object_size)
     checksums = _whole_checksums(upload, parts)
     _check_checksums(upload, checksums, operation)
@@ -100,7 +100,7 @@ def _check_checksums(
             raise S3Error(
                 "InvalidRequest",
                 f"The upload was created using the {upload.checksum_algorithm.upper()} checksum; there is no "
-                f"{algorithm.upper()} to compare with.",
+                f"{algorithm.upper()} checksum to compare with.",
             )
         if value not in (computed, computed.partition("-")[0]):
             raise S3Error(
@@ -122,8 +122,8 @@ def _whole_checksums(upload: Upload, parts: Sequence[PartEntry]) -> dict[str, st
 def find_completed(
     records: Iterable[Record | None], upload_id: str, named: Sequence[CompletedPart]
 ) -> Record:
-    """The object an upload became whose completion is asked for again: of these parts, and younger than the
-    upload (an id begins with its stamp). Raises S3Error NoSuchUpload."""
+    """Return the object that a completed upload became, for a repeated completion: it has these parts and is
+    younger than the upload (an upload id begins with its stamp). Raises S3Error NoSuchUpload."""
     begun = stamp_of_version_id(upload_id[:16])
     try:
         etag = conditional_requests.multipart_etag(part.etag for part in named)

@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from meshwire.s3.xml_documents import CompletedPart
 
 PAGE_LIMIT = 1000
-# Whole-object checksums can be computed from the parts' for these; the SHA family only as a checksum of
-# checksums.
+# With these, whole-object checksums can be computed from those of the parts; with the SHA family only a
+# checksum of checksums can.
 _COMBINABLE = ("crc32", "crc32c", "crc64nvme")
 
 
 class UploadService:
-    """The use cases of multipart uploads. One per process. `owner` gives a user id its display name."""
+    """The use cases of multipart uploads. One per process. `owner` returns the Owner of a user id."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class UploadService:
         self._store, self._objects, self._versions = store, objects, versions
 
     async def create_upload(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
-        """Raises S3Error AccessDenied (nobody signed), InvalidRequest when the algorithm cannot give the type
-        of checksum asked for."""
+        """Create an upload. Raises S3Error AccessDenied (unsigned request), InvalidRequest if the algorithm
+        does not support the requested type of checksum."""
         if identity is ANONYMOUS_IDENTITY:
             raise S3Error(
                 "AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate."
@@ -94,13 +94,13 @@ class UploadService:
             if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_current_bucket(
                 upload
             ):
-                await self._store.abort_upload(upload)  # deleted meanwhile, and perhaps made anew
+                await self._store.abort_upload(upload)  # the bucket was deleted, and perhaps created again
                 raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
         return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
 
     async def put_part(self, operation: UploadPart, body: Body) -> PartStored:
-        """Store one part; sent again, it replaces the earlier one."""
+        """Store one part. A part that is sent again replaces the earlier one."""
         check_put_size(body.size)
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         _check_algorithm(upload, operation.digests)
@@ -117,7 +117,7 @@ class UploadService:
         return PartStored(record.etag, record.checksums)
 
     async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
-        """A part made of (a range of) a stored object. Raises S3Error NoSuchKey, InvalidArgument."""
+        """Store (a range of) an object as a part. Raises S3Error NoSuchKey, InvalidArgument."""
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         source, record = await retry_if_moved(lambda: self._copy_part(operation, upload), operation.source)
         version = self._versions.version_header(operation.source.bucket, source)
@@ -151,7 +151,8 @@ class UploadService:
     async def complete_upload(
         self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]
     ) -> CompleteResult:
-        """Make the object. Completing again what is already complete is a success, as clients retry.
+        """Create the object from its parts. Completing a completed upload again succeeds, because clients
+        retry.
 
         Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest, InvalidRequest,
         PreconditionFailed.
@@ -174,13 +175,13 @@ class UploadService:
                     etags=[part.etag for part in stored],
                     versioning=self._versions.versioning_of(operation.bucket),
                 )
-            except NoSuchUploadError:  # completed by somebody else meanwhile, or aborted
+            except NoSuchUploadError:  # another request completed or aborted it meanwhile
                 return self._completed(operation, self._become(operation, parts))
         await self._objects.finish_write(operation.bucket, operation.key, record)
         return self._completed(operation, record)
 
     def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
-        """The object that the upload became: the newest of its key's versions with that ETag."""
+        """Return the object that the upload became: the newest version of its key with that ETag."""
         bucket, key = operation.bucket, operation.key
         if not self._versions.versioning_of(bucket):
             return find_completed([self._store.get(bucket, key)], operation.upload_id, parts)
@@ -201,21 +202,24 @@ class UploadService:
         return UploadAborted()
 
     def list_parts(self, operation: ListParts) -> PartList:
-        """A page of the parts that arrived so far."""
+        """Return a page of the parts received so far."""
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         limit = min(operation.max_parts, PAGE_LIMIT)
         if limit <= 0:
             return PartList(owner=self._owner(upload.owner))
         with store_errors():
             page = self._store.list_parts(upload, operation.part_number_marker, limit)
-        self.require_upload(operation.bucket, operation.key, operation.upload_id)  # or its end took the parts
+        self.require_upload(
+            operation.bucket, operation.key, operation.upload_id
+        )  # the end of the upload removes its parts
         parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
         return PartList(
             parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
         )
 
     def require_upload(self, bucket: str, key: str, upload_id: str) -> Upload:
-        """The upload in progress. Raises S3Error NoSuchUpload; also of an earlier bucket of the name."""
+        """Return the upload in progress. Raises S3Error NoSuchUpload, also for one of an earlier bucket of
+        that name."""
         with store_errors():
             upload = self._store.get_upload(bucket, key, upload_id)
         if upload is None or not self._versions.is_of_current_bucket(upload):
@@ -225,8 +229,8 @@ class UploadService:
     def _in_progress(
         self, bucket: str, key: str, upload_id: str
     ) -> tuple[Upload, dict[int, PartEntry]] | None:
-        """An upload with its parts; None when it has ended. Its end takes the parts with it, perhaps in
-        another process between two reads of this one: so it must still be there after them."""
+        """Return an upload with its parts, or None when it has ended. Another process may end it, and so
+        remove its parts, between two reads here; so the upload must still exist after the parts were read."""
         upload = self._store.get_upload(bucket, key, upload_id)
         if upload is None or not self._versions.is_of_current_bucket(upload):
             return None
@@ -256,7 +260,7 @@ async def _receive_part(writer: ObjectWriter, body: Body, digests: BodyDigests, 
 
 
 def _checksum_plan(algorithm: str | None, kind: str | None) -> tuple[str, str]:
-    """(algorithm, type) an upload's object will have; S3's defaults where the client says nothing."""
+    """Return the (algorithm, type) of an upload's checksum; S3's defaults where the client names none."""
     if algorithm is None:
         if kind == "COMPOSITE":
             raise S3Error("InvalidRequest", "The COMPOSITE checksum type needs x-amz-checksum-algorithm.")
@@ -273,8 +277,8 @@ def _checksum_plan(algorithm: str | None, kind: str | None) -> tuple[str, str]:
 
 
 def _check_algorithm(upload: Upload, digests: BodyDigests) -> None:
-    """Parts are checked with the algorithm that the upload was begun with; any one goes where none was named,
-    which is an upload of S3's default."""
+    """Require that a part brings the checksum algorithm of its upload. Any algorithm is accepted where the
+    upload named none and so has S3's default."""
     given = set(digests.checksums) | set(digests.trailer)
     named = upload.checksum_algorithm != sums.DEFAULT_ALGORITHM
     if named and upload.checksum_algorithm and given and upload.checksum_algorithm not in given:

@@ -1,7 +1,7 @@
 """Object metadata: ACL, tags and attributes of an object or one of its versions.
 
-ACLs and tags change in place; version, time and ETag stay the same. GetObjectAttributes reads the record
-alone. In a bucket with BucketOwnerEnforced ownership the bucket's owner owns every object.
+ACLs and tags change in place; version, time and ETag stay the same. GetObjectAttributes reads only the
+record. In a bucket with BucketOwnerEnforced ownership the bucket's owner owns every object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ObjectAclService:
         self._store, self._buckets, self._versions, self._acls = store, buckets, versions, acls
 
     def get_acl(self, operation: GetObjectAcl) -> ObjectAcl:
-        """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
+        """Return an ACL. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
         bucket = self._bucket(operation.bucket)
         record = self._versions.find_version(bucket.name, operation.key, operation.version)
         names, owner = self._acls.display_names(), _owner(bucket, record)
@@ -63,7 +63,7 @@ class ObjectAclService:
         )
 
     async def put_acl(self, operation: PutObjectAcl, body: bytes) -> ObjectAclStored:
-        """Raises S3Error as `get`, and as `AclService.requested` and `check_acl`."""
+        """Replace an ACL. Raises S3Error as `get_acl`, `AclService.parse_request` and `check_acl` do."""
         bucket = self._bucket(operation.bucket)
         record = self._versions.find_version(bucket.name, operation.key, operation.version)
         acl = self._acls.parse_request(operation.acl, body, _owner(bucket, record))
@@ -80,7 +80,8 @@ class ObjectAclService:
 
 
 def _owner(bucket: Bucket, record: Record) -> str:
-    """Whoever wrote it; the bucket's owner for what nobody signed, and where ownership is enforced."""
+    """Return the writer of the object, or the bucket's owner for unsigned writes and where ownership is
+    enforced."""
     return bucket.owner if bucket.ownership == BUCKET_OWNER_ENFORCED else record.owner or bucket.owner
 
 
@@ -91,16 +92,16 @@ class TaggingService:
         self._store, self._versions = store, versions
 
     def get_tags(self, operation: GetObjectTagging) -> ObjectTags:
-        """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
+        """Return the tags. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
         record = self._versions.find_version(operation.bucket, operation.key, operation.version)
         return ObjectTags(record.tags, self._versions.version_header(operation.bucket, record))
 
     async def put_tags(self, operation: PutObjectTagging, tags: Mapping[str, str]) -> ObjectTagged:
-        """All tags at once, in place of those there were. Raises like `get`."""
+        """Replace all tags. Raises S3Error as `get_tags` does."""
         return await self._set(operation, tags)
 
     async def delete_tags(self, operation: DeleteObjectTagging) -> ObjectTagged:
-        """Raises like `get`."""
+        """Remove all tags. Raises S3Error as `get_tags` does."""
         return await self._set(operation, {})
 
     async def _set(
@@ -114,7 +115,8 @@ class TaggingService:
 
 
 def object_attributes(versions: VersionLookup, operation: GetObjectAttributes) -> ObjectAttributes:
-    """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
+    """Return an object's attributes. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete
+    marker)."""
     record = versions.find_version(operation.bucket, operation.key, operation.version)
     return attributes_from_record(record, operation, versions.version_header(operation.bucket, record))
 
@@ -122,7 +124,7 @@ def object_attributes(versions: VersionLookup, operation: GetObjectAttributes) -
 def attributes_from_record(
     record: Record, operation: GetObjectAttributes, version: str = ""
 ) -> ObjectAttributes:
-    """The same of a record that was found elsewhere."""
+    """Return the attributes of a record that another function found."""
     first = operation.part_number_marker
     page = record.parts[first : first + operation.max_parts]
     last = first + len(page)

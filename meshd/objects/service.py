@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ReplacedError(S3Error):
-    """The object was replaced after it was found: find it again. Who cannot says so to the client."""
+    """The object was replaced after the lookup: repeat the lookup. A caller that cannot answers 503."""
 
     def __init__(self) -> None:
         super().__init__("ServiceUnavailable")
@@ -52,8 +52,8 @@ class ObjectService:
     # --- reading ------------------------------------------------------------------------------------
 
     def find_object(self, operation: GetObject) -> LookupResult:
-        """What GET or HEAD answers. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed, NotModified,
-        PreconditionFailed, InvalidRange, InvalidPartNumber."""
+        """Return the result of a GET or HEAD. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed,
+        NotModified, PreconditionFailed, InvalidRange, InvalidPartNumber."""
         record = self._versions.find_version(operation.bucket, operation.key, operation.version)
         version = self._versions.version_header(operation.bucket, record)
         extra = NOTHING
@@ -62,7 +62,7 @@ class ObjectService:
         return lookup_result(operation, record, version, extra)
 
     def read_range(self, operation: GetObject, found: LookupResult) -> bytes:
-        """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
+        """Return the bytes of a small response. An object that was just moved is looked up once more. Raises
         ReplacedError, CorruptExtentError, DiskFailedError."""
         try:
             return self._store.read_range(found.record, found.base + found.offset, found.length)
@@ -71,17 +71,17 @@ class ObjectService:
             return self._store.read_range(again.record, again.offset, again.length)
 
     def read_range_now(self, found: LookupResult) -> bytes | None:
-        """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""
+        """Return the bytes of a small response if that needs no wait for a disk. Raises StoreError."""
         return self._store.try_read_range(found.record, found.base + found.offset, found.length)
 
     def span_now(self, found: LookupResult) -> Span | None:
-        """The one range of an answer, valid until the caller next awaits. Raises StoreError."""
+        """Return the only span of a response, valid until the caller next awaits. Raises StoreError."""
         return self._store.try_open_span(found.record, found.offset, found.length)
 
     def _find_again(self, operation: GetObject, found: LookupResult) -> LookupResult:
-        """The object was replaced (or moved) since it was found. Its headers are made already, so only the
-        same content will do. Raises ReplacedError."""
-        if operation.member is not None:  # its bytes are of an archive or of its copy: find it anew
+        """Look up an object that was replaced (or moved) since the first lookup. Its headers are already
+        built, so only the same content is accepted. Raises ReplacedError."""
+        if operation.member is not None:  # its bytes are in an archive or in a copy of one: repeat the lookup
             raise ReplacedError
         again = self.find_object(operation)
         if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
@@ -90,8 +90,8 @@ class ObjectService:
 
     @contextmanager
     def open_range(self, operation: GetObject, found: LookupResult) -> Iterator[Sequence[Span]]:
-        """Open files and ranges of an answer, valid inside the `with`. Raises StoreError and ReplacedError on
-        entering."""
+        """Return the open files and ranges of a response, valid inside the `with`. Raises StoreError and
+        ReplacedError on entering."""
         with ExitStack() as stack:
             try:
                 at = found.base + found.offset
@@ -104,8 +104,8 @@ class ObjectService:
     # --- writing ------------------------------------------------------------------------------------
 
     async def put_object(self, operation: PutObject, identity: Identity, body: Body) -> ObjectStored:
-        """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed, NoSuchBucket (also when the name
-        is another bucket's by the time the body is here) and whatever the body raises."""
+        """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed, NoSuchBucket (also when another
+        bucket has the name once the body has arrived) and whatever the body raises."""
         check_put_size(body.size)
         born = self._versions.bucket_created(operation.bucket)
         await self._precheck(operation.bucket, operation.key, operation.conditions)
@@ -135,7 +135,7 @@ class ObjectService:
         return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
 
     async def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
-        """Refuse early what the commit would refuse anyway: the body need not be sent then."""
+        """Refuse early what the commit would refuse anyway, so that the client need not send the body."""
         if conditions is None:
             return
         try:
@@ -147,7 +147,8 @@ class ObjectService:
             raise
 
     async def finish_write(self, bucket: str, key: str, record: Record) -> None:
-        """The bucket may have been deleted while the body arrived; then what was written must go again."""
+        """Finish a committed write: remove it again if the bucket was deleted while the body arrived,
+        otherwise write it to the origin or report it as stored. Raises S3Error NoSuchBucket."""
         if not self._versions.has_bucket(bucket):
             same = Conditions(if_match=(record.etag,))
             with store_errors():
@@ -157,8 +158,8 @@ class ObjectService:
             await self._stored(bucket, key, record)
 
     async def copy_object(self, operation: CopyObject, identity: Identity) -> CopyResult:
-        """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,
-        PreconditionFailed, NoSuchBucket (as `put`)."""
+        """Create a copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion,
+        InvalidRequest, PreconditionFailed, NoSuchBucket (as `put_object` does)."""
         born = self._versions.bucket_created(operation.bucket)
         source, record = await retry_if_moved(lambda: self._link(operation, identity, born), operation.source)
         await self.finish_write(operation.bucket, operation.key, record)
@@ -187,7 +188,7 @@ class ObjectService:
 
 
 async def write_body(writer: ObjectWriter, body: Body, operation: PutObject) -> None:
-    """Pass the body on, piece by piece. The cap holds for bodies of undeclared length, too."""
+    """Pass the body on, chunk by chunk. The size limit also holds for bodies of undeclared length."""
     total = 0
     async for piece in body.pieces(operation.digests):
         total += len(piece)

@@ -29,41 +29,44 @@ if TYPE_CHECKING:
 
 
 class VersionLookup:
-    """Looks versions up. Holds no state of its own; every question costs microseconds."""
+    """Looks versions up. Stateless; every lookup takes microseconds."""
 
     def __init__(self, store: ObjectStore, buckets: BucketTable) -> None:
         self._store, self._buckets = store, buckets
 
     def has_bucket(self, name: str) -> bool:
-        """Whether the bucket is (still) there."""
+        """Whether the bucket exists (still)."""
         return self._buckets.get(name) is not None
 
     def bucket_created(self, name: str) -> int:
-        """Tells a bucket from an earlier one of its name; 0: there is none."""
+        """Return the creation time, which tells a bucket from an earlier one of its name; 0 if there is
+        none."""
         return self._buckets.created_at_ms(name)
 
     def is_of_current_bucket(self, upload: Upload) -> bool:
-        """Whether an upload was begun in the bucket that has the name now. A node that was away while its
-        bucket was deleted and made anew still has it."""
+        """Whether an upload was begun in the bucket that has the name now. A node that was away while the
+        bucket was deleted and created again still stores earlier uploads."""
         return upload.born in (0, self.bucket_created(upload.bucket))
 
     def require_same_bucket(self, name: str, born: int) -> None:
-        """Raises S3Error NoSuchBucket when the name is another bucket's by now, or nobody's."""
+        """Raise S3Error NoSuchBucket if the bucket was deleted since `born`, even if the name exists
+        again."""
         if self.bucket_created(name) != born:
             raise S3Error("NoSuchBucket", extra={"BucketName": name})
 
     def versioning_of(self, bucket: str) -> Versioning:
-        """The bucket's versioning now."""
+        """Return the bucket's present versioning status."""
         found = self._buckets.get(bucket)
         return "" if found is None else found.versioning
 
     def version_header(self, bucket: str, record: Record) -> str:
-        """What x-amz-version-id says of a read: the id, `null`, or nothing where the bucket never had
-        versioning. A write tells an id only."""
+        """Return x-amz-version-id of a read: the id, `null`, or empty if the bucket never had versioning. A
+        write returns ids only."""
         return record.version or ("null" if self.versioning_of(bucket) else "")
 
     def owner_for_write(self, bucket: str, writer: str, acl: Acl | None) -> str:
-        """Who owns what `writer` writes with this ACL: the bucket's owner, where its ownership says so."""
+        """Return the owner of an object that `writer` writes with this ACL: the bucket's owner, if its
+        ownership setting says so."""
         found = self._buckets.get(bucket)
         if found is None or found.ownership in {"", "ObjectWriter"}:
             return writer
@@ -71,7 +74,7 @@ class VersionLookup:
         return found.owner if given or found.ownership == "BucketOwnerEnforced" else writer
 
     def expiration_headers(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
-        """x-amz-expiration of a current object, where a lifecycle rule will remove it."""
+        """Return x-amz-expiration of a current object, if a lifecycle rule will remove it."""
         found = self._buckets.get(bucket)
         if found is None or not found.lifecycle:
             return NOTHING
@@ -79,8 +82,8 @@ class VersionLookup:
         return {"x-amz-expiration": told} if told else NOTHING
 
     def find_version(self, bucket: str, key: str, version: str | None = None) -> Record:
-        """The version named, or the current one. Raises S3Error NoSuchKey, NoSuchVersion, InvalidArgument (no
-        id that could be one), MethodNotAllowed (a delete marker asked for by its id)."""
+        """Return the named version, or the current one. Raises S3Error NoSuchKey, NoSuchVersion,
+        InvalidArgument (a malformed id), MethodNotAllowed (a delete marker requested by its id)."""
         with store_errors():
             record = (
                 self._store.get(bucket, key)
@@ -94,7 +97,8 @@ class VersionLookup:
         return record
 
     def find_copy_source(self, source: CopySource) -> Record:
-        """What a copy reads. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest (a delete marker)."""
+        """Return the version that a copy reads. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest (a
+        delete marker)."""
         try:
             return self.find_version(source.bucket, source.key, source.version)
         except S3Error as error:
@@ -119,7 +123,7 @@ class VersionLookup:
 
 
 def check_version_id(version: str) -> None:
-    """Raise S3Error InvalidArgument for what cannot be the id of a version here."""
+    """Raise S3Error InvalidArgument for a text that cannot be a version id here."""
     if version != NULL and stamp_of_version_id(version) is None:
         raise invalid_argument("versionId", version, "Invalid version id specified")
 

@@ -45,12 +45,12 @@ T = TypeVar("T")
 log = logging.getLogger("meshd.lifecycle")
 
 PAGE_ENTRIES = 500
-_BATCH = 100  # removals at a time: they share a commit
-_NOTE_SECONDS = 30.0  # how much of a sweep may be done again after a crash
+_BATCH = 100  # concurrent removals, which share a commit
+_NOTE_SECONDS = 30.0  # at most this much of a sweep is repeated after a crash
 
 
 class SweepProgress(msgspec.Struct, frozen=True):
-    """How far a bucket was gone through; `mark` says on which day and for which rules."""
+    """How far a sweep of a bucket has come; `mark` stands for the day and the rules."""
 
     mark: str
     after: str = ""
@@ -58,7 +58,7 @@ class SweepProgress(msgspec.Struct, frozen=True):
 
 
 class LifecycleRunner:
-    """Carries out the rules of all buckets. One a node."""
+    """Applies the lifecycle rules of all buckets. One instance per node."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class LifecycleRunner:
         self._mesh = mesh
         self._stale_upload_days = stale_upload_days
         self._progress = CachedTopic(control, "lifecycle", SweepProgress)
-        self._swept: dict[str, str] = {}  # bucket → mark: what needs no look into the control store
+        self._swept: dict[str, str] = {}  # bucket → mark: these need no look at the control store
 
     def __repr__(self) -> str:
         return f"<Lifecycle {len(self._swept)} buckets swept>"
 
     async def sweep(self) -> Counter[str]:
-        """Go through every bucket that is due; how much was removed, by action. A bucket that cannot be read
-        is logged and tried again the next time."""
+        """Sweep every bucket that is due; return how much was removed, by action. A bucket that cannot be
+        read is logged and retried at the next sweep."""
         removed: Counter[str] = Counter()
         names = set()
         for bucket in self._buckets.list_all():
@@ -91,7 +91,8 @@ class LifecycleRunner:
                 await self._sweep_bucket(bucket, removed)
             except StoreError as error:
                 log.warning(
-                    "the lifecycle of a bucket is put off", extra={"bucket": bucket.name, "why": str(error)}
+                    "cannot sweep a bucket; the next sweep retries it",
+                    extra={"bucket": bucket.name, "why": str(error)},
                 )
         await self._drop_progress_of_deleted(names)
         if removed:
@@ -99,7 +100,7 @@ class LifecycleRunner:
         return removed
 
     async def _drop_progress_of_deleted(self, present: set[str]) -> None:
-        """What is kept about buckets that are gone."""
+        """Remove the progress of deleted buckets."""
         for name in self._swept.keys() - present:
             del self._swept[name]
         for name in self._progress.current():
@@ -126,10 +127,11 @@ class LifecycleRunner:
         self._swept[bucket.name] = mark
 
     def _mark(self, bucket: Bucket, now: int) -> str:
-        """Days end at midnight: a second look on one day would find only what came with new rules."""
+        """Return what identifies a finished sweep: the day, the rules and the map. Days end at midnight, so a
+        second sweep on the same day finds nothing more unless the rules changed."""
         rules = msgspec.json.encode((bucket.created_ms, bucket.lifecycle, self._stale_upload_days))
         mark = f"{now // lifecycle_rules.DAY_MS}-{zlib.crc32(rules):08x}"
-        # What this node decides about changes with the map.
+        # The keys of which this node is the primary change with the map.
         return (
             mark
             if self._mesh is None or self._mesh.single_node
@@ -137,7 +139,7 @@ class LifecycleRunner:
         )
 
     def _noted(self, bucket: Bucket) -> str:
-        """The name of this node's progress: each sweeps what it decides about."""
+        """Return the name of this node's progress: each node sweeps the keys of which it is the primary."""
         if self._mesh is None or self._mesh.single_node:
             return bucket.name
         return f"{bucket.name}/{self._mesh.node_id}"
@@ -193,7 +195,7 @@ class LifecycleRunner:
                     await self._progress.put(self._noted(bucket), SweepProgress(progress.mark, after))
 
     async def _throttle(self, began: float) -> None:
-        """As long as was worked: the clients keep at least half of the disk and of this process."""
+        """Sleep as long as the work took: the clients keep at least half of the disk and of this process."""
         await asyncio.sleep(self._clock.monotonic() - began)
 
     # --- removing -------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class LifecycleRunner:
     async def _remove_batches(
         self, what: Iterable[T], remove: Callable[[T], Awaitable[str]], removed: Counter[str]
     ) -> None:
-        """A few at a time. Raises the first StoreError, after all of its batch were tried."""
+        """Remove a batch at a time. Raises the first StoreError, after all removals of its batch ended."""
         waiting = list(what)
         for start in range(0, len(waiting), _BATCH):
             batch = [remove(entry) for entry in waiting[start : start + _BATCH]]
@@ -224,8 +226,8 @@ class LifecycleRunner:
         return "upload"
 
     async def _remove(self, bucket: Bucket, doomed: ExpiryAction) -> str:
-        """The action, or nothing when the world has changed since it was listed: new rules, a new version on
-        top, other tags."""
+        """Remove one entry and return the action; empty if something has changed since the listing: new
+        rules, a newer version, other tags."""
         name, version = bucket.name, doomed.version
         if not self._is_primary(name, version.key):
             return ""
@@ -247,7 +249,8 @@ class LifecycleRunner:
         return doomed.action if result.record or result.marker else ""
 
     def _rules_hold(self, bucket: Bucket) -> bool:
-        """Whether the bucket is there with the rules it had: who takes them away wants it to stop."""
+        """Whether the bucket still exists with the same rules: a user who removes rules wants the sweep to
+        stop."""
         present = self._buckets.get(bucket.name)
         if present is None or present.created_ms != bucket.created_ms:
             return False
@@ -263,7 +266,7 @@ class LifecycleRunner:
 
 
 def _expired_entries(planner: ExpiryPlanner, page: VersionPage) -> list[ExpiryAction]:
-    """What of one page goes; after the last one, also what the planner still held back."""
+    """Return what expires of one page; after the last page, also what the planner still held back."""
     doomed = [
         entry
         for (key, record), latest in zip(page.entries, page.latest, strict=True)

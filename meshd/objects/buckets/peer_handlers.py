@@ -1,6 +1,6 @@
 """Peer handlers for buckets: changes that another node announces, uploads of deleted buckets.
 
-Law: a change is acknowledged once this process knows as much as the caller.
+A change is acknowledged once this process knows at least the revisions that the caller knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BucketHandlers:
-    """One a process."""
+    """Handles calls of other nodes about buckets. One instance per process."""
 
     def __init__(self, buckets: BucketService, broadcast: ChangeBroadcast) -> None:
         self._buckets, self._broadcast = buckets, broadcast

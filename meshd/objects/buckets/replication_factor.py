@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ReplicationFactors:
-    """One a worker."""
+    """Shows and changes replication factors. One instance per worker."""
 
     def __init__(
         self, buckets: BucketTable, mesh: ClusterView, maps: ClusterMapStore, clock: Clock, region: str
@@ -36,7 +36,7 @@ class ReplicationFactors:
         return f"<CopyCounts of {self._mesh!r}>"
 
     def list_buckets(self, identity: Identity) -> list[dict[str, Any]]:
-        """Every bucket without an origin whose number is its own. Raises BatchError."""
+        """Return every bucket without an origin that has a factor of its own. Raises BatchError."""
         _require_root(identity)
         every = [bucket for bucket in self._buckets.list_all() if bucket.origin is None and not bucket.view]
         return [
@@ -46,7 +46,7 @@ class ReplicationFactors:
         ]
 
     def show(self, identity: Identity, name: str) -> dict[str, Any]:
-        """One of those without an origin. Raises BatchError."""
+        """Return a bucket without an origin. Raises BatchError."""
         _require_root(identity)
         return self._shown(self._existing(name))
 
@@ -56,12 +56,13 @@ class ReplicationFactors:
         return found is not None and found.origin is not None
 
     async def create(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
-        """A bucket that lives here; made again as it is, it is a success. Raises BatchError."""
+        """Create a bucket without an origin; succeeds if it exists with the same factor. Raises
+        BatchError."""
         _require_root(identity)
         try:
             check_bucket_name(name)
         except BucketNameError as error:
-            raise BatchError("BadRequest", f"{name[:80]!r} is no name for a bucket: {error}") from None
+            raise BatchError("BadRequest", f"{name[:80]!r} is not a valid bucket name: {error}") from None
         wanted = _number(document) if document else 0
         nodes = len(self._mesh.current_map().target_shares)
         if wanted > nodes:
@@ -79,13 +80,12 @@ class ReplicationFactors:
                 return self._shown(found)
             raise BatchError(
                 "BucketExists",
-                "the name is taken",
-                help=f"choose another, or: mesh bucket change {name} --copies N",
+                f"the bucket {name[:80]!r} exists already, with another owner or other settings",
+                help=f"choose another name, or run: mesh bucket change {name} --copies N",
             ) from None
 
     async def change(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Another number, from now on: more copies are made, or some let go of. Raises BatchError,
-        ControlError."""
+        """Change the factor: the nodes then make or remove copies. Raises BatchError, ControlError."""
         _require_root(identity)
         bucket, wanted = self._existing(name), _number(document)
         gone = {
@@ -104,8 +104,8 @@ class ReplicationFactors:
         if self._mesh.standalone:
             raise BatchError(
                 "BadRequest",
-                "this node is the only one of its mesh: there is one copy of everything",
-                help="start nodes with --control etcd://… to have several",
+                "this node is the only one of its mesh, so there is one copy of everything",
+                help="start nodes with --control etcd://… to form a mesh of several",
             )
         try:
             cluster = await self._maps.update_map(recount)
@@ -119,8 +119,8 @@ class ReplicationFactors:
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
         if bucket.origin is not None or bucket.view:
-            what = "has an origin: what is read of that is kept once" if bucket.origin else "is a view"
-            raise BatchError("BadRequest", f"{name} {what}; it has no number of copies")
+            what = "has an origin, whose data is cached once" if bucket.origin else "is a view"
+            raise BatchError("BadRequest", f"{name} {what}; its number of copies cannot be set")
         return bucket
 
     def _shown(self, bucket: Bucket) -> dict[str, Any]:
@@ -145,4 +145,6 @@ def _number(document: dict[str, Any]) -> int:
 
 def _require_root(identity: Identity) -> None:
     if not identity.root:
-        raise BatchError("AccessDenied", "how many copies there are is root's: ask whoever runs the mesh")
+        raise BatchError(
+            "AccessDenied", "only root may see or set the number of copies: ask an administrator of the mesh"
+        )

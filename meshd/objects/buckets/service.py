@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 BROADCAST_TIMEOUT_S: Final = 2.0
-"""Seconds; who knows of it later than that is not waited for."""
+"""Seconds after which a node that has not answered is no longer waited for."""
 ANNOUNCE_CHANGES: Final = PeerCall(
     f"{PREFIX}heard",
     request=dict[str, int],
@@ -66,17 +66,19 @@ ANNOUNCE_CHANGES: Final = PeerCall(
     timeout=BROADCAST_TIMEOUT_S,
     malformed_code="BadRequest",
 )
-"""Revision of each control-store topic that the caller knows; answered once the node knows as much."""
+"""Sends the revision of each control-store topic that the caller knows; the node answers once it has reached
+them."""
 DROP_UPLOADS: Final = PeerCall(
     f"{PREFIX}uploads/drop", request=str, response=NoneType, max_bytes=4 << 10, malformed_code="BadRequest"
 )
-"""Name of a deleted bucket whose uploads the node drops."""
+"""Sends the name of a deleted bucket; the node drops its uploads."""
 _POLL_S: Final = 0.002
 _TOPICS: Final = ("buckets", "access")
 
 
 class ChangeBroadcast:
-    """One a process. `workers`: how many processes of a node answer, each with a copy of its own."""
+    """Tells the other nodes about changes of buckets. One instance per process. `workers`: the processes of a
+    node that answer requests, each with its own copy of the table."""
 
     def __init__(self, control: ControlStore, mesh: ClusterView, peers: PeerClient, workers: int) -> None:
         self._control, self._mesh, self._peers, self._workers = control, mesh, peers, workers
@@ -85,7 +87,8 @@ class ChangeBroadcast:
         return f"<News of {self._mesh.node_id}>"
 
     async def broadcast(self) -> None:
-        """Return when every node that answers knows of buckets and access keys what is known here."""
+        """Return when every node that answers has reached this node's revisions of buckets and access
+        keys."""
         if self._mesh.single_node:
             return
         known = {topic: self._control.revision(topic) for topic in _TOPICS}
@@ -94,11 +97,12 @@ class ChangeBroadcast:
             n for n in self._mesh.current_map().nodes if n.node_id != me and n.state not in ("away", "down")
         ]
         await asyncio.gather(*(self._notify_node(node, known) for node in others))
-        if self._workers > 1:  # its other processes hear of it from the same watch, in the same moment
+        # the other workers of this node learn it from the same watch at the same moment
+        if self._workers > 1:
             await asyncio.sleep(_POLL_S * 10)
 
     async def wait_until_known(self, known: dict[str, int]) -> None:
-        """Return when this process knows as much, or patience is at its end."""
+        """Return when this process has reached the given revisions, or after BROADCAST_TIMEOUT_S."""
         deadline = asyncio.get_running_loop().time() + BROADCAST_TIMEOUT_S
         while any(self._control.revision(topic) < known.get(topic, 0) for topic in _TOPICS):
             if asyncio.get_running_loop().time() > deadline:
@@ -111,7 +115,7 @@ class ChangeBroadcast:
 
 
 class PeerBuckets:
-    """What is in a bucket, at all nodes."""
+    """The contents of a bucket on all nodes."""
 
     def __init__(
         self, mesh: ClusterView, peers: PeerClient, merged: MergedListings, news: ChangeBroadcast
@@ -122,17 +126,20 @@ class PeerBuckets:
         return f"<Everywhere, from {self._mesh.node_id}>"
 
     async def broadcast_deletion(self) -> None:
-        """Every node that answers knows that the bucket is gone: nothing is written to it any more."""
+        """Return when every node that answers knows of the deletion, so that nothing more is written to
+        it."""
         await self._news.broadcast()
 
     async def has_versions(self, bucket: str, *, here: bool) -> bool:
-        """Whether any node has any version in it; `here`: whether this one has. Raises S3Error SlowDown."""
+        """Whether any node stores a version in the bucket; `here`: whether this node does. Raises S3Error
+        SlowDown."""
         if self._mesh.single_node:
             return here
         return bool((await self._merged.list_versions(bucket, limit=1)).entries)
 
     async def drop_peer_uploads(self, bucket: str) -> None:
-        """Have the other nodes drop its uploads; who does not answer has them aborted for their age."""
+        """Have the other nodes drop a bucket's uploads. On a node that does not answer, the lifecycle runner
+        removes them later."""
         if self._mesh.single_node:
             return
         for node in self._mesh.current_map().nodes:
@@ -143,7 +150,7 @@ class PeerBuckets:
 
 
 class BucketService:
-    """`region` is given to buckets whose creator names none."""
+    """The use cases of buckets. One per process. `region` is for buckets whose creator names none."""
 
     def __init__(
         self,
@@ -159,8 +166,8 @@ class BucketService:
     async def create_bucket(
         self, operation: CreateBucket, identity: Identity, new: CreateBucketConfiguration
     ) -> BucketCreated:
-        """One's own bucket again is a success, as S3 has it in us-east-1, unless other rights to it are asked
-        for. Raises S3Error BucketAlreadyExists."""
+        """Create a bucket. For the bucket's owner, creating it again succeeds, as in S3's us-east-1, unless
+        the request asks for another ACL or ownership. Raises S3Error BucketAlreadyExists."""
         bucket = Bucket(
             operation.bucket,
             identity.user_id,
@@ -181,12 +188,12 @@ class BucketService:
         return BucketFound(self._existing(operation.bucket).region)
 
     def cors_rules(self, name: str) -> tuple[CorsRule, ...]:
-        """The rules that pages' requests to a bucket fall under; none where there is no bucket."""
+        """Return the CORS rules of a bucket; none if it does not exist."""
         bucket = self._table.get(name)
         return () if bucket is None else bucket.cors
 
     def preflight(self, operation: Preflight) -> PreflightAllowed:
-        """Raises S3Error AccessForbidden."""
+        """Answer a CORS preflight. Raises S3Error AccessForbidden."""
         rules = self.cors_rules(operation.bucket)
         if not rules:
             raise S3Error("AccessForbidden")
@@ -199,7 +206,8 @@ class BucketService:
         return BucketLocation(self._existing(operation.bucket).region)
 
     def list_buckets(self, operation: ListBuckets, identity: Identity) -> BucketListing:
-        """The caller's buckets; root sees every bucket. `continuation` is the last name already returned."""
+        """Return the caller's buckets; root sees every bucket. `continuation` is the last name already
+        returned."""
         after = operation.continuation or ""
         every = self._table.list_all(None if identity.root else identity.user_id)
         names = [b for b in every if b.name.startswith(operation.prefix) and b.name > after]
@@ -211,9 +219,9 @@ class BucketService:
         )
 
     async def delete_bucket(self, operation: DeleteBucket) -> BucketDeleted:
-        """Uploads in progress are dropped with it. Raises S3Error BucketNotEmpty, NoSuchBucket.
+        """Delete a bucket and its uploads in progress. Raises S3Error BucketNotEmpty, NoSuchBucket.
 
-        The name goes first and the contents are looked at once more: a writer looks for the name after its
+        The name is deleted first and the contents are checked once more. A writer checks the name after its
         commit, so one of the two sees the other.
         """
         bucket = self._existing(operation.bucket)
@@ -239,14 +247,14 @@ class BucketService:
         return bucket
 
     async def drop_uploads(self, name: str) -> None:
-        """Those of a bucket that another node has deleted; nothing where there is one of the name again."""
+        """Drop the uploads of a bucket that another node deleted; does nothing if the name exists again."""
         if self._table.get(name) is None:
             await self._drop_uploads(name)
 
     async def _require_empty(self, name: str) -> None:
         with store_errors():
             full = bool(self._store.list_versions(name, limit=1).entries)
-        if self._everywhere is not None:  # what lies here may be deleted elsewhere already, or the other way
+        if self._everywhere is not None:  # entries here may be deleted on other nodes, or the reverse
             full = await self._everywhere.has_versions(name, here=full)
         if full:
             raise S3Error("BucketNotEmpty", extra={"BucketName": name})
@@ -263,12 +271,12 @@ class BucketService:
     async def _restore(self, bucket: Bucket) -> None:
         try:
             await self._table.create(bucket)
-        except BucketExistsError:  # someone made it anew in between
+        except BucketExistsError:  # another client created it in between
             return
 
 
 def _asks_for(present: Bucket, wanted: Bucket, operation: CreateBucket) -> bool:
-    """Whether `present` is what the operation would make, as far as it says."""
+    """Whether `present` matches what the operation asks for."""
     if operation.acl is not None and wanted.acl != present.acl:
         return False
     if operation.ownership is not None and wanted.ownership != present.ownership:

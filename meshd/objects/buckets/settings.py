@@ -39,7 +39,7 @@ class SettingService:
         self._table, self._acls = table, acls
 
     def get_setting(self, operation: GetBucketSetting) -> SettingDocument:
-        """Raises S3Error: S3's own code for a setting that was never made."""
+        """Return a setting's document. Raises S3Error: S3's own code for a setting that was never made."""
         bucket = self._existing(operation.bucket)
         if operation.setting == "acl":
             return SettingDocument(self._acls.bucket_document(bucket).encode())
@@ -51,7 +51,7 @@ class SettingService:
         )
 
     async def put_setting(self, operation: PutBucketSetting, body: bytes) -> SettingStored:
-        """Durable when it returns. Raises S3Error."""
+        """Store a setting; it is durable on return. Raises S3Error."""
         if operation.setting == "acl":
             change = self._put_acl(operation, body)
         else:
@@ -60,7 +60,7 @@ class SettingService:
         return SettingStored()
 
     async def delete_setting(self, operation: DeleteBucketSetting) -> SettingStored:
-        """What was never set is a success."""
+        """Remove a setting; succeeds if it was never set."""
         change = _REMOVERS.get(operation.setting, _unchanged)
         await self._change(operation.bucket, change)
         return SettingStored()
@@ -155,7 +155,7 @@ def _get_policy(bucket: Bucket) -> SettingDocument:
 
 
 def _put_policy(body: bytes) -> Change:
-    """Kept as it was sent: clients compare what they read back."""
+    """Store a policy exactly as it was sent: clients compare it with what they read back."""
     if not body.strip():
         raise S3Error("MissingRequestBodyError")
     if len(body) > MAX_POLICY_BYTES:
@@ -179,7 +179,7 @@ def _read_policy(text: str | bytes, bucket: str) -> Policy:
 
 
 def _get_policy_status(bucket: Bucket) -> SettingDocument:
-    """Whether anything makes the bucket public: its policy, or an ACL that counts."""
+    """Report whether anything makes the bucket public: its policy, or an ACL in force."""
     block = bucket.public_access or PublicAccessBlock()
     by_acl = (
         is_public_acl(bucket.acl)
@@ -214,7 +214,7 @@ def _put_ownership(body: bytes) -> Change:
     value = docs.parse_ownership(body)
 
     def change(bucket: Bucket) -> Bucket:
-        """ACLs are not switched off while one gives others something: they would lose it unseen."""
+        """Refuse to switch ACLs off while one grants rights to others, who would lose them silently."""
         others = [g for g in effective_grants(bucket.acl, bucket.owner) if g.grantee != bucket.owner]
         if value == BUCKET_OWNER_ENFORCED and others:
             raise S3Error("InvalidBucketAclWithObjectOwnership")
