@@ -1,7 +1,7 @@
 """Access hints: the order in which plans read objects of backed buckets, passed to the cache manager.
 
-Law: hints cover the current epoch of a plan and the next one. The process that builds the frames of a
-plan sends them to the cache manager of its own node; a snapshot with too many pieces gives no hints.
+Hints cover the current epoch of a plan and the next one. The process that builds the frames of a plan sends
+them to the cache manager of its own node; a snapshot with too many samples gives no hints.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
 
 _log = logging.getLogger("meshd.cache")
-_MOST: Final = 200_000  # samples: their order takes some 200 bytes a read of the steward's memory
-_PLANS: Final = 4  # told at a time; of another one the oldest goes
-_ROUNDS: Final = 4  # as many positions as there are samples, so many times
-_BEHIND: Final = 2  # batches: ranks are not all in the same step
+_MOST: Final = 200_000  # samples; their order takes about 200 bytes per read of the coordinator's memory
+_PLANS: Final = 4  # plans with hints at a time; a further plan replaces the oldest
+_ROUNDS: Final = 4  # rounds over the samples of a mix that are used as hints
+_BEHIND: Final = 2  # batches of margin, since ranks are not all in the same step
 
 
 def pieces_read(
     snapshot: Snapshot, samples: npt.NDArray[np.int64], shelves: dict[str, str]
 ) -> Iterator[Piece]:
-    """The pieces that reading these samples takes, in that order; of the buckets named in `shelves`."""
+    """Yield the pieces that reading these samples takes, in that order, of the buckets in `shelves`."""
     objects = snapshot.objects
     columns = [
         (column.object[samples].tolist(), column.offset[samples].tolist(), column.length[samples].tolist())
@@ -62,7 +62,7 @@ def pieces_read(
 
 
 def cache_names_of(snapshot: Snapshot, buckets: BucketTable) -> dict[str, str]:
-    """Names in the cache of those of a snapshot's buckets that have an origin."""
+    """Return the cache names of those buckets of a snapshot that have an origin."""
     found = {}
     for name, _ in snapshot.objects.keys_by_bucket():
         bucket = buckets.get(name)
@@ -72,8 +72,8 @@ def cache_names_of(snapshot: Snapshot, buckets: BucketTable) -> dict[str, str]:
 
 
 def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.int64]:
-    """The samples of an epoch in the order in which they are read; of a packed plan as they are stored; of a
-    mix that goes round and round in them, the first rounds."""
+    """Return the samples of an epoch in the order in which they are read. A packed plan reads them as they
+    are stored; of a mix that repeats its samples, only the first rounds are returned."""
     if plan.within:
         return np.arange(snapshot.samples, dtype=np.int64)
     every, count = snapshot_order(plan.spec, snapshot, epoch), min(plan.positions, _ROUNDS * snapshot.samples)
@@ -85,7 +85,7 @@ def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str])
 
 
 class PlanReadHints:
-    """Tells the keeper. One a node: the steward's."""
+    """Sends the reads of plans to the cache manager. One instance per node, in the coordinator."""
 
     def __init__(self, keeper: CacheManager, buckets: BucketTable) -> None:
         self._cache_manager, self._buckets = keeper, buckets
@@ -96,7 +96,8 @@ class PlanReadHints:
         return f"<PlanHints {len(self._epochs)} plans told>"
 
     def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
-        """A frame of a plan is built now. Microseconds; what takes longer is done later."""
+        """Note that a frame of a plan is being built. Takes microseconds; longer work runs in the
+        background."""
         if not self._buckets.has_backed_buckets() or max(snapshot.samples, plan.positions) > _MOST:
             return
         told = self._epochs.get(plan.hash, -1)
@@ -121,7 +122,7 @@ class PlanReadHints:
                 await asyncio.to_thread(_listed, plan, snapshot, each, shelves) for each in (epoch, epoch + 1)
             ]
         except Exception:
-            _log.exception("a plan's order cannot be told to the cache")
+            _log.exception("the read order of a plan could not be sent to the cache manager")
             return
         if self._epochs.get(plan.hash) == epoch:
             self._cache_manager.plan(plan.hash, *both)

@@ -1,8 +1,8 @@
 """Creates, shows and changes buckets with origins.
 
-Law: root only. Creating a bucket sends one request to the origin, so a wrong credential is reported at
-once. Invariant: no reply contains a secret; the location of an origin never changes, because cached
-objects are named by it.
+Only root may do this. Creating a bucket sends one request to the origin, so a wrong credential is reported
+at once. No response contains a secret. The location of an origin never changes, because cached objects are
+named by it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIXED = ("url", "endpoint", "region")
 
 
 class BackedAdmin:
-    """One a worker."""
+    """Manages buckets with origins. One instance per worker."""
 
     def __init__(self, buckets: BucketTable, origins: OriginPool, clock: Clock, region: str) -> None:
         self._buckets, self._origins, self._clock, self._region = buckets, origins, clock, region
@@ -36,22 +36,22 @@ class BackedAdmin:
         return "<BackedAdmin>"
 
     def list_all(self, identity: Identity) -> list[dict[str, Any]]:
-        """Every bucket that has an origin. Raises BatchError."""
+        """Return every bucket that has an origin. Raises BatchError."""
         _require_root(identity)
         return [_shown(bucket) for bucket in self._buckets.list_all() if bucket.origin is not None]
 
     def show(self, identity: Identity, name: str) -> dict[str, Any]:
-        """One of them. Raises BatchError."""
+        """Return one bucket with an origin. Raises BatchError."""
         _require_root(identity)
         return _shown(self._existing(name))
 
     async def create(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
-        """A bucket that stands for a place; made again as it is, it is a success. Raises BatchError."""
+        """Create a bucket with an origin; succeeds if it exists with the same origin. Raises BatchError."""
         _require_root(identity)
         try:
             check_bucket_name(name)
         except BucketNameError as error:
-            raise BatchError("BadRequest", f"{name[:80]!r} is no name for a bucket: {error}") from None
+            raise BatchError("BadRequest", f"{name[:80]!r} is not a valid bucket name: {error}") from None
         origin = _parsed(document)
         bucket = Bucket(name, identity.user_id, self._clock.now_ms(), self._region, origin=origin)
         present = self._buckets.get(name)
@@ -74,18 +74,20 @@ class BackedAdmin:
                 await origin.list("", "/", "", 1)
         except OriginMissingError as error:
             if not bucket.origin.is_web:
-                raise BatchError("BadRequest", f"there is nothing at {bucket.origin.url}: {error}") from error
+                raise BatchError(
+                    "BadRequest", f"the origin {bucket.origin.url} does not exist: {error}"
+                ) from error
         except OriginError as error:
             raise BatchError("BadRequest", str(error)) from error
 
     async def change(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Change how an origin is read and written, and what of it is kept. Raises BatchError."""
+        """Change how an origin is read, written and cached. Raises BatchError."""
         _require_root(identity)
         present = self._existing(name)
         assert present.origin is not None
         fixed = next((field for field in _FIXED if field in document), None)
         if fixed is not None:
-            raise BatchError("BadRequest", f"{fixed} cannot be changed: make another bucket")
+            raise BatchError("BadRequest", f"{fixed} cannot be changed; create another bucket")
         origin = _parsed({**present.origin.document(), **document})
         changed = await self._buckets.update(name, lambda now: msgspec.structs.replace(now, origin=origin))
         if changed is None:
@@ -97,13 +99,15 @@ class BackedAdmin:
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
         if bucket.origin is None:
-            raise BatchError("BadRequest", f"{name} has no origin: what is in it lives here")
+            raise BatchError("BadRequest", f"{name} has no origin: its objects are stored in the mesh")
         return bucket
 
 
 def _require_root(identity: Identity) -> None:
     if not identity.root:
-        raise BatchError("AccessDenied", "buckets with origins are root's: ask whoever runs the node")
+        raise BatchError(
+            "AccessDenied", "only root may manage buckets with origins: ask an administrator of the mesh"
+        )
 
 
 def _parsed(document: dict[str, Any]) -> descriptions.Origin:
@@ -116,7 +120,10 @@ def _parsed(document: dict[str, Any]) -> descriptions.Origin:
 def _same(present: Bucket | None, origin: descriptions.Origin) -> dict[str, Any]:
     if present is not None and present.origin == origin:
         return _shown(present)
-    raise BatchError("BucketExists", "the name is taken; choose another, or change that bucket's origin")
+    raise BatchError(
+        "BucketExists",
+        "a bucket of that name exists already; choose another name, or change that bucket's origin",
+    )
 
 
 def _shown(bucket: Bucket) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Listings of backed buckets: pages of the origin, merged with objects that are not written back yet.
 
-Law: a page is cached for the TTL of the origin while the write marks of all nodes stay equal. Marks are
-compared, never ordered; a node changes its mark before it acknowledges a write. If a node cannot be
-asked there are no marks, and the page is fetched again. For a key present on both sides the local object
-is newer.
+A page is cached for the TTL of the origin while the write marks of all nodes stay equal. Marks are compared,
+never ordered; a node changes its mark before it acknowledges a write. If a node cannot be asked there are no
+marks, and the page is fetched again. For a key present on both sides the local object is newer.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ if TYPE_CHECKING:
     from meshwire.s3.operations import ListObjects
 
 
-_PATIENCE: Final = 0.5  # seconds for all nodes; asking the origin takes hardly longer
+_PATIENCE: Final = 0.5  # seconds for all nodes; asking the origin hardly takes longer
 READ_WRITE_MARK: Final = PeerCall(
     f"{PREFIX}origin-mark", request=bytes, response=bytes, max_bytes=256, timeout=_PATIENCE
 )
-"""The write mark of a bucket, by its name; empty where the node does not know the bucket."""
+"""Returns the write mark of a bucket, by its name; empty if the node does not know the bucket."""
 _LONGEST: Final = 64
 
 MarkVector = tuple[str, ...]
 
 
 class WriteMarks:
-    """One a process."""
+    """Collects the write marks of all nodes. One instance per process."""
 
     def __init__(self, shelf: CacheStore, mesh: ClusterView, peers: PeerClient) -> None:
         self._cache_store, self._mesh, self._peers = shelf, mesh, peers
@@ -62,7 +61,7 @@ class WriteMarks:
         return b"" if bucket is None else self._cache_store.write_mark(bucket).encode()
 
     async def marks_of(self, bucket: Bucket) -> MarkVector | None:
-        """All there are; None while some node that may write does not tell."""
+        """Return the marks of all nodes; None while a node that may write does not answer."""
         assert bucket.origin is not None
         if self._mesh.single_node or bucket.origin.write == "off":
             return (self._cache_store.write_mark(bucket),)
@@ -84,7 +83,7 @@ class WriteMarks:
         return mark[:_LONGEST].decode("ascii", "replace")
 
 
-_KEPT: Final = 512  # pages of one process
+_KEPT: Final = 512  # maximum cached pages of one process
 PAGE: Final = 1000
 
 PageKey = tuple[str, str, str, str, int]
@@ -98,7 +97,7 @@ class _Kept:
 
 
 class BackedListings:
-    """One a process."""
+    """Lists backed buckets. One instance per process."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class BackedListings:
         return f"<BackedListings {len(self._pages)} pages kept>"
 
     async def list_objects(self, operation: ListObjects) -> ObjectListing | None:
-        """A page of a backed bucket; None for another. Raises S3Error."""
+        """Return a page of a backed bucket; None for another bucket. Raises S3Error."""
         bucket = self._cache_store.backed_bucket(operation.bucket)
         if bucket is None:
             return None
@@ -139,8 +138,10 @@ class BackedListings:
     async def list_page(
         self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
     ) -> OriginListing:
-        """A page in order of UTF-8 bytes, dirty objects among it. Raises OriginError."""
-        dirty = await self._dirty(bucket, prefix, delimiter, after, limit)  # before it may go to the origin
+        """Return a page in order of UTF-8 bytes, including dirty objects. Raises OriginError."""
+        dirty = await self._dirty(
+            bucket, prefix, delimiter, after, limit
+        )  # read first: it may be written back meanwhile
         page = await self._remote(bucket, prefix, delimiter, after, limit)
         return _merged(page, dirty, limit) if dirty else page
 
@@ -168,7 +169,7 @@ class BackedListings:
     async def _dirty(
         self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
     ) -> list[OriginEntry | str]:
-        """What is not at the origin yet, as much as fits in a page. Raises S3Error SlowDown."""
+        """Return up to a page of the objects that are not at the origin yet. Raises S3Error SlowDown."""
         found: dict[str, OriginEntry | str] = {}
         at = after
         while len(found) <= limit:
@@ -184,7 +185,8 @@ class BackedListings:
         return list(found.values())
 
     async def _own(self, bucket: Bucket, prefix: str, after: str) -> EntryPage:
-        """Of all nodes, where something may have been acknowledged that the origin does not have."""
+        """List the stored entries of all nodes, if nodes may have acknowledged writes that the origin
+        lacks."""
         assert bucket.origin is not None
         if self._mesh.single_node or bucket.origin.write != "back":
             return self._store.list_stored_entries(bucket.name, prefix, after, PAGE)

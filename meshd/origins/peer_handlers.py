@@ -1,7 +1,7 @@
-"""Peer handlers for write-back: run it for a name this node owns, and say when an earlier owner is finished.
+"""Peer handlers for write-back: run it for a name this node owns, and report when this node has finished.
 
-Law: write-back runs only on the owner of the name; under another map the response is 421, and nothing was
-done. Prefetch, write marks and the peer cache answer for themselves, in their modules.
+Write-back runs only on the owner of the name; under another map the response is 421, and nothing was done.
+The handlers of prefetch, write marks and the peer cache are in their own modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WriteBackHandlers:
-    """One a process."""
+    """Handles the calls of other nodes about write-back. One instance per process."""
 
     def __init__(self, router: WriteBackRouter, mesh: ClusterView) -> None:
         self._router, self._mesh = router, mesh

@@ -1,8 +1,8 @@
 """PrefetchFanOut: distributes the names of a prefetch over the responsible nodes and collects outcomes.
 
-Law: a node has few requests in flight and gets the next one when it answers, so a slow node delays
-nobody. Unanswered names of a failed node go to its successor. Invariant: each name has exactly one final
-outcome, reported once.
+A node has few requests in flight and gets the next one when it answers, so a slow node delays only itself.
+Unanswered names of a failed node go to its successor. Each name has exactly one final outcome, reported
+once.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, PrefetchOutcome], None]
 
-_FETCHED: Final = 64  # names of one question
-_LOOKED: Final = 500  # of one that fetches nothing
-_QUESTIONS: Final = 2  # under way of one node
-_TRIES: Final = 8  # questions in a row without an outcome
-_MOMENT: Final = 0.25  # seconds whose bytes are asked for at once, where they are limited
-_PATIENCE: Final = 2.0  # seconds a newer map is waited for
+_FETCHED: Final = 64  # names per request
+_LOOKED: Final = 500  # names per request that fetches nothing
+_QUESTIONS: Final = 2  # concurrent requests per node
+_TRIES: Final = 8  # requests in a row without an outcome
+_MOMENT: Final = 0.25  # seconds' worth of bytes per request, if the rate is limited
+_PATIENCE: Final = 2.0  # seconds to wait for a newer map
 
 
 class PrefetchFanOut:
-    """One a process. `own` does what this node answers for."""
+    """Distributes prefetches. One instance per process. `own` handles the names of this node."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, own: PrefetchWorker) -> None:
         self._mesh, self._peers, self._own = mesh, peers, own
@@ -55,7 +55,7 @@ class PrefetchFanOut:
         return f"<Spreading from {self._mesh.node_id}>"
 
     def homes(self, bucket: Bucket) -> Sequence[str]:
-        """The nodes that are to have a copy each; ("",): each name has its one node."""
+        """Return the nodes that each get a copy; ("",) if each name has its one node."""
         named = () if bucket.origin is None or self._mesh.single_node else bucket.origin.homes
         nodes = [self._mesh.current_map().node(name) for name in named]
         return [node.node_id for node in nodes if node is not None and node.state in COMPLETE_STATES] or [""]
@@ -69,9 +69,9 @@ class PrefetchFanOut:
         toward: str = "",
         budget: RateLimiter | None = None,
     ) -> None:
-        """`report` gets what is said of each, by its number in `wanted`. `toward`: by this node, while it
-        answers for them. `budget`: of all nodes together. Raises BatchError Busy when no node answers for
-        some of them."""
+        """Prefetch names; `report` gets the outcomes of each, by its number in `wanted`. `toward`: the node
+        to use, while it serves the names. `budget`: the rate limit of all nodes together. Raises BatchError
+        Busy if no node serves some of the names."""
         deal = _FanOutRun(self, bucket, work, wanted, report, toward, budget or RateLimiter(lambda: 0.0))
         try:
             await deal.run()
@@ -79,14 +79,14 @@ class PrefetchFanOut:
             await deal.aclose()
 
     def node_for(self, bucket: str, key: str, toward: str = "") -> Node | None:
-        """Who answers for a name now; `toward`, if it is one of them."""
+        """Return a node that serves the name now; `toward` if it is one of them."""
         if self._mesh.single_node:
             return self._mesh.own_node or self._mesh.current_map().nodes[0]
         readers = self._mesh.route_for(bucket, key).read_set
         return next((node for node in readers if node.node_id == toward), next(iter(readers), None))
 
     async def outcomes(self, node: Node, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
-        """What a node says. Raises MeshdError when it ends without having said all."""
+        """Yield the outcomes of a node. Raises MeshdError if the node ends before the last one."""
         if node.node_id == self._mesh.node_id:
             async with aclosing(self._own.run_request(ask)) as said:
                 async for outcomes in said:
@@ -98,13 +98,13 @@ class PrefetchFanOut:
                 yield list(found.feed_bytes(piece))
 
     async def report_unreachable(self, node: Node, error: Exception, version: int) -> None:
-        """A node did not answer as it should: look at it, and wait for what the map says then."""
+        """Report a node that failed as suspect, and wait for a newer map."""
         if isinstance(error, PeerUnreachableError):
             await self._mesh.report_suspect(node.node_id, version)
         await self.wait_for_new_map(version)
 
     async def wait_for_new_map(self, version: int) -> None:
-        """Wait for a map that is newer than `version`, for a moment."""
+        """Wait briefly for a map newer than `version`."""
         if self._mesh.standalone:
             await asyncio.sleep(_PATIENCE)
         else:
@@ -112,7 +112,7 @@ class PrefetchFanOut:
 
     @property
     def version(self) -> int:
-        """Of the map this process goes by."""
+        """Return the version of this process's cluster map."""
         return self._mesh.current_map().version
 
 
@@ -135,7 +135,7 @@ class _FanOutRun:
         self._nodes: dict[str, Node] = {}
         self._asked: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[list[int]], str] = {}
-        self._silent, self._why = 0, "no node answers for it now"
+        self._silent, self._why = 0, "no node serves it now"
 
     @property
     def _which(self) -> tuple[str, int, PrefetchAction]:
@@ -153,11 +153,11 @@ class _FanOutRun:
                 if left:
                     self._assign([*left, *self._queues.pop(name, ())])
             if self._silent > _TRIES:
-                raise busy(f"{self._bucket.name} cannot be brought into caches now: {self._why}")
+                raise busy(f"{self._bucket.name} cannot be prefetched now: {self._why}")
             self._begin()
 
     def _assign(self, numbers: Iterable[int]) -> None:
-        """Deal names out by the present map; those nobody answers for wait for another one."""
+        """Assign names to nodes by the current map; names that no node serves wait for a newer map."""
         nobody = []
         for number in numbers:
             node = self._fan_out.node_for(self._bucket.name, self._wanted[number].key, self._toward)
@@ -178,7 +178,7 @@ class _FanOutRun:
                 self._asked[name] += 1
 
     def _next(self, queue: deque[int]) -> list[int]:
-        """The names of a question: with a budget, no more bytes than a moment's, or one name."""
+        """Return the names of the next request: with a rate limit, at most a moment's bytes, or one name."""
         room = self._budget.rate() * _MOMENT or float("inf")
         numbers: list[int] = []
         while queue and len(numbers) < self._most and (room > 0 or not numbers):
@@ -192,7 +192,7 @@ class _FanOutRun:
         return numbers
 
     async def _ask(self, node: Node, numbers: list[int]) -> list[int]:
-        """The numbers that are to be dealt out again."""
+        """Send one request; return the numbers that must be assigned again."""
         wanted = [self._wanted[number] for number in numbers]
         if self._work != "fetch":
             return await self._collect(node, numbers, PrefetchRequest(*self._which, wanted), Counter())
@@ -227,7 +227,7 @@ class _FanOutRun:
     def _new(
         self, outcomes: list[PrefetchOutcome], left: dict[int, int]
     ) -> Iterator[tuple[int, PrefetchOutcome]]:
-        """What is to be reported; `left` loses what has its outcome."""
+        """Yield what to report; names with a final outcome are removed from `left`."""
         for outcome in outcomes:
             number = left.get(outcome.number)
             if number is None or outcome.verdict == "elsewhere":

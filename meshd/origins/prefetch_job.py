@@ -1,8 +1,8 @@
 """The prefetch job: fills the caches of the responsible nodes with objects of a backed bucket.
 
-Law: one node lists and counts for all. Cached objects are skipped, so a stopped job resumes where it
-was. In a bucket with homes each copy counts, and the job ends when the last home is full. Every key is
-authorized; the final report names objects that the cache did not keep.
+One node lists and counts for all. Cached objects are skipped, so a stopped job resumes where it was. In a
+bucket with homes each copy counts, and the job ends when the last home is full. Every key is authorized. The
+final report names objects that the cache did not keep.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 1000
 _MANIFEST: Final = 64 << 20
-_SETTLE: Final = 0.5  # seconds after the last byte until what came is looked for in the caches
+_SETTLE: Final = 0.5  # seconds after the last byte before the caches are checked
 
 
 class PrefetchJob:
-    """One a node (the steward's)."""
+    """Runs prefetch jobs. One instance per node, in the coordinator."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PrefetchJob:
         return "<Prefetching>"
 
     async def run_job(self, running: JobRun) -> None:
-        """See JobKind.work."""
+        """Run a job; see JobKind.run_job."""
         spec, tally = running.spec, running.tally
         bucket = self._backed.cache_store.backed_bucket(spec.source.bucket)
         if bucket is None:
@@ -85,8 +85,8 @@ class PrefetchJob:
         budget: RateLimiter,
         home: str,
     ) -> None:
-        """One copy, at a home, or ("") dealt out. `amiss`: the names that some home could not have, of which
-        each fails once."""
+        """Fill one copy, at `home` or ("") on the responsible nodes. `amiss`: the names that failed at some
+        home; each is reported once."""
         tally, counted = running.tally, set[str]()
         sound = left = found
         while True:
@@ -95,11 +95,11 @@ class PrefetchJob:
             sound = [wanted for wanted in sound if wanted.key not in failed]
             left = await self._missing(running, bucket, sound, home)
             if not left or self._fan_out.version == version:
-                break  # else what a node had that is gone is fetched by those who took over
+                break  # with a new map, the successors of a lost node fetch its names
         for wanted in left:
             if wanted.key not in amiss:
                 amiss.add(wanted.key)
-                why = f"not kept{f' on {home}' if home else ''}: what is in the cache is worth more to it"
+                why = f"not kept{f' on {home}' if home else ''}: the cache preferred other data"
                 tally.record_failure(f"s3://{bucket.name}/{wanted.key}", why)
 
     async def _fetch(
@@ -112,8 +112,8 @@ class PrefetchJob:
         budget: RateLimiter,
         home: str,
     ) -> set[str]:
-        """The keys that could not be had. `counted`: a name counts once a copy, however many nodes have had
-        it and gone."""
+        """Fetch names and return the keys that failed. `counted`: names already counted for this copy, since
+        a name counts once even if several nodes fetch it."""
         tally, failed = running.tally, set[str]()
         tally.phase = "fetching"
 
@@ -136,7 +136,7 @@ class PrefetchJob:
     async def _missing(
         self, running: JobRun, bucket: Bucket, wanted: list[PrefetchItem], home: str
     ) -> list[PrefetchItem]:
-        """Those that are not cached where they are asked for."""
+        """Return the names that are not cached on the nodes that serve them."""
         running.tally.phase = "checking"
         await asyncio.sleep(_SETTLE)
         found: list[int] = []
@@ -149,7 +149,7 @@ class PrefetchJob:
         return [wanted[number] for number in sorted(found)]
 
     async def _looked(self, running: JobRun, bucket: Bucket, found: list[PrefetchItem]) -> list[PrefetchItem]:
-        """The same in their order, with what the origin has of those of which only the name was known."""
+        """Return the items in the same order, with the origin's facts where only the name was known."""
         tally = running.tally
         names = [number for number, wanted in enumerate(found) if wanted.size < 0]
         if not names:
@@ -193,13 +193,16 @@ class PrefetchJob:
             after = page.after
 
     async def _planned(self, running: JobRun, bucket: Bucket) -> AsyncIterator[PrefetchItem]:
-        """What a plan reads under the source, each object once, in its order. Raises BatchError."""
+        """Yield the objects that a plan reads under the source, each once, in its order. Raises
+        BatchError."""
         spec = running.spec
         plan = await self._catalog.plan(spec.plan)
         await self._births.require_valid(running.caller, plan.snapshot, plan.buckets, f"plans/{spec.plan}")
         snapshot = await self._catalog.snapshot(plan.snapshot)
         if bucket.name not in cache_names_of(snapshot, self._buckets):
-            raise BatchError("BadRequest", f"the plan {spec.plan[:12]} reads nothing of {bucket.name}")
+            raise BatchError(
+                "BadRequest", f"the plan {spec.plan[:12]} reads nothing from bucket {bucket.name}"
+            )
         objects, shelves = snapshot.objects, {bucket.name: cache_name(bucket)}
         samples = await asyncio.to_thread(epoch_samples, plan, snapshot, spec.epoch)
         seen: set[str] = set()
@@ -213,11 +216,11 @@ class PrefetchJob:
             number = numbers[piece.key]
             if snapshot.kind == "objects":
                 yield PrefetchItem(piece.key, int(objects.sizes[number]), objects.etags[number])
-            else:  # a compressed archive's size is another one in a snapshot
+            else:  # a snapshot has another size for a compressed archive
                 yield PrefetchItem(piece.key)
 
     async def _manifest(self, running: JobRun) -> list[str]:
-        """The lines of an object, of any bucket that the job's maker may read."""
+        """Return the lines of a manifest object, in any bucket that the job's creator may read."""
         url = running.spec.manifest
         name, _, key = url.removeprefix("s3://").partition("/")
         BucketGrant.for_bucket(self._access, running.caller, "s3:GetObject", name).require_access(key)
@@ -225,9 +228,11 @@ class PrefetchJob:
         if record is None:
             raise BatchError("NoSuchKey", f"there is no manifest {url}")
         if record.size > _MANIFEST:
-            raise BatchError("TooLarge", f"{url} is larger than a manifest may be: {_MANIFEST} bytes")
+            raise BatchError(
+                "TooLarge", f"{url} is too large for a manifest: at most {_MANIFEST} bytes are allowed"
+            )
         data = await self._objects.read_range(name, key, record.etag, 0, record.size)
         try:
             return [line.strip() for line in data.decode().splitlines() if line.strip()]
         except UnicodeDecodeError as error:
-            raise BatchError("BadRequest", f"{url} is no list of keys, one a line in UTF-8") from error
+            raise BatchError("BadRequest", f"{url} is not a list of keys, one per line in UTF-8") from error

@@ -1,8 +1,8 @@
 """The node side of a prefetch: messages, rate limit, and the worker that fetches into the cache.
 
-Law: a request names objects of one bucket that this node is responsible for; the reply streams outcomes,
-one final outcome per name. Cached objects with the wanted ETag are skipped. The caller has authorized
-the names. A request has a bounded number of pieces in flight and ends when nobody waits for it.
+A request names objects of one bucket that this node is responsible for; the response streams outcomes, one
+final outcome per name. Cached objects with the wanted ETag are skipped. The caller has authorized the names.
+A request has a bounded number of pieces in flight and ends when its caller disconnects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Verdict = Literal["found", "fetched", "there", "lacking", "failed", "elsewhere",
 
 
 class PrefetchItem(Struct, frozen=True, array_like=True):
-    """An object of an origin; of size -1 while only its name is known."""
+    """An object of an origin; size -1 while only its name is known."""
 
     key: Annotated[str, Meta(max_length=4096)]
     size: int = -1
@@ -52,14 +52,14 @@ class PrefetchItem(Struct, frozen=True, array_like=True):
         return cls(key, facts.size, facts.etag, facts.modified)
 
     def facts(self) -> ObjectFacts:
-        """What is known of it."""
+        """Return the known facts."""
         return ObjectFacts(self.size, self.etag, self.modified)
 
 
 class PrefetchRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`work`: look (what the origin has under these names), fetch (into the cache), have (which are there).
-    `created_ms` tells the bucket from one that had its name before. `rate`: bytes a second at most, 0 for
-    any."""
+    """A prefetch request. `work`: look (return the origin's facts), fetch (into the cache), have (report
+    which are cached). `created_ms` tells the bucket from an earlier one of its name. `rate`: maximum bytes
+    per second; 0: unlimited."""
 
     bucket: Annotated[str, Meta(max_length=63)]
     created_ms: int
@@ -69,9 +69,9 @@ class PrefetchRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class PrefetchOutcome(Struct, frozen=True, array_like=True):
-    """Of name `number`: `found` (with its facts), `fetched` or `there`, `lacking` (it is not cached),
-    `failed` (`text` says why), `elsewhere` (another node answers for it). `moved`: bytes came, and more
-    may."""
+    """An outcome of name `number`: `found` (with its facts), `fetched` or `there`, `lacking` (not cached),
+    `failed` (`text` says why), `elsewhere` (another node serves it); `moved`: bytes arrived, and more may
+    follow."""
 
     number: int
     verdict: Verdict
@@ -82,7 +82,7 @@ class PrefetchOutcome(Struct, frozen=True, array_like=True):
 
     @property
     def last(self) -> bool:
-        """Whether nothing more is said of the name."""
+        """Whether this is the final outcome of the name."""
         return self.verdict != "moved"
 
 
@@ -93,19 +93,19 @@ PREFETCH: Final = PeerCall(
     max_bytes=8 << 20,
     map_wait=1.0,
 )
-"""Outcomes as they come, each framed by its length (`OutcomeDecoder`)."""
+"""Returns outcomes as they come, each framed by its length (`OutcomeDecoder`)."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PrefetchOutcome).decode
 
 
 def framed(outcome: PrefetchOutcome) -> bytes:
-    """An outcome as it is sent."""
+    """Encode an outcome with its length."""
     body = _encode(outcome)
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
 class OutcomeDecoder:
-    """Outcomes taken out of bytes that arrive in any pieces. Raises msgspec.MsgspecError."""
+    """Decodes outcomes from bytes that arrive in chunks of any size. Raises msgspec.MsgspecError."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -126,11 +126,11 @@ class OutcomeDecoder:
             yield outcome
 
 
-_LOOK: Final = 1.0  # seconds after which the rate is asked for again
+_LOOK: Final = 1.0  # seconds after which the rate is read again
 
 
 class RateLimiter:
-    """`rate`: bytes a second, 0 for any; it may change. Use on one event loop only."""
+    """Limits bytes per second; `rate()` may change, and 0 means unlimited. Use on one event loop only."""
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self.rate = rate
@@ -141,7 +141,7 @@ class RateLimiter:
         return f"<Budget of {self.rate():g} bytes/s, {self._owed:.0f} owed>"
 
     async def acquire_bytes(self, size: int) -> None:
-        """`size` bytes, when nothing is owed any more."""
+        """Wait until earlier bytes are paid off, then take `size` bytes."""
         async with self._turn:
             while (rest := self._rest()) > 0:
                 self._news.clear()
@@ -151,13 +151,13 @@ class RateLimiter:
             self._owed += size
 
     def refund_bytes(self, size: int) -> None:
-        """So much of what was taken was not brought."""
+        """Return bytes that were acquired but not transferred."""
         self._rest()
         self._owed = max(0.0, self._owed - size)
         self._news.set()
 
     def _rest(self) -> float:
-        """Seconds until nothing is owed."""
+        """Return the seconds until earlier bytes are paid off."""
         now, rate = asyncio.get_running_loop().time(), self.rate()
         self._owed = max(0.0, self._owed - rate * (now - self._at)) if rate else 0.0
         self._at = now
@@ -165,16 +165,16 @@ class RateLimiter:
 
 
 _log = logging.getLogger("meshd.origins")
-_CONCURRENCY: Final = 16  # objects of one question under way
-_PIECES: Final = 16  # pieces of them
+_CONCURRENCY: Final = 16  # concurrent objects of one request
+_PIECES: Final = 16  # concurrent pieces of them
 _TRIES: Final = 5
-_PAUSE: Final = 2.0  # seconds, then twice as long, while the origin is down
-_BEAT: Final = 5.0  # seconds after which something is said, though nothing came
+_PAUSE: Final = 2.0  # seconds between attempts while the origin is down, doubled each time
+_BEAT: Final = 5.0  # seconds after which an idle request sends a heartbeat
 _TEXT: Final = 300
 
 
 class PrefetchWorker:
-    """One a process."""
+    """Prefetches objects into this node's cache. One instance per process."""
 
     def __init__(self, backed: BackedService, mesh: ClusterView) -> None:
         self._backed, self._mesh = backed, mesh
@@ -184,15 +184,17 @@ class PrefetchWorker:
 
     @stream_handler(PREFETCH)
     async def prefetch(self, ask: PrefetchRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
-        """The outcomes for another node; ends with the caller's connection."""
+        """Stream the outcomes to another node until it disconnects."""
         async with aclosing(self.run_request(ask)) as said:
             async for outcomes in said:
                 yield b"".join(map(framed, outcomes))
 
     async def run_request(self, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
-        """The outcomes of a question, as they come; one of each name is its last."""
+        """Yield the outcomes of a request as they come; each name has one final outcome."""
         bucket = self._backed.cache_store.backed_bucket(ask.bucket)
-        if bucket is None or bucket.created_ms != ask.created_ms:  # news that has not come yet, or has gone
+        if (
+            bucket is None or bucket.created_ms != ask.created_ms
+        ):  # the bucket is not known here yet, or was deleted
             yield [PrefetchOutcome(number, "elsewhere") for number in range(len(ask.wanted))]
             return
         question = _RequestRun(self._backed, self._mesh, bucket, ask)
@@ -220,7 +222,7 @@ class _RequestRun:
         self._pieces = asyncio.Semaphore(_PIECES)
 
     async def next_outcomes(self) -> list[PrefetchOutcome]:
-        """What was said since; now and then that nothing was."""
+        """Return the outcomes since the last call; after a while without any, a heartbeat."""
         try:
             async with asyncio.timeout(_BEAT):
                 said = [await self._said.get()]
@@ -237,8 +239,10 @@ class _RequestRun:
             except (OriginError, S3Error) as error:
                 outcome = PrefetchOutcome(number, "failed", text=str(error)[:_TEXT])
             except Exception:
-                _log.exception("an object cannot be brought into the cache")
-                outcome = PrefetchOutcome(number, "failed", text="it broke; the node's log says how")
+                _log.exception("an object could not be prefetched")
+                outcome = PrefetchOutcome(
+                    number, "failed", text="internal error; the node's log has the details"
+                )
             self._said.put_nowait(outcome)
 
     async def _outcome(self, number: int, wanted: PrefetchItem) -> PrefetchOutcome:
@@ -248,7 +252,7 @@ class _RequestRun:
         if self._work == "look":
             facts = await self._backed.origin_facts(bucket, key)
             return PrefetchOutcome(number, "found", facts.size, facts.etag, facts.modified)
-        if self._backed.is_dirty(bucket, key):  # newer than what the origin has, and no cache's to lose
+        if self._backed.is_dirty(bucket, key):  # newer than at the origin, and in durable storage
             return PrefetchOutcome(number, "there", wanted.size)
         missing = self._missing(key, wanted.facts())
         if self._work == "have":
@@ -259,7 +263,7 @@ class _RequestRun:
         await self._fetch(number, key, wanted.facts(), missing)
         self._backed.cache_store.mark_fresh(
             self._bucket, key, wanted.etag
-        )  # of whoever gave it: the origin listed it so
+        )  # also if a peer sent it: the origin listed this ETag
         return PrefetchOutcome(number, "fetched", wanted.size)
 
     def _missing(self, key: str, facts: ObjectFacts) -> list[int]:
@@ -269,7 +273,7 @@ class _RequestRun:
         ]
 
     async def _fetch(self, number: int, key: str, facts: ObjectFacts, missing: list[int]) -> None:
-        """The pieces of an object, several at a time."""
+        """Fetch the pieces of an object, several concurrently."""
         left = iter(missing)
 
         async def some() -> None:

@@ -1,8 +1,8 @@
 """Read-through: serves objects of backed buckets from the cache, revalidates them, and fetches the rest.
 
-Law: a response has one ETag throughout; authorization happens before. A reader waits at most `patience`
-seconds, once, for an origin that does not answer, then cached data is served while one revalidation per
-bucket continues in the background. Bytes that the cache loses during a response come from the origin.
+A response has one ETag throughout; authorization happens before. A reader waits at most `patience` seconds,
+once, for an origin that does not answer; then cached data is served while one revalidation per bucket
+continues in the background. Bytes that the cache loses during a response come from the origin.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ _Task = asyncio.Task["ObjectFacts | OriginError"]
 
 
 class Revalidator:
-    """One a process. `patience` in seconds."""
+    """Revalidates cached objects. One instance per process. `patience` is in seconds."""
 
     def __init__(self, crew: WorkerShards, patience: float) -> None:
         self._shards, self._patience = crew, patience
-        self._silent: dict[str, _Task] = {}  # buckets whose origin said nothing in time, and who asks it
+        self._silent: dict[str, _Task] = {}  # buckets whose origin is silent, with the pending request
         self._tasks = BackgroundTasks("asking")
 
     def __repr__(self) -> str:
         return f"<Questions, {len(self._silent)} origins silent>"
 
     async def current_facts(self, bucket: Bucket, key: str, held: ObjectFacts | None) -> ObjectFacts:
-        """What the origin has; `held`, what is cached, while it is down or silent. Raises OriginError."""
+        """Return the facts at the origin, or the cached ones (`held`) while it is down. Raises
+        OriginError."""
         if held is None:
             return await self._shards.worker_for(bucket.name, key).check_origin(bucket, key)
         name = cache_name(bucket)
@@ -112,16 +113,16 @@ def _unanswered(held: ObjectFacts) -> ObjectFacts:
 
 
 _log = logging.getLogger("meshd.origins")
-_STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
-_PIECE: Final = 1 << 20  # bytes that are read at a time
+_STEP: Final = 512 << 10  # bytes that a reader gets at a time, after the first
+_PIECE: Final = 1 << 20  # bytes per read
 _UNREADABLE: Final = (ExtentGoneError, CorruptExtentError, DiskFailedError)
-_LOSSES: Final = 2  # of a chunk on its way, by a disk that fails, until an answer is cut
-_PAUSE: Final = 0.2  # seconds before it is asked for again
-_FINDS: Final = 4  # looks at an object that changes while it is found
+_LOSSES: Final = 2  # failed fetches of a chunk, by a failing disk, before a response is cut
+_PAUSE: Final = 0.2  # seconds before it is requested again
+_FINDS: Final = 4  # lookups of an object that keeps changing
 
 
 class BackedReader:
-    """One a process."""
+    """Reads objects of backed buckets. One instance per process."""
 
     def __init__(
         self,
@@ -138,8 +139,8 @@ class BackedReader:
         return f"<BackedReader of {self._cache_store!r}>"
 
     def hit_recorder(self, bucket: str, key: str) -> Callable[[], None] | None:
-        """What is to be called if the store answers by itself: the bucket has no origin, or the object is
-        cached and still so. None: it cannot. Microseconds, and nothing is counted yet."""
+        """Return the function to call if the store can serve the read alone: the bucket has no origin, or the
+        object is cached and fresh. None: it cannot. Takes microseconds, and counts nothing yet."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
             return _uncounted
@@ -149,7 +150,7 @@ class BackedReader:
         return partial(self._note, backed, key, held, 0, held.size) if held.size <= CHUNK_BYTES else None
 
     async def open_object(self, operation: GetObject) -> AssembledRead | None:
-        """The answer to a read; None when the store can give it. Raises S3Error."""
+        """Open a read; None if the store can serve it. Raises S3Error."""
         bucket = self._cache_store.backed_bucket(operation.bucket)
         if bucket is None:
             return None
@@ -162,7 +163,7 @@ class BackedReader:
             for _ in range(_FINDS - 1):
                 try:
                     return await self._opened(bucket, operation)
-                except OriginChangedError:  # nothing is sent yet
+                except OriginChangedError:  # nothing has been sent yet
                     await self._shards.worker_for(bucket.name, operation.key).check_origin(
                         bucket, operation.key
                     )
@@ -204,7 +205,8 @@ class BackedReader:
     async def _first(
         self, bucket: Bucket, key: str, number: int, etag: str
     ) -> tuple[int, InFlightPiece] | None:
-        """A chunk whose bytes begin to come; None when there is nothing at that place. Raises OriginError."""
+        """Fetch a chunk; return it once bytes arrive, or None if the object is shorter. Raises
+        OriginError."""
         metrics.cache_reads.labels("miss").inc()
         flight = await self._shards.worker_for(bucket.name, key).fetch_piece(bucket, key, number, etag)
         try:
@@ -218,7 +220,7 @@ class BackedReader:
         return number, flight
 
     def known_facts(self, bucket: Bucket, key: str) -> ObjectFacts | None:
-        """What is known without asking the origin, if it still counts. Raises S3Error NoSuchKey."""
+        """Return the cached facts if they are fresh. Raises S3Error NoSuchKey."""
         held = self._cache_store.cached_facts(bucket, key)
         if held is not None:
             return held if self._cache_store.is_fresh(bucket, key, held.etag) else None
@@ -227,8 +229,8 @@ class BackedReader:
         return None
 
     async def current_facts(self, bucket: Bucket, key: str) -> ObjectFacts:
-        """What the origin has; what is cached, while it is down or silent. Raises OriginError, S3Error
-        NoSuchKey."""
+        """Return the facts at the origin, or the cached ones while it is down or silent. Raises OriginError,
+        S3Error NoSuchKey."""
         known = self.known_facts(bucket, key)
         if known is not None:
             return known
@@ -247,11 +249,11 @@ class BackedReader:
         found: LookupResult,
         tear: TruncationReport,
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """The bytes of what is cached whole, as long as it is, and can be read."""
+        """Yield the bytes of a fully cached object; the rest is fetched if they become unreadable."""
         self._note(bucket, key, facts, found.offset, found.length)
         sent: int | None = None
         reading = self._store.open_spans(record, found.offset, found.length)
-        with suppress(*_UNREADABLE), reading as spans:  # evicted this moment, say: nothing was given out
+        with suppress(*_UNREADABLE), reading as spans:  # e.g. just evicted: nothing was sent
             yield spans
             sent = tear.take_truncation()
             if sent is None:
@@ -274,8 +276,8 @@ class BackedReader:
             self.cache_manager.record_read(Piece(shelf, key, number, _length(facts, number)))
 
     async def _read(self, ahead: Readahead, key: str) -> AsyncGenerator[Sequence[Span], None]:
-        """The bytes, chunk by chunk: cached ones from their files, others from their flights."""
-        why = "its client left"
+        """Yield the bytes, chunk by chunk: cached ones from their files, others from their flights."""
+        why = "the client disconnected"
         try:
             end = ahead.offset + ahead.length
             for number in range(ahead.offset // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1):
@@ -302,8 +304,8 @@ class BackedReader:
         first: tuple[int, InFlightPiece] | None = None,
         tear: TruncationReport | None = None,
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """Bytes of an object of this ETag, a group of open files at a time. `first`: the chunk they begin in,
-        on its way; given away. `tear`: see `Tear`."""
+        """Yield the bytes of an object of this ETag, a group of open files at a time. `first`: the chunk with
+        the first byte, already in flight; its ownership passes on. `tear`: see TruncationReport."""
         if not length:
             if first is not None:
                 first[1].release()
@@ -321,8 +323,8 @@ class BackedReader:
         *,
         torn: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        """The same, read: what the cache cannot give comes from the origin. `torn`: it could not give the
-        byte at `offset`. Raises S3Error."""
+        """Like `span_groups`, yielding bytes: what the cache cannot read comes from the origin. `torn`: the
+        cache could not read the byte at `offset`. Raises S3Error."""
         ahead = Readahead(self, bucket, key, facts, offset, length, first)
         if torn:
             ahead.record_truncation(offset // CHUNK_BYTES)
@@ -368,14 +370,14 @@ class BackedReader:
                 ahead.torn = True
                 if not left:
                     raise
-                await asyncio.sleep(_PAUSE)  # until whoever keeps it in the cache has noticed, too
+                await asyncio.sleep(_PAUSE)  # until the process that caches it has noticed too
             else:
                 return
             finally:
                 flight.release()
 
     def cached_chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
-        """A chunk that is cached, or the whole of a small object."""
+        """Return a cached chunk, or the whole of a small object."""
         if facts.size <= CHUNK_BYTES:
             record = self._cache_store.cached_record(bucket, key)
         else:
@@ -383,13 +385,13 @@ class BackedReader:
         return record if record is not None and record.etag == facts.etag else None
 
     async def start_chunk(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
-        """A chunk on its way, of exactly this ETag."""
+        """Start to fetch a chunk of exactly this ETag."""
         metrics.cache_reads.labels("miss").inc()
         return await self._shards.worker_for(bucket.name, key).fetch_piece(bucket, key, number, etag)
 
 
 def s3_error_for(error: OriginError, key: str) -> S3Error:
-    """S3's word for what an origin could not do."""
+    """Translate an origin's error into an S3Error."""
     if isinstance(error, OriginMissingError):
         return S3Error("NoSuchKey", extra={"Key": key})
     if isinstance(error, OriginKeyError):
@@ -402,26 +404,26 @@ def s3_error_for(error: OriginError, key: str) -> S3Error:
 
 
 def _check(sent: int | None) -> None:
-    """Raises OriginPieceError where bytes that came could not all be read."""
+    """Raise OriginPieceError if received bytes could not all be read."""
     if sent is not None:
-        raise OriginPieceError("a disk of the cache's cannot give what came from the origin")
+        raise OriginPieceError("a disk of the cache cannot read data fetched from the origin")
 
 
 def _log_truncation(ahead: Readahead, key: str, why: str) -> None:
-    """`why` it was cut in the end, if it was."""
+    """Log a truncated read; `why` it was cut in the end, if it was."""
     metrics.reads_continued.labels("cut" if why else "origin").inc()
-    said = "an answer under way was cut" if why else "an answer under way went on from its origin"
+    said = "a response was cut off" if why else "a response continued from its origin"
     _log.warning(
         said, extra={"bucket": ahead.bucket.name, "key": key, "why": why or "a disk of the cache failed"}
     )
 
 
 def _uncounted() -> None:
-    """Nothing was read from the cache."""
+    """Count nothing: the read did not come from the cache."""
 
 
 def _begins(operation: GetObject) -> int | None:
-    """The first byte that is asked for; None where the size must be known to say."""
+    """Return the first requested byte; None if the size must be known first."""
     if operation.if_range is not None:
         return None
     if operation.part_number is not None or operation.range is None:
@@ -435,7 +437,7 @@ def _length(facts: ObjectFacts, number: int) -> int:
 
 
 def _read_of(spans: Sequence[Span]) -> bytes:
-    """Their bytes, as far as they can be read (blocking)."""
+    """Read the bytes of the spans, up to the first unreadable one (blocking)."""
     found = bytearray()
     for span in spans:
         try:

@@ -1,7 +1,7 @@
 """Readahead: the chunks that one reader of a backed object has cached, in flight or prefetched.
 
-Law: at most `_AHEAD` chunks are in flight for a reader. A chunk whose cached bytes were unreadable is
-not looked up in the cache again. Invariant: every acquired flight is released.
+At most `_AHEAD` chunks are in flight for a reader. A chunk whose cached bytes were unreadable is not looked
+up in the cache again. Every acquired flight is released.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from meshd.origins.client.origin_api import ObjectFacts
     from meshd.store.records import Record
 
-_AHEAD: Final = 12  # chunks of one reader under way
+_AHEAD: Final = 12  # maximum chunks in flight for one reader
 
 
 class ChunkSource(Protocol):
-    """Where they come from."""
+    """The source of chunks."""
 
     def cached_chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
-        """One that is cached."""
+        """Return a cached chunk."""
         ...
 
     async def start_chunk(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
-        """One on its way."""
+        """Start to fetch a chunk."""
         ...
 
 
 class Readahead:
-    """`offset` and `length`: what is read. `first`: a chunk that is on its way already, given away. `tear`:
-    see `Tear`."""
+    """Reads `length` bytes from `offset`. `first`: a chunk already in flight, whose ownership passes to this
+    object. `tear`: see TruncationReport."""
 
     def __init__(
         self,
@@ -63,22 +63,22 @@ class Readahead:
         return f"<Ahead of {self._key[:80]!r}, {len(self._tasks)} chunks under way>"
 
     def mark_unreadable(self, number: int) -> None:
-        """The cache cannot give this chunk."""
+        """Note that the cached bytes of this chunk are unreadable."""
         self._spoilt.add(number)
 
     def record_truncation(self, number: int) -> None:
-        """In this chunk the cache ended in the middle of an answer."""
+        """Note that the cached bytes of this chunk ended in the middle of a response."""
         self.mark_unreadable(number)
         self.torn = True
 
     def cached_chunk(self, number: int) -> Record | None:
-        """A chunk that the cache has."""
+        """Return a readable cached chunk."""
         if number in self._spoilt or (self._first is not None and self._first[0] == number):
             return None
         return self._chunks.cached_chunk(self.bucket, self._key, self._facts, number)
 
     def prefetch_after(self, number: int) -> None:
-        """Have what follows chunk `number` fetched."""
+        """Start to fetch the chunks after chunk `number`."""
         self._next = max(self._next, number + 1)
         while self._tasks and self._tasks[0][0] <= number:
             _let_go(self._tasks.popleft()[1])
@@ -88,7 +88,7 @@ class Readahead:
             self._next += 1
 
     async def chunk_flight(self, number: int) -> InFlightPiece:
-        """The flight of chunk `number`, the caller's to release. Raises OriginError."""
+        """Return the flight of chunk `number`, which the caller must release. Raises OriginError."""
         if self._first is not None and self._first[0] == number:
             flight = self._first[1]
             self._first = None
@@ -116,7 +116,7 @@ class Readahead:
         )
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release all flights. Idempotent."""
         if self._first is not None:
             self._first[1].release()
             self._first = None

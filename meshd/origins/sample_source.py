@@ -1,8 +1,7 @@
-"""What datasets, batches and gathers read from buckets with origins: entries, records, bytes by ETag.
+"""Sample source of backed buckets: entries, records and bytes by ETag for datasets, batches and gathers.
 
-Law: content is named by its ETag, so cached content of that ETag is valid at any age, and a different
-ETag at the origin is an error. Only a node in the read set of a name queries the origin; other nodes ask
-that node.
+Content is named by its ETag, so cached content of that ETag is valid at any age, and a different ETag at the
+origin is an error. Only a node in the read set of a name queries the origin; other nodes ask that node.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
 
 _PAGE: Final = 1000
-_AT_ONCE: Final = 8  # pieces of one object under way
-_LOOKS: Final = 250  # for what was fetched, in the cache, 20 ms apart
+_AT_ONCE: Final = 8  # concurrent pieces of one object
+_LOOKS: Final = 250  # checks, 20 ms apart, whether the cache has a fetched object
 _PAUSE: Final = 0.02
 
 
 class OriginSampleSource:
-    """One a process."""
+    """Reads samples from buckets with origins. One instance per process."""
 
     def __init__(self, store: Store, backed: BackedService, archives: ArchiveService) -> None:
         self._store, self._backed, self._archives = store, backed, archives
@@ -52,7 +51,7 @@ class OriginSampleSource:
         return f"<OriginSamples of {self._backed!r}>"
 
     async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]:
-        """Every object under a prefix, in order of UTF-8 bytes. Raises BatchError."""
+        """Return every object under a prefix, in order of UTF-8 bytes. Raises BatchError."""
         found, after = list[tuple[str, "Record"]](), ""
         while True:
             page = await self.page(name, prefix, after, _PAGE)
@@ -62,7 +61,7 @@ class OriginSampleSource:
             after = page.next_after
 
     async def page(self, name: str, prefix: str, after: str, limit: int) -> Page:
-        """A page of them. Raises BatchError."""
+        """Return a page of the objects under a prefix. Raises BatchError."""
         bucket = self._bucket(name)
         try:
             page = await self._backed.listings.list_page(bucket, prefix, "", after, min(limit, _PAGE))
@@ -72,7 +71,7 @@ class OriginSampleSource:
         return Page(entries, (), truncated=bool(page.after), next_after=page.after)
 
     async def find_record(self, name: str, key: str) -> Record | None:
-        """The current object's record. Raises BatchError."""
+        """Return the record of the current object. Raises BatchError."""
         try:
             own = self._store.get_stored(name, key)
             if own is not None:
@@ -86,13 +85,13 @@ class OriginSampleSource:
             raise _told(f"s3://{name}/{key}", error) from error
 
     def cached_record(self, name: str, key: str, etag: str) -> Record | None:
-        """All of an object of exactly this content, cached or not yet at its origin."""
+        """Return an object of exactly this content, if it is fully cached or not yet at its origin."""
         own = self._store.get_stored(name, key)
         record = own or self._backed.cache_store.cached_record(self._bucket(name), key)
         return record if record is not None and record.etag == etag else None
 
     def record_use(self, name: str, key: str) -> None:
-        """What is cached of an object is read without a word to the cache."""
+        """Report a read of a cached object that bypassed the cache."""
         bucket = self._bucket(name)
         held = self._backed.cache_store.cached_facts(bucket, key)
         if held is None:
@@ -105,7 +104,7 @@ class OriginSampleSource:
             keeper.record_read(Piece(shelf, key, number, min(CHUNK_BYTES, held.size - number * CHUNK_BYTES)))
 
     async def read_range(self, part: ObjectRange) -> bytes | ReadFailure:
-        """The bytes of a part."""
+        """Return the bytes of a part."""
         try:
             return await self._read(part)
         except (OriginError, S3Error, BatchError) as error:
@@ -139,7 +138,7 @@ class OriginSampleSource:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _inflated(self, part: ObjectRange, facts: ObjectFacts) -> bytes:
-        """Of an archive whose members are compressed: from its copy."""
+        """Return bytes of an archive with compressed members, from its decompressed copy."""
         await self.fetch_into_cache(part.bucket, part.key, part.etag, facts.size)
         record = self.cached_record(part.bucket, part.key, part.etag)
         if record is None:
@@ -150,7 +149,7 @@ class OriginSampleSource:
         return await asyncio.to_thread(self._store.read_range, plain, part.offset, part.length)
 
     async def fetch_into_cache(self, name: str, key: str, etag: str, size: int) -> None:
-        """Have all of an object in the cache. Raises BatchError."""
+        """Fetch all of an object into the cache. Raises BatchError."""
         if self.cached_record(name, key, etag) is not None:
             return
         bucket, slots = self._bucket(name), asyncio.Semaphore(_AT_ONCE)
@@ -173,7 +172,7 @@ class OriginSampleSource:
             await asyncio.sleep(_PAUSE)
         raise BatchError(
             "TooLarge",
-            f"s3://{name}/{key} must be cached whole to be indexed, and the cache does not keep it",
+            f"s3://{name}/{key} must be cached as a whole to be indexed, but the cache does not keep it",
             help="give the node a larger --cache, the bucket a larger --quota, or pin the archive's prefix",
         )
 
@@ -204,9 +203,9 @@ def _lost(error: Exception) -> ReadFailure:
 def _told(name: str, error: Exception) -> BatchError:
     lost = _lost(error)
     if lost.code == "NoSuchKey":
-        return BatchError("NoSuchKey", f"{name} is not at its origin")
+        return BatchError("NoSuchKey", f"{name} does not exist at its origin")
     if lost.code == "SnapshotChanged":
-        return BatchError("SnapshotChanged", f"{name} was replaced at its origin", help="ask again")
+        return BatchError("SnapshotChanged", f"{name} was replaced at its origin", help="retry the request")
     if lost.code == "Unreadable":
         return BatchError("AccessDenied", f"{name}: {lost.message}")
     return busy(f"{name} cannot be read now: {lost.message}")

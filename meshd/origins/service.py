@@ -1,7 +1,7 @@
-"""BackedService: the S3 operations that buckets with origins support, and how each one is carried out.
+"""BackedService: the S3 operations that buckets with origins support, and their implementation.
 
-Law: one table lists what an origin can store. An unsupported operation is refused with a reason; it is
-never carried out in part.
+One table lists what an origin can store. An unsupported operation is refused with a reason; it is never
+carried out in part.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SETTINGS_REFUSED = frozenset({"versioning", "lifecycle", "object-lock", "replic
 
 
 class BackedService:
-    """One a process."""
+    """Carries out S3 operations on buckets with origins. One instance per process."""
 
     def __init__(
         self,
@@ -110,21 +110,21 @@ class BackedService:
         return self._cache_store.backed_bucket(bucket) is not None
 
     def check(self, operation: ops.Operation) -> None:
-        """Raises S3Error for what a backed bucket cannot do."""
+        """Raise S3Error for an operation that a backed bucket does not support."""
         if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
             return
         bucket = self._cache_store.backed_bucket(operation.bucket)
         if bucket is None:
             return
         if isinstance(operation, ops.PutBucketSetting) and operation.setting in _SETTINGS_REFUSED:
-            raise refused(bucket, f"has no {operation.setting} of its own")
+            raise refused(bucket, f"does not support the setting {operation.setting}")
         if isinstance(operation, _READS + _UPLOADS):
             return
         if not isinstance(operation, _WRITES):
-            raise refused(bucket, f"cannot do {ops.operation_name(operation)}")
+            raise refused(bucket, f"does not support {ops.operation_name(operation)}")
         assert bucket.origin is not None
         if bucket.origin.write == "off":
-            raise S3Error("AccessDenied", f"{bucket.name} is backed by an origin that is only read.")
+            raise S3Error("AccessDenied", f"{bucket.name} is backed by an origin and is read-only.")
         self._check_write(bucket, operation)
 
     def _check_write(self, bucket: Bucket, operation: ops.Operation) -> None:
@@ -135,30 +135,30 @@ class BackedService:
             except OriginError as error:
                 raise s3_error_for(error, key) from error
         if getattr(operation, "conditions", None) is not None:
-            raise refused(bucket, "takes no conditional writes: judge them at the origin")
+            raise refused(bucket, "supports no conditional writes: send them to the origin")
         if getattr(operation, "tags", None):
-            raise refused(bucket, "keeps no tags")
+            raise refused(bucket, "stores no tags")
         acl = getattr(operation, "acl", None)
         if acl is not None and acl.canned not in {"private", "bucket-owner-full-control"}:
-            raise refused(bucket, "keeps no ACLs of objects: use a bucket policy")
+            raise refused(bucket, "stores no object ACLs: use a bucket policy")
         if getattr(operation, "version", None) not in {None, NULL}:
             raise refused(bucket, "has no versions")
 
     # --- reading
 
     def hit_recorder(self, operation: ops.GetObject) -> Callable[[], None] | None:
-        """See `BackedReader.leaves`."""
+        """See `BackedReader.hit_recorder`."""
         return self.reader.hit_recorder(operation.bucket, operation.key)
 
     async def open_object(self, operation: ops.GetObject) -> AssembledRead | None:
-        """See `BackedReader.opened`."""
+        """See `BackedReader.open_object`."""
         return await self.reader.open_object(operation)
 
     def resume_from_origin(
         self, bucket: str, key: str, found: LookupResult, sent: int
     ) -> AsyncGenerator[bytes, None] | None:
-        """What is left of an answer from the cache of which `sent` bytes are out, from the origin; None for
-        one that was not. Raises CutShortError."""
+        """Yield from the origin the rest of a response from the cache, after `sent` bytes; None if the
+        response was not from the cache. Raises CutShortError."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None or self._store.get_stored(bucket, key) is not None:
             return None
@@ -178,11 +178,12 @@ class BackedService:
             raise CutShortError(f"s3://{bucket.name}/{key} from byte {offset} on: {error.message}") from error
 
     async def list_objects(self, operation: ops.ListObjects) -> ObjectListing | None:
-        """See `BackedListings.objects`."""
+        """See `BackedListings.list_objects`."""
         return await self.listings.list_objects(operation)
 
     async def head_record(self, bucket: str, key: str) -> Record | None:
-        """What an object is, for whoever wants no bytes; None where the store can say. Raises S3Error."""
+        """Return the record of an object without its bytes; None if the store has the object. Raises
+        S3Error."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None or self._store.get_stored(bucket, key) is not None:
             return None
@@ -192,11 +193,12 @@ class BackedService:
             raise s3_error_for(error, key) from error
 
     def is_dirty(self, bucket: Bucket, key: str) -> bool:
-        """Whether this node has something that the origin does not have yet."""
+        """Whether this node has an object that the origin does not have yet."""
         return self._store.get_stored(bucket.name, key) is not None
 
     async def origin_facts(self, bucket: Bucket, key: str) -> ObjectFacts:
-        """What there is, here or at the origin. Raises OriginError, S3Error NoSuchKey."""
+        """Return the facts of an object, stored here or at the origin. Raises OriginError, S3Error
+        NoSuchKey."""
         own = self._store.get_stored(bucket.name, key)
         if own is not None:
             return ObjectFacts(own.size, own.etag, own.modified)
@@ -204,7 +206,8 @@ class BackedService:
         return await self.reader.current_facts(bucket, key)
 
     async def as_copy_source(self, bucket: str, key: str) -> AssembledObject | None:
-        """An object of a backed bucket with its bytes, wherever they are; None for one that the store has."""
+        """Return an object of a backed bucket with a reader of its bytes; None if the store has the
+        object."""
         record = await self.head_record(bucket, key)
         if record is None:
             return None
@@ -217,8 +220,7 @@ class BackedService:
         )
 
     async def copy_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
-        """A copy of an object of a backed bucket, as the upload that it is; None for the rest. Raises
-        S3Error."""
+        """Turn a copy from a backed bucket into an upload; None for other copies. Raises S3Error."""
         made = await self.as_copy_source(operation.source.bucket, operation.source.key)
         if made is None:
             return None
@@ -228,7 +230,7 @@ class BackedService:
     async def copy_as_part(
         self, operation: ops.UploadPartCopy
     ) -> tuple[ops.UploadPart, AssembledBody] | None:
-        """A part made of (a range of) one, as the upload that it is; None for the rest. Raises S3Error."""
+        """Turn a part copy from a backed bucket into a part upload; None for other copies. Raises S3Error."""
         made = await self.as_copy_source(operation.source.bucket, operation.source.key)
         if made is None:
             return None
@@ -240,9 +242,9 @@ class BackedService:
     # --- writing
 
     async def object_committed(self, bucket: str, key: str, record: Record) -> bool:
-        """An object was committed to the durable store: its origin is to have it; False where there is none.
+        """Write an object that was committed to the durable store to its origin; False if it has none.
 
-        Write-through waits, and takes the object away again when the origin does not have it. Raises S3Error.
+        Write-through waits, and removes the object again if the origin does not store it. Raises S3Error.
         """
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
@@ -263,21 +265,25 @@ class BackedService:
         return True
 
     def _survives(self, bucket: str, key: str) -> bool:
-        """Whether no single node's death loses what is only here: else it is written through."""
+        """Whether several nodes store the write; otherwise it is written through, since one failure would
+        lose it."""
         return self._mesh.single_node or len(self._mesh.route_for(bucket, key).write_set) > 1
 
     async def write_back(self, bucket: Bucket, key: str) -> None:
-        """See `Bringer.push`."""
+        """See `WriteBackRouter.write_back`."""
         await self.write_back_router.write_back(bucket, key)
 
     async def _behind(self, bucket: Bucket, key: str) -> None:
         try:
             await self.write_back_router.write_back(bucket, key)
-        except (OriginError, StoreError) as error:  # the steward tries again
-            _log.warning("not at its origin yet", extra={"bucket": bucket.name, "why": str(error)})
+        except (OriginError, StoreError) as error:  # the coordinator retries
+            _log.warning(
+                "an object could not be written to its origin yet",
+                extra={"bucket": bucket.name, "why": str(error)},
+            )
 
     async def delete_at_origin(self, bucket: str, key: str) -> bool:
-        """Delete an object at its origin; False for a bucket without. Raises S3Error."""
+        """Delete an object at its origin; False for a bucket without an origin. Raises S3Error."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
             return False
@@ -295,5 +301,5 @@ class BackedService:
 
 
 def refused(bucket: Bucket, what: str) -> S3Error:
-    """A backed bucket cannot do this."""
+    """Return the error for an operation that a backed bucket does not support."""
     return S3Error("NotImplemented", f"{bucket.name} is backed by an origin, and {what}.")

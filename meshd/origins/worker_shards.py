@@ -1,8 +1,8 @@
-"""Shards origin work over the processes of a node: each key has one worker, reached over a Unix socket.
+"""Shards origin work over the worker processes of a node; each key has one worker.
 
-Law: the hash of a key alone determines its worker. While that worker is being replaced, calls fail with
-OriginDownError. Processes share the memory of a fetch instead of copying it: its descriptor is sent once,
-with `FetchStarted`.
+The hash of a key alone determines its worker, which the others reach over a Unix socket. While that worker is
+being replaced, calls fail with OriginDownError. Processes share the memory of a fetch instead of copying it:
+its descriptor is sent once, with `FetchStarted`.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class KeyRequest(msgspec.Struct, frozen=True):
 
 
 class FetchRequest(KeyRequest, frozen=True):
-    """Fetch piece `number`, of the version with this ETag, "" for any."""
+    """Fetch piece `number` of the version with this ETag; "" for any version."""
 
     number: int
     etag: str
 
 
 class FinishedRequest(KeyRequest, frozen=True):
-    """Whether nothing older than this `version` of the map is under way at the origin."""
+    """Asks whether everything that began under an older `version` of the map has ended at the origin."""
 
     version: int
 
 
 class FetchStarted(msgspec.Struct, frozen=True, tag="began"):
-    """The origin has answered, and `have` of `length` bytes are in the file whose descriptor comes with this,
-    from `base` on."""
+    """The origin has answered: `have` of `length` bytes are in the file whose descriptor comes with this
+    message, from `base` on."""
 
     facts: ObjectFacts
     length: int
@@ -70,7 +70,7 @@ class FetchStarted(msgspec.Struct, frozen=True, tag="began"):
 
 
 class FetchProgress(msgspec.Struct, frozen=True, tag="grew"):
-    """`have` bytes are in the file."""
+    """`have` bytes are in the file now."""
 
     have: int
 
@@ -79,7 +79,7 @@ FetchUpdate = FetchStarted | FetchProgress
 FETCH: StreamMethod[FetchRequest, FetchUpdate, FetchUpdate] = StreamMethod(
     "fetch", FetchRequest, FetchUpdate, FetchUpdate
 )
-"""Its reply is the update that completes the piece."""
+"""The reply is the update that completes the piece."""
 CHECK: Method[KeyRequest, ObjectFacts] = Method("check", KeyRequest, ObjectFacts)
 FORGET: Method[KeyRequest, None] = Method("forget", KeyRequest, None)
 WRITE_BACK: Method[KeyRequest, str] = Method("write-back", KeyRequest, str)
@@ -97,13 +97,13 @@ ERRORS: Final = ErrorTypes(
         NotPrimaryError,
         NotReplicatedError,
     ],
-    unexpected=lambda: OriginDownError("the fetch failed; the node's log says why"),
-    lost=lambda _: OriginDownError("the process that fetches this is being replaced; ask again"),
+    unexpected=lambda: OriginDownError("the fetch failed; the node's log has the details"),
+    lost=lambda _: OriginDownError("the process that fetches this key is being restarted; retry"),
 )
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag="failed"):
-    """An error on its way to another node, by the name of its class. `number` is not used."""
+    """An error for another node, by the name of its class. `number` is not used."""
 
     number: int
     kind: str
@@ -111,23 +111,23 @@ class WorkerError(msgspec.Struct, frozen=True, tag="failed"):
 
 
 def encode_error(number: int, error: Exception) -> WorkerError:
-    """An error on its way to another node."""
+    """Encode an error for another node."""
     value = ERRORS.encode(error) or ERRORS.encode(ERRORS.unexpected())
     assert value is not None
     return WorkerError(number, value.kind, value.message)
 
 
 def decode_error(failed: WorkerError) -> Exception:
-    """The error that another node met."""
+    """Return the error that another node encoded."""
     return ERRORS.decode(ErrorValue(failed.kind, failed.message))
 
 
 _RECONNECT: Final = Reconnect((0.1,) * 19)
-_STEP: Final = 512 << 10  # bytes that another process is told of at a time, after the first
+_STEP: Final = 512 << 10  # bytes per progress message, after the first
 
 
 class FetchWorker(Protocol):
-    """Does what belongs to one worker: here, or behind its socket."""
+    """Does the work of one worker, in this process or behind its socket."""
 
     async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece: ...
 
@@ -143,7 +143,7 @@ class FetchWorker(Protocol):
 
 
 class LocalFetchWorker:
-    """This process."""
+    """The worker of this process."""
 
     def __init__(self, fetcher: Fetcher, writer: OriginWriter) -> None:
         self._fetcher, self._writer = fetcher, writer
@@ -168,7 +168,7 @@ class LocalFetchWorker:
 
 
 class WorkerShards:
-    """All workers of the node, by what belongs to whom. `own`: which of them this process is."""
+    """All workers of the node, by key. `own` is the worker of this process, at `index`."""
 
     def __init__(
         self, sockets: Sequence[Path], index: int | None = None, own: FetchWorker | None = None
@@ -182,7 +182,7 @@ class WorkerShards:
         return f"<WorkerShards of {len(self._workers)}>"
 
     def worker_for(self, bucket: str, key: str) -> FetchWorker:
-        """Whom a key belongs to."""
+        """Return the worker of a key."""
         if len(self._workers) == 1:
             return self._workers[0]
         return self._workers[zlib.crc32(f"{bucket}\0{key}".encode()) % len(self._workers)]
@@ -215,7 +215,7 @@ class FetchWorkerClient:
 
         def on_answer(answer: asyncio.Future[Answer[FetchUpdate]]) -> None:
             if began.cancelled():
-                return  # the caller has given up; what came is closed
+                return  # the caller has given up; received descriptors are closed
             error = ERRORS.lost("") if answer.cancelled() else answer.exception()
             if isinstance(error, Exception):
                 flight.fail(error)
@@ -284,7 +284,9 @@ class _FetchHandlers:
         flight = await self._worker.fetch_piece(bucket, request.key, request.number, request.etag)
         try:
             facts = await flight.wait_for_facts()
-            have = await flight.wait_for_bytes(min(flight.length, 1))  # a head goes out with the first bytes
+            have = await flight.wait_for_bytes(
+                min(flight.length, 1)
+            )  # the facts are sent with the first bytes
             started = FetchStarted(facts, flight.length, flight.base, have)
             if have == flight.length:
                 call.attach(os.dup(flight.fd))

@@ -1,9 +1,9 @@
 """Write-back: copies committed objects to their origin, and the barrier between old and new primaries.
 
-Law: a write stays in the durable store from its commit until the origin has it. A new primary touches an
-origin only after every reachable node has its map and has finished with the name there; a node in doubt
-about its map checks that first. Invariant: two reachable nodes never write one name concurrently, so the
-last write arrives last.
+A write stays in the durable store from its commit until the origin has it. A new primary touches an origin
+only after every reachable node has its map and has finished with the name there; a node that is unsure about
+its map checks that first. Two reachable nodes never write one name concurrently, so the last write arrives
+last.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 
-TURN: Final = 10.0  # seconds after which who is asked says that it is not done yet
-_PATIENCE: Final = 15.0  # seconds for a node that neither answers nor is taken out of the map
+TURN: Final = 10.0  # seconds after which a node answers that it has not finished yet
+_PATIENCE: Final = 15.0  # seconds for a node that neither answers nor leaves the map
 _PAUSE: Final = 0.05
-_YOUNG: Final = 600.0  # seconds from a new map for which others are asked: as long as one request may take
+_YOUNG: Final = 600.0  # seconds after a new map during which others are asked: the longest request
 
 
 class HandoverQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A name about which the asker decides by now."""
+    """A name of which the caller is the primary now."""
 
     bucket: str
     key: str
@@ -61,26 +61,29 @@ class HandoverQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 IS_FINISHED: Final = PeerCall(
     f"{PREFIX}origins/quiet", request=HandoverQuery, response=bool, max_bytes=16 << 10
 )
-"""Whether a node has finished with a name at its origin."""
+"""Asks whether a node has finished with a name at its origin."""
 
 
 class HandoverBarrier:
-    """One a process."""
+    """Waits for earlier primaries. One instance per process."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._mesh, self._peers, self._clock = mesh, peers, clock
         self._doubts = ReadBarrier(mesh, clock)
-        self._seen = (-1, 0.0)  # the newest map a write has met, and when the first one did
+        self._seen = (-1, 0.0)  # the newest map that a write has used, and when it was first used
 
     def __repr__(self) -> str:
         return f"<Succession of {self._mesh.node_id}, map {self._seen[0]}>"
 
     async def wait_until_exclusive(self, bucket: str, key: str) -> None:
-        """Returns when this node is sure of its map, and nobody else is at the origin of a name by an older
-        one, nor will be. Raises NotReplicatedError."""
+        """Return when this node is sure of its map, and no other node uses, or will use, the origin for the
+        name under an older map. Raises NotReplicatedError."""
         why = "" if self._mesh.lease_valid else await self._doubts.wait_until_current(bucket, key)
         if why:
-            raise NotReplicatedError(f"this node {why}, and does nothing at the origin until it is sure")
+            raise NotReplicatedError(
+                f"this node {why}, and does not change the origin until it knows that its cluster map "
+                "is current"
+            )
         while not self._mesh.single_node and self._is_young():
             cluster = self._mesh.current_map()
             others = [
@@ -96,14 +99,14 @@ class HandoverBarrier:
                 return
 
     def _is_young(self) -> bool:
-        """Whether a write that was begun by an older map may still be under way."""
+        """Whether a write that began under an older map may still be running."""
         version, now = self._mesh.current_map().version, self._clock.monotonic()
         if self._seen[0] != version:
             self._seen = (version, now)
         return now - self._seen[1] < _YOUNG
 
     async def _wait_until_finished(self, node: Node, version: int, ask: HandoverQuery) -> None:
-        """Returns when a node is done with a name, or there is a newer map. Raises NotReplicatedError."""
+        """Return when a node has finished with a name, or there is a newer map. Raises NotReplicatedError."""
         deadline = self._clock.monotonic() + _PATIENCE
         while self._mesh.current_map().version == version:
             try:
@@ -117,17 +120,18 @@ class HandoverBarrier:
                 await self._late(node, version, deadline)
 
     async def _late(self, node: Node, version: int, deadline: float) -> None:
-        """A pause until it is asked again."""
+        """Pause before the next attempt. Raises NotReplicatedError after the deadline."""
         if self._clock.monotonic() > deadline:
             raise NotReplicatedError(
-                f"node {node.node_id} does not say whether it still writes this name to its origin; try again"
+                f"node {node.node_id} does not report whether it still writes this name to its origin; "
+                "retry later"
             )
         await self._mesh.wait_for_newer_map(version, _PAUSE)
 
 
 class OriginWriter:
-    """Writes what belongs to this process. One a worker. `shared`: where all owners have it, `store` where
-    this node has."""
+    """Writes the keys of this process to origins. One instance per worker. `store` is this node's store;
+    `shared` also reaches the other owners."""
 
     def __init__(
         self,
@@ -148,8 +152,8 @@ class OriginWriter:
         return f"<OriginWriter {len(self._locks)} keys under way>"
 
     async def write_back(self, bucket: Bucket, key: str) -> str:
-        """Bring what is dirty under a key to the origin; its ETag there, "" when nothing was. Raises
-        OriginError, StoreError."""
+        """Write the dirty object of a key to the origin; return its ETag there, or "" if nothing was dirty.
+        Raises OriginError, StoreError."""
         async with self._exclusive(bucket.name, key):
             etag = ""
             while self._store.get_stored(bucket.name, key) is not None:
@@ -157,14 +161,14 @@ class OriginWriter:
                 await self._barrier.wait_until_exclusive(bucket.name, key)
                 record = self._store.get_stored(
                     bucket.name, key
-                )  # another node may have brought it there meanwhile
+                )  # another node may have written it back meanwhile
                 if record is not None:
                     with suppress(ExtentGoneError), self._at_origin(bucket, key):  # compaction moved it
                         etag = await self._push(bucket, key, record)
             return etag
 
     async def _push(self, bucket: Bucket, key: str, record: Record) -> str:
-        """The origin has it, and it goes from the store; but not what is newer."""
+        """Write an object to the origin and remove it from the store, unless it was replaced meanwhile."""
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
         etag = await self._origins.origin_for(bucket).put(key, self._bytes(record), facts)
         await self._fetcher.forget_object(bucket, key)
@@ -178,10 +182,10 @@ class OriginWriter:
 
     @contextmanager
     def _at_origin(self, bucket: Bucket, key: str) -> Iterator[None]:
-        """Within it an origin is changed, by the node that decides. Raises NotDeciderError: another one may
-        have taken over, and bring newer writes there."""
+        """Mark a name as being changed at its origin. Raises NotPrimaryError: another node may be the primary
+        now, and write newer data there."""
         if not self._mesh.is_primary(bucket.name, key):
-            raise NotPrimaryError("another node decides about this name now; it brings it to its origin")
+            raise NotPrimaryError("another node is the primary of this name now, and writes it to its origin")
         name = (bucket.name, key)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._touched[name] = ended
@@ -192,8 +196,8 @@ class OriginWriter:
             ended.set_result(None)
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
-        """Whether this process goes by map `version` or a newer one, and is done with a name at its origin;
-        waits a moment for both."""
+        """Whether this process has map `version` or a newer one, and has finished with a name at its origin;
+        waits up to `TURN` seconds for each."""
         if not await self._mesh.wait_for_newer_map(version - 1, TURN):
             return False
         ended = self._touched.get((bucket.name, key))
@@ -206,7 +210,7 @@ class OriginWriter:
             yield bytes(piece)
 
     async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
-        """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
+        """Delete an object at its origin, and its dirty copy. Raises OriginError, StoreError."""
         async with self._exclusive(bucket.name, key):
             await self._fetcher.forget_object(bucket, key)
             await self._barrier.wait_until_exclusive(bucket.name, key)

@@ -1,8 +1,8 @@
 """WriteBackRouter: sends write-back and origin deletes of a name to its primary.
 
-Law: the primary executes the request locally; any other node forwards it. A forwarded request is never
-forwarded again. Both operations are idempotent: an object at the origin is no longer dirty, and a
-deleted object stays deleted.
+The primary executes the request locally; any other node forwards it. A forwarded request is never forwarded
+again. Both operations are idempotent: an object at the origin is no longer dirty, and a deleted object stays
+deleted.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.util.clock import Clock
 
-_PATIENCE: Final = 15.0  # seconds until it is given up because nobody decides
-_TURN: Final = 10.0  # seconds after which who is asked says that it is still at it
-_NEWS: Final = 1.0  # seconds to wait for a map that another node has already
+_PATIENCE: Final = 15.0  # seconds without a reachable primary before the request fails
+_TURN: Final = 10.0  # seconds after which a node answers that it is still working
+_NEWS: Final = 1.0  # seconds to wait for a map that another node already has
 _PAUSE: Final = 0.05
-_UNKNOWN: Final = "it may or may not have come to its origin; try again"
+_UNKNOWN: Final = "the origin may or may not have the change; retry"
 WriteBackAction = Literal["push", "remove"]
 
 
 class WriteBackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """push: what is dirty under a key goes to its origin. remove: the object goes from there."""
+    """push: write the dirty object of a key to its origin. remove: delete the object there."""
 
     what: WriteBackAction
     bucket: str
@@ -48,7 +48,7 @@ class WriteBackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WriteBackResult(msgspec.Struct, frozen=True):
-    """What came of it: done, or what was wrong, or still going on."""
+    """The result: done, failed, or still going on."""
 
     failed: WorkerError | None = None
     going: bool = False
@@ -64,7 +64,7 @@ WRITE_BACK: Final = PeerCall(
 
 
 class WriteBackRouter:
-    """One a process."""
+    """Routes write-back requests. One instance per process."""
 
     def __init__(
         self, crew: WorkerShards, shelf: CacheStore, mesh: ClusterView, peers: PeerClient, clock: Clock
@@ -82,17 +82,17 @@ class WriteBackRouter:
         return f"<Bringer of {self._mesh.node_id}>"
 
     async def write_back(self, bucket: Bucket, key: str) -> None:
-        """Bring what is dirty under a key to its origin; done when nothing is. Raises OriginError,
+        """Write the dirty object of a key to its origin; succeeds if nothing is dirty. Raises OriginError,
         StoreError."""
         await self._route(bucket, WriteBackRequest("push", bucket.name, key))
 
     async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
-        """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
+        """Delete an object at its origin, and its dirty copy. Raises OriginError, StoreError."""
         await self._route(bucket, WriteBackRequest("remove", bucket.name, key))
 
     async def execute(self, asked: WriteBackRequest) -> WriteBackResult:
-        """For another node: what this one did, or that it is at it: then it goes on, and is to be asked for
-        again. Raises NotDeciderError: it does not decide about the name."""
+        """Execute a request of another node. If it takes long, return `going`; the work continues, and the
+        caller asks again. Raises NotPrimaryError if this node is not the primary of the name."""
         bucket = self._cache_store.backed_bucket(asked.bucket)
         if bucket is None:
             return _failed(OriginMissingError(f"there is no bucket {asked.bucket[:80]} with an origin"))
@@ -100,11 +100,11 @@ class WriteBackRouter:
         done, _ = await asyncio.wait((doing,), timeout=_TURN)
         brought: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
         if brought is None:
-            raise NotPrimaryError("another node decides about this name now; nothing was changed")
+            raise NotPrimaryError("another node is the primary of this name now; nothing was changed")
         return brought
 
     async def is_finished(self, asked: HandoverQuery, version: int) -> bool:
-        """See `OriginWriter.quiet`, of whichever process it is."""
+        """Ask the process of the key; see `OriginWriter.is_finished`."""
         bucket = self._cache_store.backed_bucket(asked.bucket)
         if bucket is None:
             return True
@@ -112,7 +112,7 @@ class WriteBackRouter:
             return await self._shards.worker_for(asked.bucket, asked.key).is_finished(
                 bucket, asked.key, version
             )
-        except OriginDownError:  # that process is being replaced
+        except OriginDownError:  # that process is being restarted
             return False
 
     async def aclose(self) -> None:
@@ -122,7 +122,7 @@ class WriteBackRouter:
         deadline = self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < deadline:
             version = self._mesh.current_map().version
-            if asked.what == "remove":  # what is pushed was committed for its caller
+            if asked.what == "remove":  # a push is of an object that is committed already
                 reject_if_abandoned(self._mesh)
             if self._mesh.is_primary(asked.bucket, asked.key):
                 began = self._clock.monotonic()
@@ -138,10 +138,11 @@ class WriteBackRouter:
                 raise decode_error(brought.failed)
             else:
                 return
-        raise NotReplicatedError(f"no node that decides about this name answers; {_UNKNOWN}")
+        raise NotReplicatedError(f"the primary of this name does not answer; {_UNKNOWN}")
 
     async def _execute_local(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
-        """None where another node decides by now. Raises OriginError, StoreError."""
+        """Execute a request in this node; None if another node is the primary now. Raises OriginError,
+        StoreError."""
         doer = self._shards.worker_for(asked.bucket, asked.key)
         try:
             await (doer.write_back if asked.what == "push" else doer.delete_at_origin)(bucket, asked.key)
@@ -150,14 +151,14 @@ class WriteBackRouter:
         return WriteBackResult()
 
     async def _told(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
-        """As `_here`, errors in words."""
+        """Like `_execute_local`, with errors as results."""
         try:
             return await self._execute_local(bucket, asked)
         except (OriginError, StoreError) as error:
             return _failed(error)
 
     async def _forward(self, version: int, asked: WriteBackRequest) -> WriteBackResult | None:
-        """What the node that decides says; None where it does not, or nobody knows. Raises
+        """Return the result of the primary; None if it is not the primary, or does not answer. Raises
         NotReplicatedError."""
         node = self._mesh.route_for(asked.bucket, asked.key).primary
         if node is None:
@@ -170,10 +171,10 @@ class WriteBackRouter:
         except PeerUnreachableError:
             await self._mesh.report_suspect(node.node_id, version)
         except BodyFramingError:
-            pass  # cut short: it is asked again
+            pass  # the response was cut short: retry
         except PeerRefusedError as error:
             raise NotReplicatedError(
-                f"node {node.node_id} decides about this name now, and could not: {error}; {_UNKNOWN}"
+                f"node {node.node_id} is the primary of this name now, and failed: {error}; {_UNKNOWN}"
             ) from error
         else:
             if not brought.going:

@@ -1,6 +1,6 @@
-"""The cache of a node: pieces of origin objects, and copies of what other nodes hold.
+"""The cache of a node: pieces of origin objects, and copies of data that other nodes store.
 
-Law: losing cached data costs time, never data. Each piece is fetched once for all waiters. The policies
-of `meshd.origins.eviction` decide in one process of the node what stays. Buckets and their semantics
-belong to `meshd.origins`.
+Losing cached data costs time, never data. Each piece is fetched once for all waiters. The policies of
+`meshd.origins.eviction` decide, in one process of the node, what stays. Buckets and their semantics belong
+to `meshd.origins`.
 """

@@ -1,8 +1,8 @@
 """The cache manager: runs the eviction policy in one process; others query it over a Unix socket.
 
-Law: the policy decides, the cache store deletes, and compaction frees the space. Reads are reported in
-batches, because nobody waits for them. Hit statistics cover the last ten minutes of all processes.
-Invariant: the cache never holds the only copy of anything.
+The policy decides, the cache store deletes, and compaction frees the space. Reads are reported in batches,
+because nothing waits for them. Hit statistics cover the last ten minutes of all processes. The cache never
+holds the only copy of anything.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MINUTES: Final = 10
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Of the last ten minutes: pieces that were read from the cache (`hits`), pieces that were fetched
-    (`misses`). `idle`: seconds since the last of either, or since counting began."""
+    """The reads of the last ten minutes: pieces read from the cache (`hits`) and pieces fetched (`misses`).
+    `idle`: seconds since the last read, or since counting began."""
 
     hits: int
     misses: int
@@ -53,7 +53,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class HitStats:
-    """By name in the cache."""
+    """Read statistics by cache name of the bucket."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -64,7 +64,7 @@ class HitStats:
         return f"<Uses of {len(self._last)} buckets>"
 
     def count_reads(self, shelf: str, hits: int, misses: int, now: float) -> None:
-        """Something was read."""
+        """Add reads of a bucket."""
         minutes = self._minutes.setdefault(shelf, deque(maxlen=_MINUTES))
         minute = int(now // 60)
         if minutes and minutes[-1][0] == minute:
@@ -74,38 +74,38 @@ class HitStats:
         self._last[shelf] = now
 
     def usage_of(self, shelf: str, now: float) -> Usage:
-        """What is known of one."""
+        """Return the statistics of a bucket."""
         since = int(now // 60) - _MINUTES
         lately = [(hits, misses) for minute, hits, misses in self._minutes.get(shelf, ()) if minute > since]
         idle = now - self._last.get(shelf, now if self._began is None else self._began)
         return Usage(sum(hits for hits, _ in lately), sum(misses for _, misses in lately), max(0.0, idle))
 
     def retain_only(self, shelves: Collection[str], now: float) -> None:
-        """Only these are there any more. Counting begins with the first call."""
+        """Forget all other buckets. Counting begins with the first call."""
         self._began = now if self._began is None else self._began
         for shelf in self._last.keys() - set(shelves):
             del self._last[shelf], self._minutes[shelf]
 
 
 class AdmitRequest(msgspec.Struct, frozen=True):
-    """Whether this may stay."""
+    """Asks whether a piece may stay in the cache."""
 
     piece: Piece
 
 
 class ReadReport(msgspec.Struct, frozen=True):
-    """These were read from the cache."""
+    """Reports pieces that were read from the cache."""
 
     pieces: list[Piece]
 
 
 class UsageRequest(msgspec.Struct, frozen=True):
-    """How much this bucket is read."""
+    """Asks how much a bucket is read."""
 
     shelf: str
 
 
-# Ordered: an eviction that was decided is carried out even when the caller has given up.
+# Ordered: an eviction that was decided is carried out even if the caller has given up.
 ADMIT: Method[AdmitRequest, bool] = Method("admit", AdmitRequest, bool, ordered=True)
 USAGE: Method[UsageRequest, Usage] = Method("usage", UsageRequest, Usage, ordered=True)
 REPORT_READS: Method[ReadReport, None] = Method("report-reads", ReadReport, None, ordered=True)
@@ -114,13 +114,13 @@ REPORT_READS: Method[ReadReport, None] = Method("report-reads", ReadReport, None
 _log = logging.getLogger("meshd.cache")
 _BUNDLE: Final = 500  # reads in one report
 _EVERY: Final = 0.5  # seconds between bundles
-_DEAD_SHARE: Final = 0.3  # of a data file from which on it is written anew
-_RESERVE: Final = 1 << 30  # bytes of the disks that the cache leaves free, or a twentieth of them
-_PATIENCE: Final = 2.0  # seconds for the manager's answer; then what was read is kept
+_DEAD_SHARE: Final = 0.3  # share of dead bytes from which a data file is compacted
+_RESERVE: Final = 1 << 30  # bytes of the disks that stay free, or a twentieth of the disks if less
+_PATIENCE: Final = 2.0  # seconds to wait for the manager's answer; after that, the piece is cached
 
 
 class CacheManagerClient:
-    """The cache manager, for the other processes. Use on one event loop only; `run` it."""
+    """Access to the cache manager from other processes. Use on one event loop only; start `run`."""
 
     def __init__(self, path: Path) -> None:
         self._client = ProcessClient(path)
@@ -141,7 +141,7 @@ class CacheManagerClient:
             async with asyncio.timeout(_PATIENCE):
                 return await self._client.call(ADMIT, AdmitRequest(piece))
         except (ProcessLostError, TimeoutError):
-            return True  # the manager is being replaced; then it sees what there is
+            return True  # the manager is being restarted, and finds the piece when it starts
 
     async def bucket_usage(self, shelf: str) -> Usage | None:
         try:
@@ -151,7 +151,7 @@ class CacheManagerClient:
             return None
 
     async def run(self) -> None:
-        """Report what was read, until cancelled."""
+        """Report reads until cancelled."""
         try:
             while True:
                 with suppress(TimeoutError):
@@ -166,7 +166,7 @@ class CacheManagerClient:
 
 
 class CacheManager:
-    """The policy at work. One a node: the steward's."""
+    """Applies the eviction policy. One instance per node, in the coordinator."""
 
     def __init__(self, shelf: CacheStore, buckets: BucketTable, capacity: int, segment: int) -> None:
         self._cache_store, self._buckets = shelf, buckets
@@ -177,7 +177,7 @@ class CacheManager:
             EvictionSettings(self._most, min(segment, max(1 << 20, self._most // 16)))
         )
         self._pins: set[Item] = set()
-        self._planned: dict[str, int] = {}  # pieces of the present epoch
+        self._planned: dict[str, int] = {}  # pieces of the current epoch
         self._numbers: dict[tuple[str, int], int] = {}
         self._loose: list[asyncio.Task[None]] = []
         self._uses = HitStats()
@@ -189,7 +189,7 @@ class CacheManager:
     def _restore(self) -> None:
         for piece, file in self._cache_store.all_pieces():
             number = self._numbers.setdefault((piece.shelf, file), len(self._numbers))
-            with suppress(ValueError):  # a remnant
+            with suppress(ValueError):  # a remnant of an earlier run
                 self._policy.restore(number, _item(piece), piece.size)
 
     async def serve(self, path: Path) -> None:
@@ -220,7 +220,7 @@ class CacheManager:
         return self._policy.size_of(_item(piece)) is not None
 
     async def admit_piece(self, piece: Piece, *, new: bool = True) -> bool:
-        """Whether what was read stays; room is made for it."""
+        """Decide whether a piece that was read stays, and make room for it."""
         decision = self._policy.decide(_item(piece), piece.size)
         await self.evict(decision.evictions)
         kept = decision.hit or decision.segment is not None
@@ -229,7 +229,7 @@ class CacheManager:
         return kept
 
     async def evict(self, evictions: Iterable[Eviction]) -> None:
-        """Do what the policy has decided: what it moves stays where it is."""
+        """Carry out evictions of the policy. Pieces that it moves stay in their data files."""
         for eviction in evictions:
             metrics.cache_evicted.inc(eviction.freed)
             await self._drop([_piece(item) for item in eviction.drop])
@@ -238,10 +238,10 @@ class CacheManager:
         try:
             await asyncio.gather(*[self._cache_store.evict_piece(piece) for piece in pieces])
         except StoreError as error:
-            _log.warning("eviction failed; it is tried again", extra={"why": str(error)})
+            _log.warning("eviction failed; it will be retried", extra={"why": str(error)})
 
     async def sweep(self) -> None:
-        """What is done now and then: quotas, pins and room as they are now; what must go goes."""
+        """Apply the current quotas, pins and disk space, and evict what exceeds them. Runs periodically."""
         backed = {
             cache_name(bucket): bucket for bucket in self._buckets.list_all() if bucket.origin is not None
         }
@@ -273,7 +273,7 @@ class CacheManager:
         self._pins = pins
 
     async def _forget_bucket(self, shelf: str) -> None:
-        """A bucket is gone, or was made anew: what was cached of the old one goes."""
+        """Evict everything of a bucket that was deleted, perhaps created again."""
         self._numbers = {name: number for name, number in self._numbers.items() if name[0] != shelf}
         pieces = [piece for piece, _ in self._cache_store.all_pieces() if piece.shelf == shelf]
         for piece in pieces:
@@ -286,29 +286,29 @@ class CacheManager:
             try:
                 await cache.compact(file)
             except StoreError as error:
-                _log.warning("a segment of the cache cannot be compacted", extra={"why": str(error)})
+                _log.warning("cannot compact a segment of the cache", extra={"why": str(error)})
             await asyncio.sleep(0)
         await cache.purge_retired_files()
 
-    # --- what is known of reads to come
+    # --- future reads
 
     def plan(self, name: str, now: Sequence[Piece], later: Sequence[Piece]) -> None:
-        """The pieces that a plan reads in the present epoch and in the next, in order."""
+        """Set the pieces that a plan reads in the current epoch and in the next, in order."""
         self._planned[name] = len(now)
         self._policy.plan(name, map(_item, (*now, *later)))
 
     def advance(self, name: str, share: float) -> None:
-        """So much of the present epoch was read."""
+        """Record that this share of the current epoch was read."""
         if name in self._planned:
             self._policy.advance(name, int(share * self._planned[name]))
 
     def unplan(self, name: str) -> None:
-        """The plan's reads to come are not known any more."""
+        """Forget the future reads of a plan."""
         if self._planned.pop(name, None) is not None:
             self._policy.unplan(name)
 
     def usage_by_bucket(self) -> dict[str, Any]:
-        """What is kept, by bucket."""
+        """Return the cached bytes by bucket."""
         kept: dict[str, int] = defaultdict(int)
         for piece, _ in self._cache_store.all_pieces():
             kept[piece.shelf.rpartition("@")[0]] += piece.size

@@ -1,9 +1,8 @@
 """CacheStore: cached objects of backed buckets, stored whole or as chunks, and their freshness table.
 
-Law: the store looks up and writes; the cache manager decides what stays, and the origin what is current.
-The freshness table is a fixed-size sketch in shared memory, emptied at every start: a slot taken by
-another name only costs one more request to the origin. Invariant: an object is composed of chunks of one
-ETag only.
+The store looks up and writes; the cache manager decides what stays, and the origin what is current. The
+freshness table is a fixed-size sketch in shared memory, emptied at every start: a slot taken by another
+name costs only one more request to the origin. An object is composed of chunks of one ETag only.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ _SECONDS: Final = (1 << 24) - 1
 
 
 class FreshnessTable:
-    """A word a slot: 40 bits of the name's hash, 24 of the second it was noted in."""
+    """A table with one word per slot: 40 bits of the name's hash, and 24 bits of the second it was noted."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # the first process makes it
+            fcntl.flock(fd, fcntl.LOCK_EX)  # the first process creates it
             made = not os.fstat(fd).st_size
             if made:
                 os.ftruncate(fd, _TABLE_BYTES)
@@ -56,7 +55,7 @@ class FreshnessTable:
             self._words = memoryview(self._map).cast("Q")
             if made:
                 self._words[_START_WORD] = secrets.randbits(64)
-            fcntl.flock(fd, fcntl.LOCK_UN)  # the map holds on to the open file
+            fcntl.flock(fd, fcntl.LOCK_UN)  # the mapping keeps the file open
         finally:
             os.close(fd)
 
@@ -64,30 +63,31 @@ class FreshnessTable:
         return "<FreshTable>"
 
     def mark_fresh(self, *name: str) -> None:
-        """It is so now."""
+        """Note that the name is up to date now."""
         slot, tag = _place(name)
         self._words[slot] = tag << 24 | self._now()
 
     def mark_stale(self, *name: str) -> None:
-        """It may not be so any more."""
+        """Note that the name may not be up to date any more."""
         slot, tag = _place(name)
         if self._words[slot] >> 24 == tag:
             self._words[slot] = 0
 
     def is_fresh(self, ttl: float, *name: str) -> bool:
-        """It was noted less than `ttl` seconds ago."""
+        """Whether the name was noted less than `ttl` seconds ago."""
         slot, tag = _place(name)
         word = self._words[slot]
         noted = word >> 24 == tag and word != 0
         return bool(noted and ((self._now() - word) & _SECONDS) < ttl)
 
     def write_mark(self, bucket: str) -> str:
-        """Another one once the bucket was written to through this node, or the node has started anew; other
-        buckets may change it, too."""
+        """Return a mark that changes when the bucket is written through this node, or the node restarts.
+        Writes to other buckets may change it too."""
         return f"{self._words[_START_WORD]:x}-{self._words[_generation(bucket)]:x}"
 
     def bump_write_mark(self, bucket: str) -> None:
-        """The bucket was written to. A number by chance: two at once never take the same for theirs."""
+        """Change the mark after a write to the bucket. The value is random, so two concurrent writes never
+        choose the same one."""
         self._words[_generation(bucket)] = secrets.randbits(64)
 
     def _now(self) -> int:
@@ -111,15 +111,15 @@ def _generation(bucket: str) -> int:
 
 CHUNK_BYTES: Final = 8 << 20
 NEAR_CACHE_NAME: Final = "-near-@mesh"
-"""Where copies of what other nodes hold lie beside what is cached of origins (`nearby`)."""
-_COMPOSED: Final = 512  # chunks that are put together to one record; larger objects are streamed
+"""The cache name under which copies of other nodes' data are stored (`near_cache`)."""
+_COMPOSED: Final = 512  # maximum chunks composed into one record; larger objects are streamed
 _SIZE, _MODIFIED, _KEY, _NUMBER = "size", "modified", "key", "number"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is cached as one: an object, or chunk `number` of it (-1: all of it). `shelf`: its bucket's name
-    in the cache; `size` in bytes."""
+    """A unit of caching: an object, or chunk `number` of it (-1: all of it). `shelf` is its bucket's name in
+    the cache; `size` is in bytes."""
 
     shelf: str
     key: str
@@ -128,8 +128,8 @@ class Piece:
 
 
 class CacheStore:
-    """One a process. What was known before the cluster map changed is asked about again: another node may
-    have written meanwhile."""
+    """The cache of a node. One instance per process. A change of the cluster map ends the freshness of all
+    entries, because another node may have written meanwhile."""
 
     def __init__(self, cache: Store, buckets: BucketTable, fresh: FreshnessTable, mesh: ClusterView) -> None:
         self.cache, self._buckets, self._fresh, self._mesh = cache, buckets, fresh, mesh
@@ -138,36 +138,38 @@ class CacheStore:
         return f"<Shelf {self.cache!r}>"
 
     def backed_bucket(self, bucket: str) -> Bucket | None:
-        """The bucket, where it has an origin."""
+        """Return the bucket if it has an origin."""
         found = self._buckets.get(bucket)
         return None if found is None or found.origin is None else found
 
-    # --- looking
+    # --- lookup
 
     def get(self, bucket: str, key: str) -> Record | None:
-        """See `Beside`."""
+        """Return a fully cached object. Raises NotCachedError if its bucket has an origin and it is not
+        cached."""
         found = self.backed_bucket(bucket)
         if found is None:
             return None
         record = self.cached_record(found, key)
         if record is None:
             raise NotCachedError(
-                f"{bucket} has an origin, and {key[:200]!r} is not cached: get it once, or `mesh prefetch` it"
+                f"{bucket} has an origin, and {key[:200]!r} is not cached: "
+                "read it once, or `mesh prefetch` it"
             )
         return record
 
     def require_listable(self, bucket: str) -> None:
-        """See `Beside`."""
+        """Raise NotCachedError if the bucket has an origin."""
         if self.backed_bucket(bucket) is not None:
-            raise NotCachedError(f"{bucket} is backed by an origin: this cannot be done with its listing")
+            raise NotCachedError(f"{bucket} has an origin, and this operation does not support its listing")
 
     def cached_facts(self, bucket: Bucket, key: str) -> ObjectFacts | None:
-        """What the cache knows of an object, whether or not it has its bytes."""
+        """Return what the cache knows of an object, whether or not it has its bytes."""
         record = self.cache.get(cache_name(bucket), key)
         return None if record is None else _facts(record)
 
     def cached_record(self, bucket: Bucket, key: str) -> Record | None:
-        """The object, if all of it is cached."""
+        """Return the object if all of it is cached."""
         shelf = cache_name(bucket)
         head = self.cache.get(shelf, key)
         if head is None:
@@ -188,11 +190,12 @@ class CacheStore:
         return _shown(head, bucket, size, tuple(extents))
 
     def cached_chunk(self, shelf: str, key: str, etag: str, number: int) -> Record | None:
-        """A chunk of a large object."""
+        """Return a cached chunk of a large object."""
         return self.cache.get(_chunks(shelf), _chunk_key(key, etag, number))
 
     def bytes_of(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> bytes | None:
-        """A cached piece (-1: all of a small object) of this ETag, if it is there (blocking)."""
+        """Return the bytes of a cached piece (-1: all of a small object) of this ETag, if present
+        (blocking)."""
         shelf = cache_name(bucket)
         record = (
             self.cache.get(shelf, key) if number < 0 else self.cached_chunk(shelf, key, facts.etag, number)
@@ -201,11 +204,11 @@ class CacheStore:
             return None
         try:
             return self.cache.read_range(record, 0, record.size)
-        except StoreError:  # evicted this moment, or damaged: the origin has it
+        except StoreError:  # just evicted, or damaged: the origin has it
             return None
 
     def all_pieces(self) -> Iterator[tuple[Piece, int]]:
-        """Everything that is cached, with the data file it lies in (0: none)."""
+        """Yield every cached piece with the number of its data file (0: none)."""
         with self.cache._index.read_transaction() as txn:
             for name, record in self.cache._index.all_records(txn):
                 bucket, _, key = bytes(name).decode().partition("\0")
@@ -216,16 +219,16 @@ class CacheStore:
                 elif _SIZE not in record.tags:
                     yield Piece(bucket, key, -1, record.size), file
 
-    # --- whether it is still so
+    # --- freshness
 
     def is_fresh(self, bucket: Bucket, key: str, etag: str) -> bool:
-        """Whether what is cached need not be asked about."""
+        """Whether a cached object needs no revalidation."""
         origin = bucket.origin
         assert origin is not None
         return origin.immutable or self._fresh.is_fresh(origin.ttl, self._known(bucket), key, etag)
 
     def is_absent(self, bucket: Bucket, key: str) -> bool:
-        """Whether the origin said a moment ago that there is no such object."""
+        """Whether the origin reported within its TTL that the object does not exist."""
         origin = bucket.origin
         assert origin is not None
         return self._fresh.is_fresh(origin.ttl, self._known(bucket), key, "")
@@ -235,27 +238,27 @@ class CacheStore:
         return shelf if self._mesh.single_node else f"{shelf}@{self._mesh.current_map().version}"
 
     def mark_fresh(self, bucket: Bucket, key: str, etag: str) -> None:
-        """The origin has said so. An empty ETag: there is none."""
+        """Record the origin's answer. An empty ETag means that the object does not exist."""
         known = self._known(bucket)
         self._fresh.mark_fresh(known, key, etag)
         if etag:
             self._fresh.mark_stale(known, key, "")
 
     def write_mark(self, bucket: Bucket) -> str:
-        """See `FreshTable.mark`."""
+        """Return the write mark of a bucket; see `FreshnessTable.write_mark`."""
         return self._fresh.write_mark(cache_name(bucket))
 
     def record_write(self, bucket: Bucket, key: str) -> None:
-        """The object was written through this node: nothing that was known of it counts."""
+        """Record a write through this node: cached knowledge about the object is void."""
         self._fresh.mark_stale(self._known(bucket), key, "")
         self._fresh.bump_write_mark(cache_name(bucket))
 
-    # --- keeping and letting go
+    # --- writing and eviction
 
     def open_writer(
         self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, length: int
     ) -> DiskObjectWriter:
-        """Of an object, or of chunk `number` of a larger one."""
+        """Return a writer for an object, or for chunk `number` of a larger one."""
         shelf = cache_name(bucket)
         if facts.size <= CHUNK_BYTES:
             return self.cache.writer(shelf, key, size=length)
@@ -264,7 +267,7 @@ class CacheStore:
     async def commit_piece(
         self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, writer: DiskObjectWriter
     ) -> None:
-        """Cache what was written. Raises StoreError."""
+        """Add written bytes to the cache. Raises StoreError."""
         shelf = cache_name(bucket)
         if facts.size <= CHUNK_BYTES:
             await writer.commit(_meta(facts, {}))
@@ -275,7 +278,7 @@ class CacheStore:
         await writer.commit(Meta(facts.etag, tags={_KEY: key, _NUMBER: str(number)}))
 
     async def drop_object(self, bucket: Bucket, key: str, *, but: str = "") -> None:
-        """Everything of an object goes; what has ETag `but` stays."""
+        """Remove an object with its chunks, unless it has the ETag `but`."""
         shelf = cache_name(bucket)
         head = self.cache.get(shelf, key)
         if head is None or head.etag == but:
@@ -288,7 +291,7 @@ class CacheStore:
             await self.cache.delete_many(_chunks(shelf), there)
 
     async def evict_piece(self, piece: Piece) -> None:
-        """One object or chunk goes."""
+        """Remove one object or chunk."""
         if piece.number < 0:
             await self.cache.delete(piece.shelf, piece.key)
             return
@@ -298,7 +301,7 @@ class CacheStore:
 
 
 def cache_name(bucket: Bucket) -> str:
-    """The name of a bucket in the cache: one made anew later is another."""
+    """Return the name of a bucket in the cache; a bucket that is created again gets another one."""
     return f"{bucket.name}@{bucket.created_ms}"
 
 
@@ -326,7 +329,7 @@ def _facts(record: Record) -> ObjectFacts:
 
 
 def record_from_facts(bucket: Bucket, facts: ObjectFacts) -> Record:
-    """What a reader is told of an object of which nothing need be cached."""
+    """Return the record of an object of which nothing need be cached."""
     from meshd.store.records import Record
 
     return Record(

@@ -1,8 +1,8 @@
 """Fetcher: fetches each piece from its origin once, for all waiters in every process of the node.
 
-Law: the hash of a key determines its worker, which alone fetches, checks, writes back and evicts the
-key. Fetch limits apply per process and per bucket, so a slow origin delays only its own bucket.
-Invariant: data received before a write to the key is never cached after that write.
+The hash of a key determines its worker, which alone fetches, checks, writes back and evicts the key. Fetch
+limits apply per process and per bucket, so a slow origin delays only its own bucket. Data received before a
+write to the key is never cached after that write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class FetchLimits:
-    """`total` at once, `each` of one bucket."""
+    """Limits concurrent fetches: `total` for all buckets, `each` per bucket."""
 
     def __init__(self, total: int, each: int) -> None:
         self._total, self._each = asyncio.Semaphore(total), each
@@ -49,7 +49,7 @@ class FetchLimits:
 
     @asynccontextmanager
     async def acquire_slot(self, bucket: str) -> AsyncGenerator[None, None]:
-        """For as long as a fetch takes."""
+        """Hold a slot for the length of the block."""
         share, users = self._shares.get(bucket, (asyncio.Semaphore(self._each), 0))
         self._shares[bucket] = (share, users + 1)
         try:
@@ -64,34 +64,34 @@ class FetchLimits:
 
 
 _log = logging.getLogger("meshd.origins")
-_AT_ONCE: Final = 64  # fetches of one process
-_EACH: Final = 40  # of them of one bucket: who waits for a slow origin leaves room for others
-_TRIES: Final = 4  # of a piece whose bytes stop coming
+_AT_ONCE: Final = 64  # concurrent fetches of one process
+_EACH: Final = 40  # of them for one bucket: waiters for a slow origin leave room for others
+_TRIES: Final = 4  # attempts for a piece whose bytes stop arriving
 _REMEMBERED: Final = 100_000  # keys whose last write is remembered
-_SPARED: Final = 15.0  # seconds after a disk has failed in which pieces fly through memory
-_PAUSE: Final = 0.1  # seconds before the second, then twice as long
+_SPARED: Final = 15.0  # seconds after a disk failure during which pieces are received in memory
+_PAUSE: Final = 0.1  # seconds before the second attempt, doubled for each further one
 
 PieceName = tuple[str, str, int]
 
 
 class CacheManagerApi(Protocol):
-    """Who says what may stay in the cache."""
+    """Decides what may stay in the cache."""
 
     async def admit_piece(self, piece: Piece) -> bool:
-        """Whether a piece that was just read is to be kept; room is made for it."""
+        """Decide whether a piece that was just read is cached, and make room for it."""
         ...
 
     def record_read(self, piece: Piece) -> None:
-        """A piece was read from the cache."""
+        """Record that a piece was read from the cache."""
         ...
 
     async def bucket_usage(self, shelf: str) -> Usage | None:
-        """How much a bucket is read; None: nobody says."""
+        """Return how much a bucket is read; None if that is unknown."""
         ...
 
 
 class Fetcher:
-    """Fetches what belongs to this process. One a worker."""
+    """Fetches the keys of this process. One instance per worker."""
 
     def __init__(
         self,
@@ -109,17 +109,17 @@ class Fetcher:
         self._flights: dict[PieceName, InFlightPiece] = {}
         self._checks: SingleFlight[tuple[str, str], ObjectFacts] = SingleFlight()
         self._slots = FetchLimits(_AT_ONCE, _EACH)
-        self._writes: dict[tuple[str, str], int] = {}  # the number of a key's last write
+        self._writes: dict[tuple[str, str], int] = {}  # number of a key's last write
         self._numbers = itertools.count(1)
         self._spared_until = 0.0
-        self._before = 0  # of keys whose number was forgotten
+        self._before = 0  # number for keys whose own was dropped
         self._tasks = BackgroundTasks("fetching")
 
     def __repr__(self) -> str:
         return f"<Fetcher {len(self._flights)} under way>"
 
     def start_fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> InFlightPiece:
-        """The flight of a piece, under way or begun now; the caller's to release."""
+        """Return the flight of a piece, existing or new, acquired for the caller."""
         name = (cache_name(bucket), key, number)
         flight = self._flights.get(name)
         if flight is not None and flight.error is None and _serves(flight, etag):
@@ -130,7 +130,7 @@ class Fetcher:
         return flight.acquire()
 
     async def check_origin(self, bucket: Bucket, key: str) -> ObjectFacts:
-        """What the origin has now. Raises OriginError."""
+        """Return the object's current facts at the origin. Raises OriginError."""
         facts, _ = await self._checks.run((cache_name(bucket), key), lambda: self._check(bucket, key))
         return facts
 
@@ -160,28 +160,28 @@ class Fetcher:
         except StoreError as error:
             self._spared_until = asyncio.get_running_loop().time() + _SPARED
             _log.warning(
-                "the cache cannot take what is read", extra={"bucket": bucket.name, "why": str(error)}
+                "the cache cannot write fetched data", extra={"bucket": bucket.name, "why": str(error)}
             )
-            flight.fail(OriginPieceError(f"the cache cannot take what its origin gives: {error}"))
+            flight.fail(OriginPieceError(f"the cache cannot write data fetched from the origin: {error}"))
         except Exception as error:
             if not isinstance(error, OriginError):
                 _log.exception("a fetch failed", extra={"bucket": bucket.name})
             if isinstance(error, OriginDownError):
                 self._origins.failure_log(bucket).record_failure(error)
-            if isinstance(error, OriginChangedError):  # what is known of it is not so any more
+            if isinstance(error, OriginChangedError):  # the cached facts are outdated
                 with suppress(OriginError):
                     await self.check_origin(bucket, key)
             flight.fail(error if isinstance(error, OriginError) else OriginDownError(str(error)))
         finally:
             if not flight.done:
-                flight.fail(OriginDownError("the fetch was ended; ask again"))
+                flight.fail(OriginDownError("the fetch was cancelled; retry"))
             if self._flights.get(name) is flight:
                 del self._flights[name]
             await draft.aclose()
             flight.release()
 
     async def _found(self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece) -> bool:
-        """Whether the piece was cached between the asker's look and its question: it flies from there."""
+        """Serve the flight from the cache if the piece was cached after the caller's lookup."""
         facts = self._cache_store.cached_facts(bucket, key)
         if facts is None or (
             facts.etag != etag if etag else not self._cache_store.is_fresh(bucket, key, facts.etag)
@@ -227,7 +227,9 @@ class Fetcher:
                 raise
             except OriginDownError:
                 lent = None
-                if attempt == _TRIES - 1 or flight.facts is None:  # those before the answer are retried below
+                if (
+                    attempt == _TRIES - 1 or flight.facts is None
+                ):  # failures before the first response are retried by obstore
                     raise
                 await asyncio.sleep(_PAUSE * 2**attempt)
             else:
@@ -237,13 +239,13 @@ class Fetcher:
     async def _asked(
         self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece
     ) -> OriginResponse:
-        """What is missing of a piece, from the origin."""
+        """Request the missing bytes of a piece from the origin."""
         seen, start = flight.facts.etag if flight.facts else etag, number * CHUNK_BYTES
         origin = self._origins.origin_for(bucket)
         return await origin.get(key, start + flight.have, CHUNK_BYTES - flight.have, etag=seen)
 
     async def _learn(self, bucket: Bucket, key: str, facts: ObjectFacts) -> None:
-        """The origin has said what it has: what is cached of another version goes."""
+        """Record the origin's facts; a cached copy of another version is dropped."""
         self._cache_store.mark_fresh(bucket, key, facts.etag)
         held = self._cache_store.cached_facts(bucket, key)
         if held is not None and held.etag != facts.etag:
@@ -279,9 +281,9 @@ class Fetcher:
                 await draft.finished_writer(self._cache_store, bucket, key, number),
             )
         except StoreError as error:
-            _log.warning("what was read cannot be cached", extra={"bucket": bucket.name, "why": str(error)})
+            _log.warning("cannot cache fetched data", extra={"bucket": bucket.name, "why": str(error)})
             return
-        if writes != self._count(bucket, key):  # written to in this very moment
+        if writes != self._count(bucket, key):  # a write happened meanwhile
             await self._drop(bucket, key)
 
     # --- writes
@@ -290,8 +292,8 @@ class Fetcher:
         return self._writes.get((cache_name(bucket), key), self._before)
 
     async def forget_object(self, bucket: Bucket, key: str) -> None:
-        """The object is about to be written to, or was: nothing known of it counts from here on, and what is
-        under way is not cached."""
+        """Forget an object before and after a write to it: cached knowledge is void from here on, and pieces
+        in flight are not cached."""
         name = (cache_name(bucket), key)
         if len(self._writes) >= _REMEMBERED:
             self._before = next(self._numbers)

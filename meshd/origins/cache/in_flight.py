@@ -1,9 +1,8 @@
 """Pieces in flight from an origin, and the spool files or memory that receive their bytes.
 
-Law: every reader acquires the flight and releases it; a piece that is not cached is freed with its last
-reader. Each byte is written once. Other processes of the node read the same file through its descriptor.
-Invariant: `have` only grows until the flight finishes or fails, and counts only bytes that are in the
-file.
+Every reader acquires the flight and releases it; a piece that is not cached is freed with its last reader.
+Each byte is written once. Other processes of the node read the same file through its descriptor. `have`
+only grows until the flight finishes or fails, and counts only bytes that are in the file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class InFlightPiece:
-    """`fd` holds `have` of `length` bytes, from `base` on; -1 until the origin has answered."""
+    """A piece in flight. `fd` holds `have` of `length` bytes, from `base` on; -1 until the origin answers."""
 
     __slots__ = ("_holders", "_waiters", "base", "done", "error", "facts", "fd", "have", "length")
 
@@ -45,16 +44,17 @@ class InFlightPiece:
         if self.fd >= 0:
             os.close(self.fd)
 
-    # --- whoever fetches
+    # --- the fetcher's side
 
     def set_response(self, facts: ObjectFacts, length: int, place: tuple[int, int] | None = None) -> None:
-        """`place`: a file, the flight's from now on, and where the bytes go in it; None: memory."""
+        """Set facts and length. `place`: a file, which the flight then owns, and the offset of the bytes in
+        it; None: memory."""
         self.fd, self.base = place or (os.memfd_create("flight", os.MFD_CLOEXEC), 0)
         self.facts, self.length = facts, length
         self._wake()
 
     def append_bytes(self, data: bytes) -> None:
-        """More bytes of a flight in memory: nothing here waits for a disk."""
+        """Append bytes to a flight in memory; this never waits for a disk."""
         view = memoryview(data)
         while view:
             written = os.pwrite(self.fd, view, self.have)
@@ -63,14 +63,14 @@ class InFlightPiece:
         self._wake()
 
     def extend_to(self, have: int) -> None:
-        """So many are there: another process, or a thread, wrote them."""
+        """Record that another process or a thread has written the first `have` bytes."""
         self.have = have
         self._wake()
 
     def check(self) -> None:
-        """Raises OriginDownError when not all has come."""
+        """Raise OriginDownError if bytes are missing."""
         if self.have != self.length:
-            raise OriginDownError("the origin sent less than it said")
+            raise OriginDownError("the origin sent fewer bytes than it announced")
 
     def finish(self) -> None:
         self.done = True
@@ -81,7 +81,7 @@ class InFlightPiece:
             self.done, self.error = True, error
         self._wake()
 
-    # --- whoever reads
+    # --- the readers' side
 
     def acquire(self) -> InFlightPiece:
         self._holders += 1
@@ -94,7 +94,7 @@ class InFlightPiece:
             self.fd = -1
 
     async def wait_for_facts(self) -> ObjectFacts:
-        """What the origin said of the object. Raises OriginError."""
+        """Wait for the origin's facts of the object. Raises OriginError."""
         while self.facts is None and not self.done:
             await self._change()
         if self.facts is None:
@@ -102,22 +102,22 @@ class InFlightPiece:
         return self.facts
 
     async def wait_for_bytes(self, wanted: int) -> int:
-        """Bytes that are there, `wanted` at least. Raises OriginError."""
+        """Wait for at least `wanted` bytes and return how many have arrived. Raises OriginError."""
         while self.have < wanted and not self.done:
             await self._change()
         if self.have < wanted:
-            raise self.error or OriginDownError("the origin sent less than it said")
+            raise self.error or OriginDownError("the origin sent fewer bytes than it announced")
         return self.have
 
     async def wait_until_done(self) -> None:
-        """When all is there. Raises OriginError."""
+        """Wait until all bytes have arrived. Raises OriginError."""
         while not self.done:
             await self._change()
         if self.error is not None:
             raise self.error
 
     async def wait_for_change(self, seen: int) -> None:
-        """When there is more than `seen`, or no more to come."""
+        """Wait until there are more than `seen` bytes, or the flight has ended."""
         while self.have == seen and not self.done:
             await self._change()
 
@@ -133,12 +133,12 @@ class InFlightPiece:
                 waiter.set_result(None)
 
 
-_STEP: Final = 1 << 20  # bytes that are written at a time, after the first
-_STILL: Final = 8.0  # seconds without a byte, then the rest is asked for anew
+_STEP: Final = 1 << 20  # bytes that are written at a time, after the first write
+_STILL: Final = 8.0  # seconds without a byte after which the rest is requested again
 
 
 class FetchSpool:
-    """One a flight. `in_memory`: the disks are spared until its end."""
+    """Receives the bytes of one flight. `in_memory`: nothing is written to disks until its end."""
 
     def __init__(self, flight: InFlightPiece, *, in_memory: bool = False) -> None:
         self.flight, self._in_memory = flight, in_memory
@@ -151,11 +151,11 @@ class FetchSpool:
     async def begin_spool(
         self, shelf: CacheStore, bucket: Bucket, key: str, number: int, reply: OriginResponse
     ) -> None:
-        """The origin has answered: make room."""
+        """Prepare a file or memory for the bytes, once the origin has answered."""
         writer = shelf.open_writer(bucket, key, number, reply.facts, reply.length)
         try:
             place = None if self._in_memory else await writer.share_file()
-        except StoreError:  # a full disk: then it is not kept, and flies through memory
+        except StoreError:  # a full disk: the piece is received in memory and not cached
             place = None
         if place is None:
             await writer.abort()
@@ -164,7 +164,7 @@ class FetchSpool:
         self.flight.set_response(reply.facts, reply.length, place)
 
     async def receive(self, reply: OriginResponse) -> None:
-        """Take all bytes of a reply. Raises OriginError, OriginDownError too for one that stands still;
+        """Receive all bytes of a response. Raises OriginError; OriginDownError also if it stalls;
         StoreError."""
         loop, left = asyncio.get_running_loop(), reply.length
         try:
@@ -179,7 +179,7 @@ class FetchSpool:
             metrics.origin_errors.inc()
             raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
         finally:
-            await self._flush()  # what came counts, whatever came after it: the rest is asked for from there
+            await self._flush()  # a retry continues after the bytes received so far
 
     async def _take(self, piece: bytes) -> None:
         if self._writer is None:
@@ -198,7 +198,7 @@ class FetchSpool:
     async def finished_writer(
         self, shelf: CacheStore, bucket: Bucket, key: str, number: int
     ) -> DiskObjectWriter:
-        """A writer that has all bytes of the flight. Raises StoreError."""
+        """Return a writer that has all bytes of the flight. Raises StoreError."""
         flight, writer = self.flight, self._writer
         if writer is None:
             assert flight.facts is not None
@@ -208,6 +208,6 @@ class FetchSpool:
         return writer
 
     async def aclose(self) -> None:
-        """What was not kept goes."""
+        """Discard the file unless it was cached."""
         if self._writer is not None:
             await self._writer.abort()

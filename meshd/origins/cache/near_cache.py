@@ -1,7 +1,7 @@
-"""NearCacheStore: evictable local copies of parts and batches that other nodes hold, e.g. on GPU hosts.
+"""NearCacheStore: evictable local copies of parts and batches of other nodes, e.g. on GPU hosts.
 
-Law: copies are named by content (a part by its ETag, a batch by its address), so a copy is valid
-whatever happens to the name. Every copy can be fetched again. Nobody waits for a copy to be written.
+Copies are named by content (a part by its ETag, a batch by its address), so a copy stays valid whatever
+happens to the name. Every copy can be fetched again. Nothing waits for a copy to be written.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
 
 LARGEST: Final = 8 << 20
-"""Bytes of a copy; what is larger is kept in pieces, or not at all."""
+"""Maximum bytes of a copy; larger batches are cached in pieces, larger parts not at all."""
 _WAITING: Final = 256 << 20
-"""Bytes that wait to be written; what comes while there are more is not kept."""
+"""Maximum bytes that wait to be written; further copies are not cached."""
 _AT_ONCE: Final = 16
 
 
 class _Whole(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept in pieces."""
+    """The head of a batch that is cached in pieces."""
 
     size: int
     rows: int
 
 
 class NearCacheStore:
-    """One a process. `keeper` decides what stays."""
+    """Reads and writes near-cache copies. One instance per process. `keeper` decides what stays."""
 
     def __init__(self, cache: Store, keeper: CacheManagerApi) -> None:
         self._cache, self._cache_manager = cache, keeper
@@ -55,11 +55,11 @@ class NearCacheStore:
         return f"<Nearby, {self._waiting} bytes to be written>"
 
     async def aclose(self) -> None:
-        """Forget what waits."""
+        """Drop the copies that wait to be written."""
         await self._tasks.aclose()
 
     async def get_parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]:
-        """What is here of these."""
+        """Return the cached bytes of these parts; None for each part that is not cached."""
         records = [self._cache.get(NEAR_CACHE_NAME, part_name(part)) for part in parts]
         if not any(records):
             found: list[bytes | None] = [None] * len(parts)
@@ -72,7 +72,7 @@ class NearCacheStore:
         return found
 
     async def get_frame(self, address: FrameAddress) -> tuple[list[bytes], int] | None:
-        """A batch's bytes and rows, if all of it is here."""
+        """Return a batch's bytes and rows, if all of it is cached."""
         found = await asyncio.to_thread(self._frame, frame_key(address))
         metrics.near_cache_reads.labels("frame", "miss" if found is None else "hit").inc()
         return found
@@ -92,22 +92,22 @@ class NearCacheStore:
         return pieces, whole.rows
 
     def _read(self, record: Record | None) -> bytes | None:
-        """A copy that is in order (blocking)."""
+        """Return the bytes of a copy, if it is intact (blocking)."""
         if record is None:
             return None
         try:
             data = self._cache.read_range(record, 0, record.size)
-        except StoreError:  # evicted this moment
+        except StoreError:  # just evicted
             return None
         return data if _sum(data) == record.etag else None
 
     def keep_parts(self, fd: int, kept: Sequence[tuple[ObjectRange, int, int]]) -> None:
-        """Keep parts, given as (part, offset, length) in shared memory, which may be given back at once."""
+        """Cache parts, given as (part, offset, length) in shared memory. The caller may free it at once."""
         pieces = [(part_name(part), offset, length) for part, offset, length in kept if 0 < length <= LARGEST]
         self._keep(fd, pieces)
 
     def keep_frame(self, address: FrameAddress, fd: int, size: int, rows: int) -> None:
-        """Keep a batch."""
+        """Cache a batch."""
         name = frame_key(address)
         pieces = [
             (f"{name}.{number}", start, min(LARGEST, size - start))
@@ -154,13 +154,13 @@ class NearCacheStore:
 
 
 def part_name(part: ObjectRange) -> str:
-    """The name of a part's copy."""
+    """Return the name of a part's copy."""
     text = "\0".join(map(str, part))
     return hashlib.blake2b(text.encode(), digest_size=20, person=b"mesh-near-part").hexdigest()
 
 
 def frame_key(address: FrameAddress) -> str:
-    """The name of a batch's copy."""
+    """Return the name of a batch's copy."""
     text = "\0".join(str(getattr(address, name)) for name in address.__struct_fields__)
     return hashlib.blake2b(text.encode(), digest_size=20, person=b"mesh-near-frame").hexdigest()
 

@@ -1,7 +1,7 @@
 """Peer cache fetch: reads pieces of origin objects from the caches of other nodes before asking the origin.
 
-Law: a node returns only what it has cached, with exactly the requested ETag, and fetches nothing on
-behalf of another. If no node has the piece, or none answers at once, the origin is read.
+A node returns only what it has cached, with exactly the requested ETag, and fetches nothing on behalf of
+another. If no node has the piece, or none answers at once, the origin is read.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 _ASKED: Final = 3  # other homes that are asked for a piece
-_GIVEN: Final = 8  # pieces a process gives at a time: so many are in its memory
+_GIVEN: Final = 8  # pieces that a process serves concurrently, each in memory
 _STEP: Final = 1 << 20
-_REST: Final = 5.0  # seconds a node that failed is not asked
+_REST: Final = 5.0  # seconds during which a node that failed is not asked
 _BROKEN: Final = (MeshdError, msgspec.MsgspecError)
 
 
 class PeerCacheRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Chunk `number` of an object, or all of a small one. `etag`: empty where every version is the same."""
+    """Asks for chunk `number` of an object, or all of a small one. `etag` is empty if all versions are
+    equal."""
 
     bucket: Annotated[str, Meta(max_length=63)]
     created_ms: int
@@ -48,7 +49,7 @@ class PeerCacheRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _PeerCacheHeader(Struct, frozen=True, array_like=True):
-    """What comes before the bytes."""
+    """Precedes the bytes of a response."""
 
     length: int
     facts: ObjectFacts
@@ -57,20 +58,20 @@ class _PeerCacheHeader(Struct, frozen=True, array_like=True):
 FETCH_PIECE: Final = PeerCall(
     f"{PREFIX}origins/lend", request=PeerCacheRequest, response=ResponseStream, timeout=5.0
 )
-"""What the piece is (`_PeerCacheHeader`), then its bytes; nothing where it is not cached."""
+"""Returns the piece's header (`_PeerCacheHeader`), then its bytes; nothing if it is not cached."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(_PeerCacheHeader).decode
 
 
 def _check(lent: _PeerCacheHeader, ask: PeerCacheRequest) -> None:
-    """Raises msgspec.ValidationError for what is not that piece."""
+    """Raise msgspec.ValidationError unless the header belongs to the requested piece."""
     facts, start = lent.facts, ask.number * CHUNK_BYTES
     if (ask.etag and facts.etag != ask.etag) or lent.length != min(CHUNK_BYTES, facts.size - start):
-        raise msgspec.ValidationError("another piece than the one that was asked for")
+        raise msgspec.ValidationError("the response is for another piece than the requested one")
 
 
 class PeerCacheServer:
-    """What this node gives. One a process."""
+    """Serves cached pieces to other nodes. One instance per process."""
 
     def __init__(self, shelf: CacheStore) -> None:
         self._cache_store, self._slots = shelf, asyncio.Semaphore(_GIVEN)
@@ -105,7 +106,7 @@ def _pieces(facts: ObjectFacts, data: bytes) -> Iterator[bytes]:
 
 
 class PeerCacheClient:
-    """What this node asks others for. One a process."""
+    """Fetches pieces from the caches of other nodes. One instance per process."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, shelf: CacheStore) -> None:
         self._mesh, self._peers, self._cache_store = mesh, peers, shelf
@@ -115,7 +116,7 @@ class PeerCacheClient:
         return f"<Borrower {self._mesh.node_id}, {len(self._resting)} left alone>"
 
     async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> OriginResponse | None:
-        """A piece from another home of its bucket; None: the origin is to be asked. Its bytes may end with
+        """Fetch a piece from another home of its bucket; None: ask the origin. The bytes may end with
         OriginDownError."""
         nodes = self._nodes(bucket, key)
         wanted = self._wanted(bucket, key, etag) if nodes else None
@@ -130,7 +131,7 @@ class PeerCacheClient:
         return None
 
     def _wanted(self, bucket: Bucket, key: str, etag: str) -> str | None:
-        """The ETag to ask for; None: what is so now, only the origin can say."""
+        """Return the ETag to ask for; None if only the origin knows what is current."""
         held = self._cache_store.cached_facts(bucket, key)
         if held is not None and etag and held.etag != etag:
             return None
@@ -139,8 +140,8 @@ class PeerCacheClient:
         return found if found or immutable else None
 
     def _nodes(self, bucket: Bucket, key: str) -> list[Node]:
-        """Some homes, the first one (which a job fills first) among them; and the owner by the map, who may
-        have it of the time before there were homes."""
+        """Return some homes, including the first one, which a prefetch fills first; and the owner by the map,
+        which may have cached the piece before the bucket had homes."""
         homes = () if bucket.origin is None or self._mesh.single_node else bucket.origin.homes
         if not homes:
             return []
@@ -179,4 +180,4 @@ class PeerCacheClient:
                     metrics.peer_cache_bytes.inc(len(piece))
                     yield piece
             except MeshdError as error:
-                raise OriginDownError(f"{node.node_id} stopped giving what it has") from error
+                raise OriginDownError(f"{node.node_id} stopped sending a cached piece") from error

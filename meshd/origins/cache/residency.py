@@ -1,6 +1,6 @@
-"""Cache residency: what this node holds of a bucket, and eviction of its cached copies.
+"""Cache residency: which data of a bucket this node has, and eviction of its cached copies.
 
-Root only. It covers this node and asks no other. Durable data is counted, never removed.
+Only root may use it. It covers this node and asks no other. Durable data is counted, never removed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 1000
 _MOST: Final = 2_000_000
-"""Objects that are counted; more are `partial`: a look must end."""
+"""Maximum objects that are counted; the result for more is `partial`, so that a count ends."""
 
 
 class CacheResidency:
-    """One a worker."""
+    """Counts and evicts the data of this node. One instance per worker."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class CacheResidency:
     ) -> None:
         self._store, self._shelf, self._buckets, self._mesh = store, shelf, buckets, mesh
         self._keeper = keeper
-        self._cache_bytes = cache_bytes  # 0: half of what is free
+        self._cache_bytes = cache_bytes  # 0: half of the free space
 
     def __repr__(self) -> str:
         return "<Residence>"
 
     async def node_usage(self, identity: Identity) -> dict[str, Any]:
-        """What the node holds, and its disks in the order in which they were given. Raises BatchError."""
+        """Return what the node stores, and its disks in the configured order. Raises BatchError."""
         _require_root(identity)
         own, cached = self._store.stats(), self._shelf.cache.stats()
         return {
@@ -60,7 +60,7 @@ class CacheResidency:
         }
 
     async def count_bucket(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
-        """Objects and bytes here; of one with an origin, what was read of it lately. Raises BatchError."""
+        """Count objects and bytes on this node; with an origin, also recent reads. Raises BatchError."""
         bucket = self._bucket(identity, name)
         objects = size = 0
         async for key, record in self._records(bucket, prefix):
@@ -89,11 +89,12 @@ class CacheResidency:
         return {"hits": usage.hits, "misses": usage.misses, "idle_s": round(usage.idle)}
 
     async def evict_cached(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
-        """Let go what is cached of a bucket with an origin. Raises BatchError."""
+        """Evict the cached objects of a bucket with an origin. Raises BatchError."""
         bucket = self._bucket(identity, name)
         if bucket.origin is None:
             raise BatchError(
-                "BadRequest", f"{name} has no origin: what is in it lives here, and is not evicted"
+                "BadRequest",
+                f"{name} has no origin: its objects are stored in the mesh and cannot be evicted",
             )
         objects = size = 0
         found = [
@@ -127,7 +128,8 @@ class CacheResidency:
             after = page.next_after
 
     def _size(self, bucket: Bucket, key: str, record: Record) -> int:
-        """Bytes of it that are here: of a large cached object, those of its chunks."""
+        """Return the bytes of an object on this node; of a large cached object, those of its cached
+        chunks."""
         if bucket.origin is None or "size" not in record.tags:
             return record.size
         chunks = range(-(-int(record.tags["size"]) // CHUNK_BYTES))
@@ -137,4 +139,6 @@ class CacheResidency:
 
 def _require_root(identity: Identity) -> None:
     if not identity.root:
-        raise BatchError("AccessDenied", "where data lies is root's to know: ask whoever runs the node")
+        raise BatchError(
+            "AccessDenied", "only root may see where data is stored: ask an administrator of the mesh"
+        )

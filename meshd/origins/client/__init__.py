@@ -1,4 +1,4 @@
 """Clients of origins: remote buckets, web servers and folders behind buckets.
 
-Law: obstore is used here only; its values and errors are translated here. Knows no cache.
+obstore is used only here; its values and errors are translated here. This package knows no cache.
 """

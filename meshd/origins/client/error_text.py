@@ -1,8 +1,8 @@
 """Extracts a short reason from the error text of obstore.
 
-Law: pure. Only recognized parts of foreign text are passed on, truncated, because the rest may quote a
-request. The first line of an obstore error ends with the reason; if it only says that sending failed,
-the reason is in the debug text.
+Pure. Only recognized parts of foreign text are passed on, truncated, because the rest may quote a request.
+The first line of an obstore error ends with the reason; if it only says that sending failed, the reason is
+in the debug text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 _CUT: Final = 160  # characters of foreign text
-_READ: Final = 16 << 10  # of what is looked through: a page of an origin's may be any
+_READ: Final = 16 << 10  # characters that are searched: an origin's error page may have any length
 _REASON: Final = re.compile(
     r"^.*?\bin [\d.]++[^\d.\s]?s(?:, after \d+ retr[^-]*)? +- (?:Server returned non-2xx status code: )?"
 )
@@ -30,24 +30,24 @@ _TIMED_OUT: Final = "no answer in time"
 
 
 def debug_text(error: BaseException) -> str:
-    """The beginning of an error's text: all that is looked through. An origin's answer stands in it whole,
-    and may be of any length."""
+    """Return the beginning of an error's text, which is all that is searched. The text contains the whole
+    response of the origin, of any length."""
     return str(error)[:_READ]
 
 
 def s3_error_code(said: str) -> str:
-    """The code of S3's error document in what was said; empty without one."""
+    """Return the code of S3's error document in the text; empty without one."""
     found = _CODE.search(said)
     return found[1] if found else ""
 
 
 def is_forbidden(said: str) -> bool:
-    """Whether it was 401 or 403: of a listing the library has no error of its own for them."""
+    """Whether the status was 401 or 403; for listings obstore has no error class for them."""
     return _FORBIDDEN.search(said.partition("\n")[0]) is not None
 
 
 def failure_reason(said: str) -> str:
-    """Why a request failed, at most 160 characters of one line."""
+    """Return why a request failed, in at most 160 characters of one line."""
     line, _, debug = said[:_READ].partition("\n")
     reason = _REASON.sub("", line)
     if code := s3_error_code(line):
@@ -61,7 +61,7 @@ def failure_reason(said: str) -> str:
 
 
 def _found(debug: str) -> str:
-    """Why a request could not be sent; empty where that is not told."""
+    """Return why a request could not be sent; empty if the text does not say."""
     if "inner: Http" not in debug:
         return ""
     matches = (pattern.search(debug) for pattern in _WHY)

@@ -1,8 +1,8 @@
 """Opens origins from their descriptions, with credentials by name.
 
-Law: a secret is read from its file when an origin is opened, and is passed to obstore only. A
-credentials file has `name=value` lines with the names of obstore (`aws_access_key_id`,
-`google_service_account_key`, `azure_storage_account_name`, …), or is a directory with one file per name.
+A secret is read from its file when an origin is opened, and is passed only to obstore. A credentials file
+has `name=value` lines with the names of obstore (`aws_access_key_id`, `google_service_account_key`,
+`azure_storage_account_name`, …), or is a directory with one file per name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _RETRY: Final[dict[str, Any]] = {
 }
 _CLIENT: Final[dict[str, Any]] = {
     "connect_timeout": "3s",
-    "read_timeout": "20s",  # a connection that stands still
-    "timeout": "600s",  # one request altogether: a chunk, or a part
+    "read_timeout": "20s",  # a stalled connection
+    "timeout": "600s",  # one whole request: a chunk, or a part
     "allow_http": True,
     "pool_idle_timeout": "60s",
 }
@@ -41,7 +41,7 @@ _SECRETS: Final = "a credentials file has `name=value` lines, such as `aws_acces
 
 
 def open_origin(name: str, origin: Description, directory: Path) -> Origin:
-    """The origin of bucket `name`; `directory` holds the files of credentials. Raises OriginRefusedError."""
+    """Open the origin of bucket `name`; `directory` holds credentials files. Raises OriginRefusedError."""
     from meshd.origins.client.obstore_origin import (
         ObstoreOrigin,  # obstore's threads begin with its first use, after the fork
     )
@@ -50,9 +50,9 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
     secrets = read_credentials(directory, origin.credentials)
     try:
         store = _store(origin, secrets)
-    except Exception as error:  # no word of it goes on: it may quote what it was given
+    except Exception as error:  # its text is not passed on: it may quote a secret
         raise OriginRefusedError(
-            f"the origin of {name} cannot be opened as it is described: {type(error).__name__}; look at its "
+            f"the origin of {name} cannot be opened ({type(error).__name__}); check its "
             "URL, region and credentials"
         ) from None
     return ObstoreOrigin(
@@ -65,7 +65,7 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
 
 
 def read_credentials(directory: Path, name: str) -> dict[str, str]:
-    """What a file of credentials says. Raises OriginRefusedError."""
+    """Read a credentials file. Raises OriginRefusedError."""
     if name in {"", ANONYMOUS}:
         return {}
     path = directory / name
@@ -88,7 +88,7 @@ def read_credentials(directory: Path, name: str) -> dict[str, str]:
             continue
         key, equals, value = text.partition("=")
         if not equals:
-            raise OriginRefusedError(f"the credentials {name!r} cannot be read: {_SECRETS}")
+            raise OriginRefusedError(f"the credentials {name!r} have an invalid line: {_SECRETS}")
         found[key.strip().lower()] = value.strip()
     return found
 

@@ -1,8 +1,8 @@
 """ObstoreOrigin: S3, Google and Azure storage, web servers and folders, accessed through obstore.
 
-Law: obstore retries a request for a few seconds; after that the caller gets a clear error. Chunk sizes
-grow with the measured throughput, so that a reader waits only some milliseconds for a chunk. Invariant:
-a key that obstore would rewrite is refused, never requested.
+obstore retries a request for a few seconds; after that the caller gets a clear error. Chunk sizes grow with
+the measured throughput, so that a reader waits only some milliseconds for a chunk. A key that obstore would
+rewrite is refused, never requested.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 
 
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 << 10, 1 << 20  # bytes of a piece
-_WAIT: Final = 0.005  # seconds for a piece
-_FAIR: Final = 50e6  # bytes a second, until more is known
-_TELLING: Final = 1 << 20  # bytes of an answer that says something
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 << 10, 1 << 20  # bytes of a chunk
+_WAIT: Final = 0.005  # seconds that a chunk should take
+_FAIR: Final = 50e6  # bytes per second, until measured
+_TELLING: Final = 1 << 20  # minimum bytes of a response for a measurement
 
 
 class ChunkSizer:
-    """One an origin."""
+    """Chooses chunk sizes from the measured throughput. One instance per origin."""
 
     def __init__(self) -> None:
         self._rate = _FAIR
@@ -52,21 +52,21 @@ class ChunkSizer:
         return f"<Pace of {self._rate / 1e6:.1f} MB/s>"
 
     def chunk_bytes(self) -> int:
-        """Bytes of a piece of the next answer."""
+        """Return the bytes of a chunk of the next response."""
         return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, int(self._rate * _WAIT)))
 
     def record_transfer(self, size: int, seconds: float) -> None:
-        """So many bytes of an answer came, and so long they were waited for."""
+        """Record that `size` bytes of a response arrived after `seconds` of waiting."""
         if size >= _TELLING:
             self._rate = size / max(seconds, 1e-6)
 
 
 LISTING_SECONDS: Final = 300.0
-"""So long an origin may take for a page of ours: one that repeats its own pages never ends."""
+"""Maximum seconds for a page of a listing: an origin that repeats its own pages would never end."""
 _AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
 _MOST_PARTS: Final = 9_000
 _read = metrics.origin_bytes.labels("read")
-# The library tells a range it cannot have by its message alone, which has URLs in it: a port may have a 416.
+# obstore reports an unsatisfiable range only in the message, which contains URLs: a port may contain 416.
 _UNSATISFIABLE: Final = re.compile(
     r"\b416 (?:Range|Requested Range) Not Satisfiable|status(?: code)?:? 416\b|<Code>InvalidRange</Code>"
     r"|\bStartTooLarge\b|\b[Ii]nvalid range\b"
@@ -80,13 +80,14 @@ _HEADERS: Final = {
 }
 _SPELLED: Final = {lower: name for name, lower in _HEADERS.items()}
 _SKEWED: Final = {"RequestTimeTooSkewed", "RequestExpired"}
-_OVER: Final = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}  # 400 at some
+_OVER: Final = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}  # some origins answer 400
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 
 
 class ObstoreOrigin:
-    """See Origin. `store` is obstore's; `name` is the bucket's here; `sorted_pages`: its listings come in
-    order of bytes, page by page (S3's do; a folder's do not). `plain`: it keeps bytes, no headers."""
+    """An `Origin` on an obstore store. `name` is the bucket's name in the mesh. `sorted_pages`: listings come
+    in byte order, page by page (S3's do; a folder's do not). `plain`: the origin stores bytes without
+    headers."""
 
     def __init__(
         self, name: str, store: Any, *, sorted_pages: bool, listed: bool = True, plain: bool = False
@@ -106,7 +107,7 @@ class ObstoreOrigin:
         try:
             found = await obstore.get_async(self._store, key, options=options)
         except BaseException as error:
-            if offset == 0 and _is_range(error):  # an empty object has no range at all
+            if offset == 0 and _is_range(error):  # an empty object has no valid range
                 return OriginResponse(await self.head(key), 0, 0, _nothing())
             raise self._told(error, key) from error
         facts = _facts(found.meta, found.attributes)
@@ -154,13 +155,13 @@ class ObstoreOrigin:
         except TimeoutError:
             metrics.origin_errors.inc()
             raise OriginDownError(
-                f"the origin of {self._name} does not end a listing within {LISTING_SECONDS:.0f} s"
+                f"the origin of {self._name} did not finish a listing within {LISTING_SECONDS:.0f} s"
             ) from None
         except BaseException as error:
             raise self._told(error, prefix) from error
 
     async def _level(self, prefix: str) -> Sequence[OriginEntry | str]:
-        """Everything directly below a folder, and its folders."""
+        """Return everything directly below a folder, and its subfolders."""
         folder = prefix.rpartition("/")[0]
         found = await obstore.list_with_delimiter_async(self._store, folder or None)
         objects = [_entry(each) for each in found["objects"]]
@@ -172,7 +173,8 @@ class ObstoreOrigin:
         return [_entry(each) async for page in pages for each in page]
 
     async def _walk(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
-        """A page of a store that lists in order, begun at the place: what lies before is not read."""
+        """List a page from a store with ordered listings, starting at `after` without reading earlier
+        keys."""
         folder = prefix.rpartition("/")[0]
         start = _offset(max(after, _before(prefix)) if prefix else after)
         entries: list[OriginEntry] = []
@@ -185,7 +187,7 @@ class ObstoreOrigin:
             async for page in pages:
                 for each in page:
                     key = each["path"]
-                    if key <= after:  # the place can lie before what was asked for
+                    if key <= after:  # the start can be before `after`
                         continue
                     if not key.startswith(prefix):
                         if key > prefix:
@@ -212,7 +214,7 @@ class ObstoreOrigin:
     async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:
         check_key(key)
         if self._plain and facts.metadata:
-            raise OriginKeyError(f"the origin of {self._name} is a folder, which keeps no metadata")
+            raise OriginKeyError(f"the origin of {self._name} is a folder, which cannot store metadata")
         headers = {_SPELLED[name]: value for name, value in facts.headers.items() if name in _SPELLED}
         attributes = {} if self._plain else {**headers, **facts.metadata}
         try:
@@ -237,13 +239,13 @@ class ObstoreOrigin:
         try:
             await obstore.delete_async(self._store, list(keys))
         except FileNotFoundError:
-            if len(keys) > 1:  # a folder stops at the first that is not there
+            if len(keys) > 1:  # a folder store stops at the first missing key
                 await asyncio.gather(*[self.delete([key]) for key in keys])
         except BaseException as error:
             raise self._told(error, keys[0]) from error
 
     def _told(self, error: BaseException, key: str) -> BaseException:
-        """Our word for an error of obstore's; what is not of it stays as it is."""
+        """Translate an error of obstore; errors of other origin stay as they are."""
         if isinstance(error, OriginError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
             return error
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
@@ -251,43 +253,46 @@ class ObstoreOrigin:
         if isinstance(error, exceptions.PreconditionError):
             return OriginChangedError(f"{key[:200]!r} changed at its origin")
         if _is_range(error):
-            return OriginRangeError("the range begins behind the object's end")
+            return OriginRangeError("the range begins after the object's end")
         if isinstance(error, NotImplementedError | exceptions.NotSupportedError):
-            return OriginKeyError(f"the origin of {self._name} cannot do this")
+            return OriginKeyError(f"the origin of {self._name} does not support this operation")
         metrics.origin_errors.inc()
         if not isinstance(error, exceptions.BaseError | OSError | ValueError):
             return error
         said = debug_text(error)
         code = s3_error_code(said)
         if code in _SKEWED:
-            return OriginRefusedError(f"the origin of {self._name} refuses ({code}): set this node's clock")
+            return OriginRefusedError(
+                f"the origin of {self._name} refuses the request ({code}): set this node's clock"
+            )
         if isinstance(error, _REFUSED) or code in _OVER or is_forbidden(said):
             why = f" ({code})" if code else ""
             return OriginRefusedError(
-                f"the origin of {self._name} refuses{why}: check its credentials, and what they allow"
+                f"the origin of {self._name} refuses the request{why}: check its credentials and "
+                "their permissions"
             )
         reason = failure_reason(said)
-        return OriginDownError(f"the origin of {self._name} does not answer as it should: {reason}")
+        return OriginDownError(f"the origin of {self._name} failed: {reason}")
 
 
 def check_key(key: str) -> None:
-    """Raises OriginKeyError for a key that would be read as another one."""
+    """Raise OriginKeyError for a key that obstore would rewrite."""
     if any(_is_odd(segment) for segment in key.split("/")):
         raise OriginKeyError(
-            f"{key[:200]!r} cannot be asked of an origin: no empty, `.` or `..` between slashes, no slash at "
-            "the end, no control characters"
+            f"{key[:200]!r} is not a valid key at an origin: it may have no empty, `.` or `..` segment, no "
+            "slash at the end and no control characters"
         )
 
 
 def _is_odd(segment: str) -> bool:
-    """Whether obstore takes what stands between two slashes for something else."""
+    """Whether obstore would rewrite this segment between two slashes."""
     return segment in {"", ".", ".."} or any(ord(c) < 32 or c == "\x7f" for c in segment)
 
 
 def list_page(
     every: Sequence[OriginEntry | str], prefix: str, delimiter: str, after: str, limit: int
 ) -> OriginListing:
-    """One page of all there is, in any order; texts are common prefixes already."""
+    """Cut one page from all entries, which come in any order; strings are common prefixes."""
     found: dict[bytes, OriginEntry | str] = {}
     for each in every:
         key = each if isinstance(each, str) else each.key
@@ -308,15 +313,15 @@ def list_page(
 
 
 def _before(prefix: str) -> str:
-    """The greatest text that every key with this prefix lies behind, as far as is needed."""
+    """Return the greatest text that sorts before every key with this prefix, as far as is needed."""
     last = ord(prefix[-1])
     last -= 1 + (prefix[-1] == "0")  # before `0` comes the slash, which ends a name
     return prefix[:-1] + (chr(last) + "\U0010ffff" if last > 31 and last != 0xDFFF else "")
 
 
 def _offset(after: str) -> str:
-    """The place at which a listing of what lies behind `after` begins: itself, or a name before it, where
-    obstore cannot be given `after`."""
+    """Return the key at which a listing of the keys after `after` starts: `after` itself, or an earlier name
+    if obstore cannot handle `after`."""
     sound = list(takewhile(lambda segment: not _is_odd(segment), after.split("/")))
     return "/".join(sound)
 
@@ -336,7 +341,8 @@ def _facts(meta: Mapping[str, Any], attributes: Mapping[str, str]) -> ObjectFact
 
 
 def _etag(meta: Mapping[str, Any]) -> str:
-    """Of an origin without ETags, size and time are one; `~` says that it cannot be compared there."""
+    """Return the ETag. Without one at the origin, it is made of size and time; `~` marks that the origin
+    cannot compare it."""
     given = meta["e_tag"]
     if given and not given.startswith("W/"):
         return str(given).strip('"')

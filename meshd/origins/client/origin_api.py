@@ -1,7 +1,7 @@
 """The Origin interface: object facts, responses, listings, and the errors that an origin raises.
 
-Law: keys are the keys of the bucket; the prefix at the origin is internal. An implementation caches and
-shares nothing. An error message names the origin, never a credential; foreign text is truncated.
+Keys are the keys of the bucket; the prefix at the origin is internal. An implementation caches and shares
+nothing. An error message names the origin, never a credential; foreign text is truncated.
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ if TYPE_CHECKING:
 
 
 class OriginError(MeshdError):
-    """Base of what an origin raises on purpose."""
+    """Base of the errors that an origin raises deliberately."""
 
 
 class OriginMissingError(OriginError):
-    """The origin has no such object."""
+    """The object does not exist at the origin."""
 
 
 class OriginChangedError(OriginError):
-    """The object is not the version that was asked for any more."""
+    """The object is no longer the requested version."""
 
 
 class OriginRangeError(OriginError):
-    """The range begins behind the object's end."""
+    """The range begins after the object's end."""
 
 
 class OriginRefusedError(OriginError):
-    """The origin does not let these credentials do that, or they cannot be used."""
+    """The origin refuses these credentials, or they are unusable."""
 
 
 class OriginDownError(OriginError):
-    """The origin cannot be reached, or answers errors; what is cached is served."""
+    """The origin cannot be reached, or returns errors; cached data is served."""
 
 
 class OriginPieceError(OriginDownError):
-    """The origin has answered, and a disk here cannot take, or give, what came: it is to be asked again."""
+    """The origin answered, but a disk of this node cannot write or read the data: the request can be
+    retried."""
 
 
 class OriginKeyError(OriginError):
-    """A key that origins cannot be asked for."""
+    """The key cannot be requested from an origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
-    """An object at its origin. `etag` without quotes; `modified` in ms since the epoch; `headers` by S3's
-    lower-case names."""
+    """An object at its origin. `etag` is without quotes; `modified` is in ms since the epoch; `headers` have
+    S3's lower-case names."""
 
     size: int
     etag: str
@@ -62,7 +63,7 @@ class ObjectFacts:
 
 @dataclass(frozen=True, slots=True)
 class OriginResponse:
-    """Bytes of an object from `offset` on, as they come; `length` of them."""
+    """`length` bytes of an object from `offset` on, as a stream."""
 
     facts: ObjectFacts
     offset: int
@@ -80,13 +81,13 @@ class OriginEntry:
     modified: int
 
     def facts(self) -> ObjectFacts:
-        """What is known of it without asking."""
+        """Return the facts that the listing contains."""
         return ObjectFacts(self.size, self.etag, self.modified)
 
 
 @dataclass(frozen=True, slots=True)
 class OriginListing:
-    """One page in order of UTF-8 bytes; `after`: where the next begins, "" at the end."""
+    """One page in order of UTF-8 bytes. `after`: where the next page begins; "" on the last page."""
 
     entries: tuple[OriginEntry, ...] = ()
     prefixes: tuple[str, ...] = ()
@@ -94,25 +95,25 @@ class OriginListing:
 
 
 class Origin(Protocol):
-    """One place. Every method raises OriginRefusedError, OriginDownError and OriginKeyError."""
+    """One origin. Every method raises OriginRefusedError, OriginDownError and OriginKeyError."""
 
     async def get(self, key: str, offset: int, length: int, *, etag: str = "") -> OriginResponse:
-        """Up to `length` bytes from `offset`; of version `etag` only, if given. Raises OriginMissingError,
-        OriginChangedError, OriginRangeError."""
+        """Return up to `length` bytes from `offset`, of version `etag` only if given. Raises
+        OriginMissingError, OriginChangedError, OriginRangeError."""
         ...
 
     async def head(self, key: str) -> ObjectFacts:
-        """What there is. Raises OriginMissingError."""
+        """Return the object's facts. Raises OriginMissingError."""
         ...
 
     async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
-        """A page of keys and common prefixes after `after`."""
+        """Return a page of keys and common prefixes after `after`."""
         ...
 
     async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:
-        """Store an object; its ETag there. Where it raises OriginDownError it may be there all the same."""
+        """Store an object and return its ETag. It may be stored even if this raises OriginDownError."""
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove these; missing ones are fine."""
+        """Delete these keys; missing ones are ignored."""
         ...

@@ -1,6 +1,6 @@
 """OriginPool: opens the origin of each bucket on first use, behind a circuit breaker.
 
-Law: one origin per bucket and process; a changed description opens a new one. After a failure one
+There is one origin per bucket and process; a changed description opens a new one. After a failure one
 request at a time probes the origin, and all others fail at once until it answers.
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from meshd.origins.client.origin_api import ObjectFacts, Origin, OriginListing, OriginResponse
     from meshd.util.clock import Clock
 
-_REST: Final = 2.0  # seconds an origin that failed is let alone
-_TOLD: Final = 60.0  # seconds from one line of the log that an origin fails to the next
+_REST: Final = 2.0  # seconds without requests after a failure
+_TOLD: Final = 60.0  # seconds between two log lines about a failing origin
 _MOST: Final = 256
 _log = logging.getLogger("meshd.origins")
 
 
 class OriginPool:
-    """Opened origins by bucket."""
+    """The open origins of a process, by bucket."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._clock = directory, clock
@@ -41,7 +41,7 @@ class OriginPool:
         return f"<Origins {len(self._open)} open>"
 
     def origin_for(self, bucket: Bucket) -> GuardedOrigin:
-        """The origin of a bucket that has one. Raises OriginRefusedError."""
+        """Return the origin of a bucket that has one. Raises OriginRefusedError."""
         assert bucket.origin is not None
         key = (bucket.name, bucket.origin, self._changed(bucket.origin.credentials))
         found = self._open.get(key)
@@ -60,7 +60,7 @@ class OriginPool:
         return found
 
     def failure_log(self, bucket: Bucket) -> FailureLog:
-        """What the log is told of a bucket's origin."""
+        """Return the failure log of a bucket's origin."""
         found = self._troubles.get(bucket.name)
         if found is None:
             found = self._troubles[bucket.name] = FailureLog(bucket.name, self._clock)
@@ -76,7 +76,7 @@ class OriginPool:
 
 
 class FailureLog:
-    """The log's lines of one bucket's origin: that it fails, once a minute, and that it answers again."""
+    """Logs for one bucket's origin that it fails, once a minute, and that it works again."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name, self._clock = name, clock
@@ -86,14 +86,14 @@ class FailureLog:
         return f"<Trouble of {self._name}{'' if self._next is None else ': it fails'}>"
 
     def record_failure(self, error: OriginError) -> None:
-        """Somebody did not get what they asked for."""
+        """Record that a request failed."""
         now = self._clock.monotonic()
         if self._next is None or now >= self._next:
             self._next = now + _TOLD
             _log.warning("an origin fails", extra={"bucket": self._name, "why": str(error)})
 
     def record_success(self) -> None:
-        """It answered as it should."""
+        """Record that a request succeeded."""
         if self._next is not None:
             self._next = None
             _log.info("the origin answers again", extra={"bucket": self._name})
@@ -136,7 +136,7 @@ class GuardedOrigin:
         if not self._until:
             return False
         if self._probing or self._clock.monotonic() < self._until:
-            metrics.origin_errors.inc()  # as if it had been asked: else few failures show of many
+            metrics.origin_errors.inc()  # counted like a request, so that the metric shows all failures
             raise OriginDownError(self._why)
         self._probing = True
         return True

@@ -1,7 +1,7 @@
 """Predicts how many reads from now an item is read again: exactly from plans, else from read counts.
 
-Law: the unit is reads, so that exact and estimated distances compare. Counts cover a window that slides
-by halves; an item without a read in the window is never expected again.
+The unit is reads, so that exact and estimated distances compare. Counts cover a window that slides by
+halves; an item without a read in the window is not expected to be read again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from meshd.origins.eviction.policy_api import Item
 
 _MARGIN = 2
-"""Reads by which a newcomer must lead. Two items of shuffled epochs differ by as much for no reason."""
+"""Reads by which a new item must lead. Two items of shuffled epochs differ by this much by chance."""
 
 
 class ReadSchedule:
-    """The order in which somebody will read, and how far they are."""
+    """The order in which a plan reads, and its present position."""
 
     def __init__(self, order: Iterable[Item]) -> None:
         self._uses: dict[Item, list[int]] = defaultdict(list)
@@ -33,7 +33,7 @@ class ReadSchedule:
         return f"<Plan at {self.position} of {self.length}>"
 
     def distance(self, item: Item) -> int | None:
-        """Reads until its next use in this plan; None if it has none left."""
+        """Return the reads until the item's next use in this plan; None if there is none."""
         uses = self._uses.get(item, ())
         at = bisect_left(uses, self.position)
         return uses[at] - self.position if at < len(uses) else None
@@ -43,7 +43,7 @@ class ReadSchedule:
 
 
 class NextUsePredictor:
-    """Counts reads; knows plans."""
+    """Predicts from read counts and plans."""
 
     def __init__(self, window: int, tracked: int) -> None:
         self.plans: dict[str, ReadSchedule] = {}
@@ -58,7 +58,7 @@ class NextUsePredictor:
         return f"<Forecast {len(self._now)} + {len(self._before)} items counted, {len(self.plans)} plans>"
 
     def record_read(self, item: Item, size: int) -> None:
-        """It is read."""
+        """Count a read."""
         if self.clock >= self._ends or len(self._now) >= self._tracked:
             self._ends = self.clock + self._window
             self._before, self._now = self._now, {}
@@ -72,7 +72,7 @@ class NextUsePredictor:
         self._before.pop(item, None)
 
     def distance(self, item: Item) -> float:
-        """Of what is kept."""
+        """Return the predicted distance of a cached item."""
         known, at_least = self._planned(item)
         if known is not None:
             return known
@@ -80,7 +80,8 @@ class NextUsePredictor:
         return max(at_least, (self._reads_now + self._reads_before) / count if count else inf)
 
     def admission_distance(self, item: Item) -> float:
-        """Of what would have to take somebody's place: an estimate is held against it."""
+        """Return the predicted distance of a new item; estimates count against it, since it displaces
+        another."""
         known, at_least = self._planned(item)
         if known is not None:
             return known
@@ -89,7 +90,7 @@ class NextUsePredictor:
         return max(at_least, reads / lead if lead > 0 else 2.0 * reads)
 
     def _planned(self, item: Item) -> tuple[int | None, int]:
-        """The nearest planned use; without one, the reads for which plans rule one out."""
+        """Return the nearest planned use; without one, the number of reads for which plans rule a use out."""
         nearest: int | None = None
         at_least = 0
         for plan in self.plans.values():

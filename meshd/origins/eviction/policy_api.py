@@ -1,8 +1,8 @@
 """The interface of eviction policies: settings, decisions and evictions.
 
-Law: a decision takes effect when it is returned: the policy counts the named items as dropped, moved or
-admitted, and the store carries it out. A segment number names one data file. Invariant: kept bytes never
-exceed the capacity; pinned, declared or dirty items are never dropped.
+A decision takes effect when it is returned: the policy counts the named items as dropped, moved or admitted,
+and the store carries it out. A segment number names one data file. Cached bytes never exceed the capacity;
+pinned, declared or dirty items are never dropped.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 
 Item = tuple[str, str]
-"""Bucket and key; the key is of whatever is cached as one: an object or a chunk of one."""
+"""Bucket and key; the key names the unit of caching: an object or a chunk of one."""
 
 SEGMENT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionSettings:
-    """capacity: bytes that may be kept. A store holds up to one segment more while it moves what stays.
+    """Settings of an eviction policy.
+
+    capacity: bytes that may be cached. A store uses up to one segment more while it moves items.
     segment: bytes at which a data file is sealed; a larger item has a file of its own.
-    high, low: shares of the capacity. Above `high` something goes, until `low`.
-    quotas: most bytes of a bucket; a bucket without one is bounded by the capacity only.
+    high, low: shares of the capacity. Above `high`, data is evicted down to `low`.
+    quotas: maximum bytes of a bucket; a bucket without one is bounded only by the capacity.
     hints: whether plans and working sets count. Pins always do.
-    memory: the window in which reads are counted, in capacities of bytes read. Data read again later than
-    that looks as if it were never read again.
-    tracked: most items counted in a window; more end the window early.
+    memory: the window in which reads are counted, in capacities of bytes read. Data that is read again after
+    more than that seems never to be read again.
+    tracked: maximum items counted in a window; more items end the window early.
     """
 
     capacity: int
@@ -52,8 +54,8 @@ class EvictionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One data file goes. `move`: what is appended to other segments first, with their numbers; `drop`: what
-    goes with the file. `freed` and `moved` in bytes."""
+    """The eviction of one data file. `move`: items that are first appended to other segments, with the
+    segments' numbers. `drop`: items that are removed with the file. `freed` and `moved` are in bytes."""
 
     segment: int
     drop: tuple[Item, ...] = ()
@@ -64,8 +66,8 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """hit: it is kept already. segment: where to append it; None: it is not kept (serve it past the cache).
-    evictions: to be done before it is appended, in order."""
+    """The decision about one read. hit: the item is cached already. segment: where to append it; None: do not
+    cache it, only serve it. evictions: to be carried out first, in order."""
 
     hit: bool = False
     segment: int | None = None
@@ -77,11 +79,12 @@ class Policy(Protocol):
 
     @property
     def used(self) -> int:
-        """Bytes kept."""
+        """Bytes in the cache."""
 
     @property
     def moved(self) -> int:
-        """Bytes written again so far to keep them."""
+        """Bytes rewritten so far to keep items."""
 
     def read_item(self, item: Item, size: int) -> int:
-        """Somebody reads an item; bytes of it that were kept: all (a hit), none, or (bounds only) some."""
+        """Read an item; return how many of its bytes were cached: all (a hit), none, or (bounds only)
+        some."""

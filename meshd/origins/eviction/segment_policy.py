@@ -1,9 +1,9 @@
 """The eviction policy of the cache: whole segments are evicted, and valuable items are rewritten.
 
-Law: an item is admitted only if it is read again sooner than what it would replace, so a scan does not
-empty the cache. Pins, declared working sets and dirty items stay. Removed items are dead bytes until
-their file is deleted. Invariant: a segment holds items of one bucket; `used` is the sum of all segments.
-A store reports reads and writes, and carries out the decisions.
+An item is admitted only if it is read again sooner than what it would replace, so a scan does not empty the
+cache. Pins, declared working sets and dirty items stay. Removed items are dead bytes until their file is
+deleted. A segment holds items of one bucket; `used` is the sum of all segments. A store reports reads and
+writes, and carries out the decisions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProtectedItems:
-    """Who may not go."""
+    """Items that must not be evicted."""
 
     def __init__(self) -> None:
         self.dirty: set[Item] = set()
@@ -44,7 +44,7 @@ class ProtectedItems:
         self._rebuild_prefixes()
 
     def declare(self, name: str, prefixes: frozenset[Item]) -> None:
-        """A working set, as (bucket, prefix); the same name again replaces it."""
+        """Declare a working set, as (bucket, prefix); the same name replaces an earlier set."""
         self._declared[name] = prefixes
         self._rebuild_prefixes()
 
@@ -53,11 +53,11 @@ class ProtectedItems:
         self._rebuild_prefixes()
 
     def is_pinned(self, item: Item) -> bool:
-        """It is pinned or in a working set."""
+        """Whether the item is pinned or in a working set."""
         return bool(self._prefixes) and item[1].startswith(self._prefixes.get(item[0], ()))
 
     def is_protected(self, item: Item) -> bool:
-        """It may not be dropped."""
+        """Whether the item must not be dropped."""
         return item in self.dirty or self.is_pinned(item)
 
     def _rebuild_prefixes(self) -> None:
@@ -69,7 +69,7 @@ class ProtectedItems:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A data file. `size` with dead bytes; `members` are alive."""
+    """A data file. `size` includes dead bytes; `members` are the live items."""
 
     number: int
     bucket: str
@@ -79,7 +79,7 @@ class Segment:
 
 
 class SegmentTable:
-    """All data files and the open one of each stream. A stream keeps like with like."""
+    """All data files, and the open one of each stream. A stream groups items of similar lifetime."""
 
     def __init__(self, target: int) -> None:
         self.target, self.used = target, 0
@@ -97,7 +97,7 @@ class SegmentTable:
         return None if segment is None else segment.members[item]
 
     def append_item(self, item: Item, size: int, stream: str) -> int:
-        """The number of the segment it goes into; an earlier copy becomes dead bytes."""
+        """Append an item; return the number of its segment. An earlier copy becomes dead bytes."""
         self.mark_dead(item)
         where = (item[0], stream)
         segment = self._open.get(where)
@@ -107,23 +107,24 @@ class SegmentTable:
         return segment.number
 
     def restore(self, number: int, item: Item, size: int) -> None:
-        """An item that lies in a file of an earlier run."""
+        """Add an item that is in a file of an earlier run."""
         segment = self.by_number.get(number) or self._new(item[0], number)
         if segment.bucket != item[0] or item in self._where:
             raise ValueError(
-                f"{item} cannot lie in segment {number} too, which is of bucket {segment.bucket}"
+                f"{item} cannot be in segment {number} of bucket {segment.bucket}: "
+                "the item has another bucket or segment"
             )
         self._put(segment, item, size)
 
     def mark_dead(self, item: Item) -> Segment | None:
-        """Its bytes are dead; the segment they lie in."""
+        """Mark an item's bytes dead; return its segment, if any."""
         segment = self._where.pop(item, None)
         if segment is not None:
             segment.dead += segment.members.pop(item)
         return segment
 
     def remove_segment(self, segment: Segment) -> None:
-        """The file goes with all that is still in it."""
+        """Remove a file with all items that are still in it."""
         for item in segment.members:
             del self._where[item]
         del self.by_number[segment.number]
@@ -143,16 +144,16 @@ class SegmentTable:
         self.by_bucket[segment.bucket] += size
 
 
-_LOOKED_AT = 32  # segments a search looks at; the next search goes on behind them
-_SHARE = 0.5  # of a segment's bytes that should go with it: no byte is freed by writing more than another
-_LEAST = 1 / 16  # of them without which a segment is let be
-_SOON = 8  # a search without result holds for this part of the capacity in bytes read
-_MUST = -1.0  # the distance of what must be kept
+_LOOKED_AT = 32  # segments that a search examines; the next search continues after them
+_SHARE = 0.5  # minimum share of evicted bytes: no freed byte costs more than one written byte
+_LEAST = 1 / 16  # below this share a segment is not evicted
+_SOON = 8  # a search without result is not repeated until capacity / _SOON bytes have been read
+_MUST = -1.0  # the distance of an item that must be cached
 
 
 @dataclass(frozen=True, slots=True)
 class _Victim:
-    """A segment and the distance from which on its items are dropped. `worth`: of the nearest that goes."""
+    """A segment, and the items to drop with it. `worth`: the distance of the nearest of them."""
 
     segment: Segment
     drop: tuple[Item, ...]
@@ -160,7 +161,7 @@ class _Victim:
 
 
 class SegmentPolicy:
-    """State of one cache. Nothing in it waits; every call returns at once."""
+    """The state of one cache. Every call returns at once."""
 
     def __init__(self, settings: EvictionSettings) -> None:
         self.settings = settings
@@ -170,7 +171,7 @@ class SegmentPolicy:
         self._protected = ProtectedItems()
         self._predictor = NextUsePredictor(settings.memory * settings.capacity, settings.tracked)
         self._hand = 0
-        self._bars: dict[str | None, tuple[float, int]] = {}  # of a full bucket, or (None) of the whole
+        self._bars: dict[str | None, tuple[float, int]] = {}  # of a full bucket, or (None) of the whole cache
 
     def __repr__(self) -> str:
         return f"<Segmented {self.used} of {self.settings.capacity} bytes, {self._segments!r}>"
@@ -183,17 +184,17 @@ class SegmentPolicy:
         return self._segments.by_bucket[bucket]
 
     def size_of(self, item: Item) -> int | None:
-        """Bytes kept of it; None: it is not kept."""
+        """Return the cached bytes of an item; None if it is not cached."""
         return self._segments.size_of(item)
 
-    # --- what happens
+    # --- events
 
     def read_item(self, item: Item, size: int) -> int:
-        """As the simulator's other policies: how many bytes were kept."""
+        """Read an item, as the other policies of the simulator do; return the cached bytes."""
         return size if self.decide(item, size).hit else 0
 
     def decide(self, item: Item, size: int) -> Decision:
-        """Somebody reads an item of this size."""
+        """Decide about a read of an item of this size."""
         self._predictor.record_read(item, size)
         held = self._segments.size_of(item)
         if held == size or (held is not None and item in self._protected.dirty):
@@ -203,32 +204,34 @@ class SegmentPolicy:
         return self._admit(item, size, distance, stale)
 
     def write(self, item: Item, size: int) -> Decision:
-        """Write-back: it is kept until `clean`. Without a segment there is no room: write through instead."""
+        """Cache a write-back item until `clean`. Without a segment there is no room: write through
+        instead."""
         done = self._admit(item, size, _MUST, ())
         if done.segment is not None:
             self._protected.dirty.add(item)
         return done
 
     def clean(self, item: Item) -> None:
-        """The origin has it now."""
+        """Mark an item as written to the origin."""
         self._bars.clear()
         self._protected.dirty.discard(item)
 
     def remove(self, item: Item) -> tuple[Eviction, ...]:
-        """It is deleted; its file goes too if it was the last in it."""
+        """Remove a deleted item, and its file if it was the last item in it."""
         self._protected.dirty.discard(item)
         self._predictor.forget(item)
         self._bars.clear()
         return self._mark_dead(item)
 
     def restore(self, segment: int, item: Item, size: int, *, dirty: bool = False) -> None:
-        """What a store finds on its disks when it starts; `sweep` afterwards."""
+        """Add an item that a store finds on its disks when it starts; call `sweep` afterwards."""
         self._segments.restore(segment, item, size)
         if dirty:
             self._protected.dirty.add(item)
 
     def sweep(self) -> tuple[Eviction, ...]:
-        """Down to the low watermark and to the quotas, whatever it is worth; what must stay stays."""
+        """Evict down to the low watermark and to the quotas, whatever the items are worth; protected items
+        stay."""
         done: list[Eviction] = []
         for bucket, quota in sorted(self.settings.quotas.items()):
             while self.used_by(bucket) > quota and (victim := self._victim(bucket)):
@@ -237,10 +240,10 @@ class SegmentPolicy:
             done.append(self._evict(victim))
         return tuple(done)
 
-    # --- what is known
+    # --- hints
 
     def pin(self, bucket: str, prefix: str = "") -> None:
-        """Keys of the bucket that begin so are let in before others, and stay."""
+        """Admit keys of the bucket with this prefix before others, and do not evict them."""
         self._protected.pin(bucket, prefix)
 
     def unpin(self, bucket: str, prefix: str = "") -> None:
@@ -248,7 +251,7 @@ class SegmentPolicy:
         self._bars.clear()
 
     def declare(self, name: str, *prefixes: Item) -> None:
-        """A working set, as (bucket, prefix): none of it goes while it is declared."""
+        """Declare a working set, as (bucket, prefix): none of it is evicted while it is declared."""
         if self.settings.hints:
             self._protected.declare(name, frozenset(prefixes))
 
@@ -257,12 +260,12 @@ class SegmentPolicy:
         self._bars.clear()
 
     def plan(self, name: str, order: Iterable[Item]) -> None:
-        """The reads to come, in order."""
+        """Set the future reads of a plan, in order."""
         if self.settings.hints:
             self._predictor.plans[name] = ReadSchedule(order)
 
     def advance(self, name: str, position: int) -> None:
-        """The plan's reader has read all before `position`. A plan at its end is forgotten."""
+        """Record that the plan's reader has read all before `position`. A finished plan is forgotten."""
         plan = self._predictor.plans.get(name)
         if plan is not None:
             plan.position = position
@@ -270,11 +273,11 @@ class SegmentPolicy:
                 del self._predictor.plans[name]
 
     def unplan(self, name: str) -> None:
-        """Its reads to come are not known any more."""
+        """Forget the future reads of a plan."""
         self._predictor.plans.pop(name, None)
         self._bars.clear()
 
-    # --- deciding
+    # --- decisions
 
     def _mark_dead(self, item: Item) -> tuple[Eviction, ...]:
         segment = self._segments.mark_dead(item)
@@ -314,7 +317,7 @@ class SegmentPolicy:
         return True
 
     def _replace(self, bucket: str | None, distance: float, done: list[Eviction]) -> bool:
-        """Evict one segment if the newcomer is read again sooner than what goes."""
+        """Evict one segment if the new item is read again sooner than what is dropped."""
         bar, until = self._bars.get(bucket, (inf, 0))
         if distance >= bar and self._predictor.clock < until:
             return False
@@ -327,7 +330,7 @@ class SegmentPolicy:
         return True
 
     def _victim(self, bucket: str | None) -> _Victim | None:
-        """Of the segments looked at, the one whose dropped items are read again last."""
+        """Return the examined segment whose dropped items are read again last."""
         best: _Victim | None = None
         for found in self._candidates(bucket):
             if best is None or found.worth > best.worth:
@@ -335,7 +338,7 @@ class SegmentPolicy:
         return best
 
     def _candidates(self, bucket: str | None) -> Iterator[_Victim]:
-        """What segments behind the hand, then around, have to give; as many as one search looks at."""
+        """Yield what the segments after the hand offer, wrapping around, as many as one search examines."""
         numbers = sorted(self._segments.by_number)
         at = bisect_right(numbers, self._hand)
         left = _LOOKED_AT
@@ -351,7 +354,7 @@ class SegmentPolicy:
                 return
 
     def _weigh(self, segment: Segment) -> _Victim | None:
-        """Drop from the farthest on until enough goes. None: too little would."""
+        """Choose items to drop, farthest first, until enough bytes are freed; None if too few would be."""
         free = [
             (self._predictor.distance(item), item, size)
             for item, size in segment.members.items()
@@ -382,5 +385,5 @@ class SegmentPolicy:
         return Eviction(segment.number, victim.drop, moves, segment.size - moved, moved)
 
     def _stream(self, item: Item) -> str:
-        """Whose like it is: what is held need not be written again with what comes and goes."""
+        """Return the stream for a moved item: protected items are kept apart from items that come and go."""
         return "kept" if self._protected.is_protected(item) else "moved"

@@ -1,8 +1,8 @@
 """Replays traces of reads on eviction policies and reports their hit ratios (`mesh cache simulate`).
 
-Law: every policy sees the same reads and has the same capacity; a hit is a whole item. `warm` ratios
-exclude first reads, which no cache could serve. A trace file is JSON lines or CSV with key, size and
-optionally bucket. A generated trace is the same for the same seed in every Python version.
+Every policy sees the same reads and has the same capacity; a hit is a whole item. `warm` ratios exclude
+first reads, which no cache could serve. A trace file is JSON lines or CSV with key, size and optionally
+bucket. A generated trace is the same for the same seed in every Python version.
 """
 
 from __future__ import annotations
