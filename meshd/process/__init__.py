@@ -1,5 +1,5 @@
 """From settings to running processes: the supervisor, its children, and the composition root (`wiring`).
 
-Law: the only package that knows every layer. The supervisor is single-threaded, holds no store and no
-event loop, and forks after all imports; anything that opens files or starts threads runs in a child.
+This is the only package that knows every layer. The supervisor is single-threaded, holds no store and no
+event loop, and forks after all imports. Code that opens files or starts threads runs in a child.
 """

@@ -1,9 +1,9 @@
 """Bootstrap before heavy imports: environment variables, and the lock of the data directory.
 
-Law: light; call `set_environment` once, before any heavy import. Each library gets one thread: processes
-provide the parallelism, and forking requires a single thread. Nothing in the data directory is touched
-before its lock is held. The kernel holds the lock (flock) and releases it when the last process of the
-daemon has ended, for whatever reason.
+This module is light; call `set_environment` once, before any heavy import. Each library gets one thread:
+processes provide the parallelism, and forking requires a single thread. Nothing in the data directory is
+touched before its lock is held. The kernel holds the lock (flock) and releases it when the last process of
+the daemon has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ONE_THREAD = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-_AUTHORITIES: Final = "SSL_CERT_FILE"  # where OpenSSL looks for the system's
+_AUTHORITIES: Final = "SSL_CERT_FILE"  # where OpenSSL looks for the system's certificate authorities
 
 
 def set_environment(settings: NodeSettings, env: MutableMapping[str, str]) -> None:
-    """Thread counts, and where the processes share their metrics."""
+    """Set the thread counts, and the directory in which the processes share their metrics."""
     for name in _ONE_THREAD:
         env[name] = "1"
     env["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)
@@ -46,8 +46,9 @@ def set_environment(settings: NodeSettings, env: MutableMapping[str, str]) -> No
 
 @contextmanager
 def without_system_authorities(env: MutableMapping[str, str]) -> Iterator[None]:
-    """While modules load, the system's authorities seem to be none; afterwards they are where they were.
-    aiohttp's client, which a node does not use, reads them when it is imported: half of its time."""
+    """Hide the system's certificate authorities while modules are imported, then restore the setting. A
+    library that creates a TLS context when it is imported would load them, which takes long; a node needs
+    none before it connects to another one."""
     before = env.get(_AUTHORITIES)
     env[_AUTHORITIES] = os.devnull
     try:
@@ -58,7 +59,7 @@ def without_system_authorities(env: MutableMapping[str, str]) -> Iterator[None]:
             env[_AUTHORITIES] = before
 
 
-_LOCK_TIMEOUT = 3.0  # seconds for the children of a killed daemon to be gone
+_LOCK_TIMEOUT = 3.0  # seconds that the children of a killed daemon have to end
 _STEP = 0.05
 _MIN_FREE_BYTES = 2 << 20  # bytes
 
@@ -88,7 +89,7 @@ class DataDirLock:
             if _alive(holder) or clock.monotonic() > deadline:
                 raise DirectoryInUseError(
                     f"the data directory {self._path.parent} is in use by another meshd "
-                    f"(process {holder or '?'}); stop that one, or give this one another --data-dir"
+                    f"(process {holder or '?'}); stop that process, or choose another --data-dir"
                 )
             threading.Event().wait(_STEP)
 
@@ -104,12 +105,12 @@ class DataDirLock:
         return int(written) if written.isdigit() else 0
 
     def release(self) -> None:
-        """Let another daemon in (once the children are gone too)."""
+        """Release the lock; another daemon gets it once the children have ended too."""
         os.close(self._fd)
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead but not yet reaped by its parent does not."""
+    """Whether a process runs; a zombie, which is dead but not yet reaped by its parent, does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -118,7 +119,7 @@ def _alive(pid: int) -> bool:
 
 
 def prepare_data_dir(settings: NodeSettings) -> DataDirLock:
-    """Create what is missing, lock, empty `run/`. Raises ConfigError, DirectoryInUseError."""
+    """Create missing directories, take the lock and empty `run/`. Raises ConfigError, DirectoryInUseError."""
     store, cache = settings.store, settings.cache_store
     for directory in (store.data_dir, store.index_dir):
         _create(directory)
@@ -143,7 +144,7 @@ def prepare_data_dir(settings: NodeSettings) -> DataDirLock:
 
 
 def _create(directory: Path, *, is_disk: bool = False) -> None:
-    """One that fails is an error of the node's; of a `disk` recovery says whether the node does without."""
+    """Create a directory. Raises ConfigError; not for a failed disk, since recovery decides about those."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         writable = os.access(directory, os.R_OK | os.W_OK | os.X_OK) or (is_disk and _is_read_only(directory))
@@ -151,13 +152,14 @@ def _create(directory: Path, *, is_disk: bool = False) -> None:
         if is_disk and not isinstance(error, PermissionError):
             return
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(f"cannot make the directory {directory}: {why}") from error
+        raise ConfigError(f"cannot create the directory {directory}: {why}") from error
     if not writable:
         raise ConfigError(f"the directory {directory} is not writable by this user")
 
 
 def _require_free_space(directory: Path) -> None:
-    """Counters are files mapped into memory: on a full file system whoever counts would end by SIGBUS."""
+    """Require space for the counters: they are memory-mapped files, and on a full file system SIGBUS would
+    kill a process that counts."""
     probe = directory / f"room.{os.getpid()}"
     try:
         with probe.open("wb") as file:
@@ -166,9 +168,9 @@ def _require_free_space(directory: Path) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise ConfigError(f"cannot write in {directory}: {error.strerror}") from error
         raise ConfigError(
-            f"{directory} is on a full disk: a node needs {_MIN_FREE_BYTES >> 20} MiB there to start; "
-            "remove what is "
-            "not the node's, or enlarge the file system (what the node stores is deleted while it runs)"
+            f"{directory} is on a full file system: a node needs {_MIN_FREE_BYTES >> 20} MiB there to start; "
+            "remove other"
+            " files from it, or enlarge it (stored objects can be deleted once the node runs)"
         ) from error
     finally:
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """Child processes: fork, a report pipe to the supervisor, and death together with it.
 
-Law: a child is forked from a single-threaded supervisor, keeps only the descriptors it was given, and is
-killed by the kernel when the supervisor dies for any reason.
+A child is forked from a single-threaded supervisor, keeps only the descriptors it was given, and is killed
+by the kernel when the supervisor dies for any reason.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OOM: Final = Path("/proc/self/oom_score_adj")
-_OOM_SCORE: Final = 100  # of 1000: as if it had a tenth of the memory more; transform processes say 500
+_OOM_SCORE: Final = 100  # of 1000: as if it used 10 % more of the memory; transform processes set 500
 _SIGNAL_HINTS: Final[dict[int, str]] = {
-    signal.SIGBUS: " (what it reads as memory cannot be read: the index)",
-    signal.SIGKILL: " (if nobody did, the kernel: memory ran out, see dmesg)",
+    signal.SIGBUS: " (a memory-mapped file could not be read: the index)",
+    signal.SIGKILL: " (perhaps by the kernel, out of memory: see dmesg)",
 }
 _log = logging.getLogger("meshd.child")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,19 +42,19 @@ class ChildReporter:
         self._fd = fd
 
     def report_ready(self) -> None:
-        """The child does its work from now on."""
+        """Report that the child does its work from now on."""
         self._write({"state": "ready"})
 
     def report_alive(self) -> None:
-        """Sent every few seconds by children with an event loop: it still turns."""
+        """Report that the event loop runs. Children with an event loop send this every few seconds."""
         self._write({"state": "alive"})
 
     def report_failure(self, reason: str) -> None:
-        """Why the child cannot do its work; it ends after this."""
+        """Report why the child cannot do its work; it exits afterwards."""
         self._write({"state": "failed", "reason": reason[:2000]})
 
     def _write(self, report: dict[str, str]) -> None:
-        with contextlib.suppress(OSError):  # a supervisor that is gone takes this process with it
+        with contextlib.suppress(OSError):  # when the supervisor dies, this process dies with it
             os.write(self._fd, json.dumps(report).encode() + b"\n")
 
 
@@ -63,16 +63,16 @@ ChildBody = Callable[[ChildReporter], None]
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A child the supervisor keeps alive. `name` is `role-number`; `fds` are the descriptors it inherits."""
+    """A child that the supervisor keeps alive. `name` is `role-number`; it inherits the descriptors `fds`."""
 
     name: str
     body: ChildBody
     fds: frozenset[int] = frozenset()
     longest_delay: float = MAX_DELAY
-    """Seconds between a death and the next start, at most."""
+    """Maximum seconds between a death and the next start."""
     listen_fd: int | None = None
-    """A listening socket: the child is started when somebody connects, and ends by itself (with code 0) when
-    it has nothing to do. None: it always runs."""
+    """A listening socket: the child is started when a client connects, and exits (with code 0) when it is
+    idle. None: it always runs."""
 
     @property
     def role(self) -> str:
@@ -81,8 +81,8 @@ class ChildSpec:
 
 @dataclass(slots=True)
 class Child:
-    """What the supervisor knows of one child. `pid` 0: not running; `due`: when to start it (again); infinite
-    while one with a door waits for somebody to come."""
+    """The supervisor's state of one child. `pid` is 0 while it is not running. `due` is when to start it
+    (again); infinite while an on-demand child waits for a connection."""
 
     spec: ChildSpec
     pid: int = 0
@@ -92,11 +92,11 @@ class Child:
     reason: str = ""
     crashes: CrashHistory = field(default_factory=CrashHistory)
     last_heard: float = 0.0
-    """When it last said that its loop turns; 0 for a child that never does."""
+    """When it last reported that its loop runs; 0 for a child that never does."""
     unread: bytearray = field(default_factory=bytearray)
 
     def read_reports(self) -> list[dict[str, str]]:
-        """What the child wrote since the last call; empty when nothing did."""
+        """Return the child's reports since the last call; empty if there are none."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.pipe, 65536):
                 self.unread += chunk
@@ -118,13 +118,14 @@ def fork_child(spec: ChildSpec, close: Iterable[int]) -> tuple[int, int]:
 
 
 def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> NoReturn:
-    """The life of a child, from fork to exit; nothing of the supervisor's stack runs after it."""
+    """Run a child from fork to exit; nothing of the supervisor's stack runs after it."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        # a terminal sends these to all, and the supervisor decides; SIGUSR1 is heeded once there are logs
+        # A terminal sends these to all processes, and the supervisor decides; SIGUSR1 works once logging is
+        # set up.
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         die_with_parent(parent)
@@ -154,28 +155,28 @@ def _run(spec: ChildSpec, reporter: ChildReporter) -> int:
 
 
 def prefer_oom_kill() -> None:
-    """Have the kernel, when memory runs out, rather kill this process than the supervisor: with that one all
-    others would go, and nobody would start them again. The steward's death also gives back finished batches,
-    the memory that is nobody's otherwise."""
+    """Make the kernel, when memory runs out, kill this process rather than the supervisor, whose death would
+    end all others without anyone to restart them. The death of the coordinator also frees finished batches,
+    whose memory is otherwise attributed to no process."""
     with contextlib.suppress(OSError, ValueError):  # not on Linux, or forbidden
         if int(_OOM.read_text()) < _OOM_SCORE:
             _OOM.write_text(str(_OOM_SCORE))
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
+    """Make the kernel kill this process when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before that took effect
+    if os.getppid() != parent:  # the parent died before the call took effect
         os._exit(1)
 
 
 def exit_signal(status: int) -> int:
-    """The signal that ended a process, from its wait status; 0 if none did."""
+    """Return the signal that ended a process, from its wait status; 0 if none did."""
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 def describe_exit(status: int) -> str:
-    """How a process ended, from its wait status, in words."""
+    """Describe in words how a process ended, from its wait status."""
     number = exit_signal(status)
     if number:
         return f"killed by {signal.Signals(number).name}{_SIGNAL_HINTS.get(number, '')}"

@@ -1,7 +1,7 @@
 """Coordinator process: work that a node does once, not once per worker (batches, periodic tasks).
 
-Law: workers reach it only through its Unix socket, so it can run in a process of its own or inside the
-only worker.
+Workers reach it only through its Unix socket, so it can run in a process of its own or inside the only
+worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger("meshd.coordinator")
 
 
 def run_coordinator(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
-    """The coordinator as a process of its own, from start to end."""
+    """Run the coordinator as a process of its own, from start to end."""
     logs.configure(settings.log_format, settings.log_level, "coordinator")
     logs.follow_runtime_level(settings.log_level)
     with (
@@ -64,7 +64,7 @@ async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporte
 
 @asynccontextmanager
 async def start_coordinator(node: NodeContext, listener: socket.socket) -> AsyncIterator[Assembler]:
-    """The coordinator's work, running in this process for the length of the block; gives its assembler."""
+    """Run the coordinator's work in this process for the length of the block; yields its assembler."""
     tasks, settings = BackgroundTasks("coordinator"), node.settings
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
@@ -102,9 +102,9 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
 
 
 async def _vital(work: Coroutine[Any, Any, None]) -> None:
-    """Work without which this process is of no use: when it fails, the process ends, and is replaced."""
+    """Run work that this process cannot do without: if it fails, the process exits and is replaced."""
     try:
         await work
     except Exception:
-        _log.exception("work that must go on failed; restarting this process")
+        _log.exception("an essential task failed; restarting this process")
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,8 +1,8 @@
 """Joining a cluster before start-up: establish the directory's identity and share the root key pair.
 
-Law: runs in a child, before the store is opened, under a lease: of several nodes that start at once, one
+It runs in a child, before the store is opened, under a lease: of several nodes that start at once, one
 founds the cluster and the others join it. A node with control state of its own founds the cluster with
-it.
+that state.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _LEASE_TTL: Final = 10.0
 _STEP: Final = 0.1
 _NODE_LOCAL_PREFIXES: Final = ("leases/", "cluster/", "mesh/")
 ROOT_MADE: Final = "root-made"
-"""A file in the run directory that says that this start made the root key pair."""
+"""File in the run directory that says that this start generated the root key pair."""
 
 
 def join_cluster(settings: NodeSettings, *, root_given: bool) -> None:
-    """Found the mesh, or be admitted to it. `root_given`: the environment says the root key pair. Raises
+    """Found the cluster, or join it. `root_given`: the environment sets the root key pair. Raises
     StartupError, ControlError."""
     with closing(open_control(settings, SystemClock())) as control:
         asyncio.run(_join(control, settings, root_given))
@@ -67,8 +67,8 @@ async def _join(control: ControlStore, settings: NodeSettings, root_given: bool)
 
 
 async def _wait_until_exclusive(control: ControlStore, settings: NodeSettings) -> None:
-    """Wait until no other directory runs under the node's id: what it has must not be taken for lost. Raises
-    StartupError when that does not come about."""
+    """Wait until no other directory runs under the node's id, so that its data is not taken for lost. Raises
+    StartupError after two lease times."""
     found, clock, name = (
         read_identity(settings.store.data_dir),
         SystemClock(),
@@ -83,7 +83,7 @@ async def _wait_until_exclusive(control: ControlStore, settings: NodeSettings) -
 
 
 async def _acquire_founding_lease(control: ControlStore, node_id: str) -> Lease:
-    """Wait until nobody else founds or joins."""
+    """Wait until no other node is founding or joining."""
     while True:
         lease = await control.acquire_lease(_LEASE, node_id, _LEASE_TTL)
         if lease is not None:
@@ -92,7 +92,7 @@ async def _acquire_founding_lease(control: ControlStore, node_id: str) -> Lease:
 
 
 async def _copy_own_state(control: ControlStore, settings: NodeSettings) -> None:
-    """What the node kept for itself until now: buckets, users, keys, jobs."""
+    """Copy the node's own control state into the cluster's: buckets, users, keys, jobs."""
     if not settings.control_dir.exists():
         return
     with closing(EmbeddedControl(settings.control_dir, SystemClock())) as own:
@@ -102,13 +102,13 @@ async def _copy_own_state(control: ControlStore, settings: NodeSettings) -> None
         for key, entry in entries.items()
         if not key.startswith(_NODE_LOCAL_PREFIXES)
     ]
-    for write in writes:  # one by one: a start that was interrupted is repeated
+    for write in writes:  # one by one, since an interrupted start is repeated
         with suppress(VersionConflictError):
             await control.write_many([write])
 
 
 async def _share_root(control: ControlStore, settings: NodeSettings) -> None:
-    """The mesh's root key pair into the node's file, or the node's into the mesh."""
+    """Write the cluster's root key pair into the node's file, or the node's into the cluster."""
     data_dir, table = settings.store.data_dir, IdentityTable(control)
     theirs = next((key for key in table.keys().values() if key.origin == "root"), None)
     mine = stored_credentials(data_dir)

@@ -1,8 +1,8 @@
 """Listen sockets of a node: one TCP socket for all workers, one Unix socket per internal service.
 
-Law: the supervisor owns them, so connections to a process that is being replaced wait in the kernel's
-queue instead of being refused. They are bound early, so that errors appear early, and listen once the
-store is ready.
+The supervisor owns them, so connections to a process that is being replaced wait in the kernel's queue
+instead of being refused. They are bound early, so that errors appear early, and listen once the store is
+ready.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListenSockets:
-    """Every listening socket of a node, what is spoken on that of HTTP, and how busy its workers are."""
+    """Every listening socket of a node, the TLS state of the HTTP one, and how busy its workers are."""
 
     http: socket.socket
     coordinator: socket.socket
@@ -33,22 +33,22 @@ class ListenSockets:
     tls: ServerTls | None = None
 
     def fds(self) -> list[int]:
-        """Descriptors of those still open here."""
+        """Return the descriptors of the sockets that are still open in this process."""
         every = (self.http, self.coordinator, self.rebalancer, *self.transforms)
         return [sock.fileno() for sock in every if sock.fileno() >= 0]
 
     def listen_http(self, backlog: int) -> None:
-        """Let HTTP clients in."""
+        """Start to accept HTTP clients."""
         self.http.listen(backlog)
 
     def close_http(self) -> None:
-        """Let go of the port in this process. Idempotent."""
+        """Close the HTTP socket in this process. Idempotent."""
         self.http.close()
 
 
 def open_listen_sockets(settings: NodeSettings) -> ListenSockets:
-    """Bind everything. Raises ConfigError when the address is taken or not this machine's, or when the TLS
-    pair cannot be used."""
+    """Bind all sockets. Raises ConfigError when the address is taken or not one of this machine, or when the
+    TLS pair cannot be used."""
     tls = _tls(settings.http)
     return ListenSockets(
         http=bind_http(settings.http),
@@ -69,7 +69,7 @@ def _tls(http: HttpSettings) -> ServerTls | None:
 
 
 def bind_http(http: HttpSettings) -> socket.socket:
-    """A bound socket; port 0 has the system choose one. Raises ConfigError."""
+    """Return a bound socket; for port 0 the system chooses one. Raises ConfigError."""
     try:
         return _bind(*_resolve(http.host, http.port))
     except OSError as error:
@@ -79,7 +79,7 @@ def bind_http(http: HttpSettings) -> socket.socket:
 
 
 def local_endpoint(doors: ListenSockets) -> str:
-    """The URL under which a client on this machine reaches the port."""
+    """Return the URL under which a client on this machine reaches the port."""
     scheme = "http" if doors.tls is None else "https"
     host, port = doors.http.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

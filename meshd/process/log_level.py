@@ -1,7 +1,7 @@
 """The supervisor's part in the runtime log level: signals changes and ends temporary levels.
 
-Law: `telemetry.logs` holds the level; a process that changes it sends the supervisor SIGUSR1. SIGUSR2
-toggles debug logging for an operator whose node does not answer requests.
+`telemetry.logs` holds the level; a process that changes it sends the supervisor SIGUSR1. SIGUSR2 toggles
+debug logging for an operator whose node does not answer requests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = logging.getLogger("meshd.supervisor")
 
 
 def notify_supervisor() -> None:
-    """From a child of its: the level was changed."""
+    """Tell the supervisor, from one of its children, that the level was changed."""
     os.kill(os.getppid(), signal.SIGUSR1)
 
 
 class LogLevelWatcher:
-    """What the supervisor knows of the level."""
+    """Watches the runtime log level for the supervisor."""
 
     def __init__(self, configured: str, verbosity: RuntimeLogLevel, clock: Clock) -> None:
         self._configured, self._verbosity, self._clock = configured, verbosity, clock
@@ -37,18 +37,18 @@ class LogLevelWatcher:
         return f"<LevelWatch {self._last}>"
 
     def next_check(self) -> float | None:
-        """The second of the monotonic clock at which to look again."""
+        """Return the monotonic time of the next check, if any."""
         return self._last.until if self._last else None
 
     def toggle_debug(self) -> None:
-        """`debug` for a while, or an end to what was asked for."""
+        """Switch to `debug` for a while, or end the requested level."""
         if self._verbosity.requested():
             self._verbosity.reset_level()
         else:
             self._verbosity.request_level("debug", self._clock.monotonic() + DEFAULT_SECONDS)
 
     def check_change(self) -> bool:
-        """Whether the level is another than it was: the children are to be told."""
+        """Whether the level has changed, so that the children must be told."""
         now, asked = self._clock.monotonic(), self._verbosity.requested()
         if asked and now >= asked.until:
             self._verbosity.reset_level()
@@ -57,7 +57,7 @@ class LogLevelWatcher:
             return False
         self._last = asked
         level = asked.level if asked else self._configured
-        logs.set_level("warning")  # the next line is written whatever the level was, and will be
+        logs.set_level("warning")  # so that the next line is written at any level
         _log.warning(
             "the log level changes",
             extra={"now": level, "seconds": round(asked.until - now) if asked else "for good"},

@@ -1,6 +1,6 @@
-"""Memory usage: how much memory the node may still allocate, and how much its processes have.
+"""Memory usage: how much memory the node may still allocate, and how much its processes use.
 
-Law: reads what the kernel reports (/proc, control groups v1 and v2) and decides nothing. Memory that the
+It reads what the kernel reports (/proc, control groups v1 and v2) and decides nothing. Memory that the
 kernel reclaims on demand (the page cache) counts as free.
 """
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _PROC: Final = Path("/proc")
 _GROUPS: Final = Path("/sys/fs/cgroup")
-_UNLIMITED: Final = 1 << 60  # what version 1 says where nobody set a limit is more
+_UNLIMITED: Final = 1 << 60  # version 1 reports a larger value where no limit is set
 _FREEABLE: Final = ("active_file", "inactive_file", "slab_reclaimable")
 _OWN: Final = ("RssAnon", "RssShmem", "VmSwap")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """`free` bytes may still be taken, of `whole`."""
+    """`free` bytes may still be allocated, of `whole`."""
 
     free: int
     whole: int
@@ -31,7 +31,7 @@ class MemoryRoom:
 
 @dataclass(frozen=True, slots=True)
 class _CgroupVersion:
-    """The names of a version of control groups."""
+    """The file names of one version of control groups."""
 
     limit: str
     used: str
@@ -43,20 +43,20 @@ _V2: Final = _CgroupVersion("memory.max", "memory.current", "")
 
 
 def memory_room(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryRoom | None:
-    """Of the machine, or of the control group with a limit that is nearest to it; None where the kernel does
-    not tell."""
+    """Return the room on the machine, or in the enclosing control group with the least room; None if the
+    kernel does not report it."""
     return min([*_machine(proc), *_limits(proc, groups)], key=lambda found: found.free, default=None)
 
 
 def free_memory() -> int | None:
-    """Bytes that may still be taken; None where the kernel does not tell."""
+    """Return the bytes that may still be allocated; None if the kernel does not report them."""
     found = memory_room()
     return None if found is None else found.free
 
 
 def resident_by_role(supervisor: int, proc: Path = _PROC) -> dict[str, int]:
-    """Bytes that the processes of a node have for themselves, by role; what one started counts with it. Pages
-    that they share since they were forked count in each; finished batches that nobody has mapped in none."""
+    """Return the private memory of a node's processes in bytes, by role, with their descendants. Pages shared
+    since the fork count in each process; finished batches that no process has mapped count in none."""
     found = {"supervisor": _resident(supervisor, proc)}
     for child in _children(supervisor, proc):
         role = _text(proc / str(child) / "comm").strip().partition("-")[0]
@@ -72,7 +72,7 @@ def _machine(proc: Path) -> Iterator[MemoryRoom]:
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[MemoryRoom]:
-    """Of all groups that the process is in, from its own to the outermost."""
+    """Yield the limits of all control groups of the process, from its own to the outermost."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -115,7 +115,7 @@ def _resident(pid: int, proc: Path) -> int:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """`Name:  12 kB` in bytes."""
+    """Parse lines such as `Name:  12 kB` into bytes by name."""
     found = {}
     for line in _text(path).splitlines():
         name, _, rest = line.partition(":")
@@ -126,7 +126,7 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def _text(path: Path) -> str:
-    """Empty where there is none: processes end while they are looked at."""
+    """Return a file's text; empty if it is missing, since processes end while they are inspected."""
     with suppress(OSError):
         return path.read_text()
     return ""

@@ -1,7 +1,7 @@
 """Periodic tasks: small jobs that run repeatedly while a node runs.
 
-Law: a task that fails is logged and retried; it never ends its process. A task that moves data rests as
-long as it worked, so that clients keep at least half of the disk bandwidth.
+A task that fails is logged and retried; it never ends its process. A task that moves data rests as long as
+it worked, so that clients keep at least half of the disk bandwidth.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.chores")
 _ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
-_COMPACTION_SHARE = 0.5  # below this, rewriting a segment costs more than the room it wins
+_COMPACTION_SHARE = 0.5  # above this share of live bytes, a rewrite costs more than the space it frees
 
 
 @dataclass(frozen=True, slots=True)
 class PeriodicTask:
-    """`run` is awaited, then again `every` so many seconds later."""
+    """A task that is run, and run again `every` so many seconds after it ended."""
 
     name: str
     every: float
@@ -51,13 +51,13 @@ class PeriodicTask:
 
 
 def start_periodic_tasks(chores: list[PeriodicTask], tasks: BackgroundTasks) -> None:
-    """Run these until the tasks are closed."""
+    """Run these tasks until `tasks` is closed."""
     for chore in chores:
         tasks.spawn(_repeat(chore), chore.name)
 
 
 def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTask]:
-    """What every process with a store has to do."""
+    """Return the tasks of every process that has a store."""
 
     async def tidy() -> None:
         node.store.close_deleted_files()
@@ -66,7 +66,7 @@ def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTa
         reporter.report_alive()
 
     async def look() -> None:
-        node.mesh.current_map()  # the node waits for the slowest of its processes to go by a new map
+        node.mesh.current_map()  # the node waits until its slowest process has adopted a new map
 
     return [
         PeriodicTask("tidy", 10.0, tidy),
@@ -77,7 +77,7 @@ def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTa
 
 
 def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
-    """What is done once a node: the coordinator's."""
+    """Return the tasks that run once per node, in the coordinator."""
     settings = node.settings
     lifecycle = LifecycleRunner(
         node.replicated_store, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh
@@ -108,7 +108,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
 
 
 def document_collector(node: NodeContext) -> DocumentCollector:
-    """Of plans, snapshots and what they name."""
+    """Return the collector of unused plans, snapshots and the documents that they name."""
     settings = node.settings
     return DocumentCollector(
         node.store,
@@ -132,14 +132,17 @@ async def _repeat(chore: PeriodicTask) -> None:
         try:
             await chore.run()
         except ControlError as error:
-            _log.warning("chore has to wait", extra={"chore": chore.name, "why": str(error)})
+            _log.warning(
+                "a periodic task is postponed: the control store cannot be used",
+                extra={"chore": chore.name, "why": str(error)},
+            )
         except Exception:
-            _log.exception("chore failed; it is tried again", extra={"chore": chore.name})
+            _log.exception("a periodic task failed; it will be retried", extra={"chore": chore.name})
         await asyncio.sleep(chore.every)
 
 
 def measure_store(node: NodeContext) -> None:
-    """Put the store's size into the gauges."""
+    """Publish the store's size as metrics."""
     stats = node.store.stats()
     metrics.store_objects.set(stats.objects)
     metrics.store_versions.set(stats.versions)
@@ -148,14 +151,14 @@ def measure_store(node: NodeContext) -> None:
     metrics.store_live_bytes.set(stats.live_bytes)
     metrics.store_dead_bytes.set(stats.dead_bytes)
     for disk in node.settings.store.disks:
-        with suppress(OSError):  # it fails: the probes say so
+        with suppress(OSError):  # the disk fails: the health probes report it
             room = os.statvfs(disk)
             metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
             metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
 
 
 def measure_memory() -> None:
-    """Put what the machine and the node's processes have into the gauges; the parent is the supervisor."""
+    """Publish the memory of the machine and of the node's processes; the parent is the supervisor."""
     found = memory_usage.memory_room()
     if found is not None:
         metrics.memory_free_bytes.set(found.free)
@@ -166,16 +169,16 @@ def measure_memory() -> None:
 
 
 async def measure_peers(node: NodeContext) -> None:
-    """Put what this node sees of the others' certificates and clocks into the gauges. Connections that are
-    open hide both until they end."""
+    """Publish how many peers refuse this node's certificate, and this node's clock skew. Neither shows on
+    connections that are already open."""
     seen = await survey_peers(node.mesh, node.peers, node.clock)
     metrics.cluster_refused.set(len(seen.refused))
     metrics.cluster_clock_ahead.set(compare_clocks(seen.ahead).skew_of(node.mesh.node_id))
 
 
 async def compact(store: Store, clock: Clock) -> int:
-    """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier; how many
-    were emptied now."""
+    """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier. Returns
+    how many were emptied now."""
     emptied = 0
     for file in store.compaction_candidates(_COMPACTION_SHARE):
         began = clock.monotonic()

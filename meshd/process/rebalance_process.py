@@ -1,9 +1,8 @@
 """Rebalance process: compares and fetches for the coordinator, and serves other nodes that compare.
 
-Law: it starts when a client connects to its socket and exits when it has been idle; killing it at any
-point costs nothing but time. It runs at low priority: it gets the CPU time that others leave, and a
-minimum share. Invariant: code that waits for the store's lock never waits for a low-priority thread; the
-committer is not one.
+It starts when a client connects to its socket and exits when it has been idle; killing it at any point costs
+only time. It runs at low priority: it gets the CPU time that others leave, and a minimum share. Code that
+waits for the store's lock never waits for a low-priority thread; the committer is not one.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ _POLL_INTERVAL: Final = 0.5
 
 
 def rebalance_socket(settings: NodeSettings) -> WorkerSocket | None:
-    """The way there, of a node in a mesh."""
+    """Return the socket of the process; None for a node outside a cluster."""
     return None if settings.cluster.control is None else WorkerSocket(settings.rebalancer_socket)
 
 
 def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
-    """From start to end."""
+    """Run the rebalance process from start to end."""
     logs.configure(settings.log_format, settings.log_level, "rebalancer")
     logs.follow_runtime_level(settings.log_level)
     keep_freed_pages()
@@ -86,7 +85,7 @@ async def _until_idle(node: NodeContext, listener: socket.socket, reporter: Chil
 
 
 class _Connections:
-    """What this process is asked for."""
+    """Serves the calls to this process."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
@@ -104,7 +103,7 @@ class _Connections:
         return f"<_Work, carrying {self._carrying}, {self._guests!r}>"
 
     def is_idle(self) -> bool:
-        """Whether there was no work for a while."""
+        """Whether there was no work for `_IDLE_TIMEOUT` seconds."""
         now = self._node.clock.monotonic()
         if self._carrying or self._guests.requests_in_flight:
             self._last = now

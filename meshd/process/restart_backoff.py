@@ -1,7 +1,7 @@
 """Restart backoff: when a dead child is restarted, and when the supervisor gives up.
 
-Law: pure; time comes in, a decision goes out. The first crash is followed by an immediate restart,
-repeated ones by doubling delays; a child that ran for a while starts from zero again.
+Pure: it receives times and returns decisions. The first crash is followed by an immediate restart, repeated
+ones by doubling delays; a child that ran for a while starts from zero again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ MAX_START_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class CrashHistory:
-    """What is remembered of one child: deaths in a row, and whether it was ever ready."""
+    """The record of one child: deaths in a row, and whether it was ever ready."""
 
     in_a_row: int = 0
     was_ready: bool = False
 
     def after_ready(self) -> CrashHistory:
-        """The child came up."""
+        """Return the history after the child became ready."""
         return CrashHistory(self.in_a_row, was_ready=True)
 
     def after_crash(self, lived: float) -> CrashHistory:
-        """The child died after `lived` seconds."""
+        """Return the history after the child died, `lived` seconds after its start."""
         return CrashHistory(1 if lived >= RESET_AFTER else self.in_a_row + 1, self.was_ready)
 
     @property
@@ -38,5 +38,5 @@ class CrashHistory:
 
     @property
     def should_give_up(self) -> bool:
-        """It never came up, and several tries are enough to know."""
+        """Whether the child never became ready in `MAX_START_ATTEMPTS` starts."""
         return not self.was_ready and self.in_a_row >= MAX_START_ATTEMPTS

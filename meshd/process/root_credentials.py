@@ -1,7 +1,6 @@
 """Root credentials: from the environment, or generated on first start and stored in the data directory.
 
-Law: the file has mode 600 and is complete before it gets its name; a generated key pair is shown exactly
-once.
+The file has mode 600 and is complete before it gets its name. A generated key pair is shown exactly once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FILE = "root-credentials.json"
 
 @dataclass(frozen=True, slots=True)
 class RootCredentials:
-    """The root key pair; `made` says that this start made it."""
+    """The root key pair; `generated`: by this start."""
 
     access_key: str
     secret_key: str
@@ -35,7 +34,7 @@ class RootCredentials:
         return f"RootCredentials(access_key={self.access_key!r}, made={self.generated})"
 
     def account(self) -> Account:
-        """Root and this key."""
+        """Return the root user with this key."""
         return Account(
             User(user_id=ROOT_USER, display_name=ROOT_USER, root=True, origin="root"),
             Key(access_key=self.access_key, user_id=ROOT_USER, secret_key=self.secret_key, origin="root"),
@@ -43,7 +42,8 @@ class RootCredentials:
 
 
 def root_credentials(data_dir: Path, env: Mapping[str, str]) -> RootCredentials:
-    """From the environment, else from the file, else made and kept. Raises ConfigError."""
+    """Return the pair from the environment, else from the file, else a new one that is stored. Raises
+    ConfigError."""
     given = env.get(ACCESS_KEY_ENV, ""), env.get(SECRET_KEY_ENV, "")
     if any(given):
         return _from_environment(*given)
@@ -51,12 +51,12 @@ def root_credentials(data_dir: Path, env: Mapping[str, str]) -> RootCredentials:
 
 
 def has_environment_credentials(env: Mapping[str, str]) -> bool:
-    """Whether the environment says the key pair."""
+    """Whether the environment sets the key pair."""
     return bool(env.get(ACCESS_KEY_ENV) or env.get(SECRET_KEY_ENV))
 
 
 def stored_credentials(data_dir: Path) -> RootCredentials | None:
-    """Those of the file, None without one. Raises ConfigError."""
+    """Return the pair in the file, or None without a file. Raises ConfigError."""
     path = data_dir / _FILE
     return _read(path) if path.exists() else None
 
@@ -78,21 +78,21 @@ def _read(path: Path) -> RootCredentials:
         check_keys(pair.access_key, pair.secret_key)
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{path} cannot be read as a key pair; set {ACCESS_KEY_ENV} and {SECRET_KEY_ENV}, "
-            "or remove it to get a new pair"
+            f"{path} is not a valid key pair file; set {ACCESS_KEY_ENV} and {SECRET_KEY_ENV}, "
+            "or remove the file to get a new pair"
         ) from None
     return pair
 
 
 def generate_credentials(data_dir: Path) -> RootCredentials:
-    """A new pair, kept."""
+    """Generate a key pair and store it."""
     pair = RootCredentials(new_access_key(), new_secret_key(), generated=True)
     store_credentials(data_dir, pair)
     return pair
 
 
 def store_credentials(data_dir: Path, pair: RootCredentials) -> None:
-    """Keep a pair in the file."""
+    """Store a key pair in the file, durably."""
     path = data_dir / _FILE
     text = json.dumps({"access_key": pair.access_key, "secret_key": pair.secret_key}) + "\n"
     new = path.with_suffix(".new")

@@ -1,11 +1,11 @@
 """`meshd serve` after the settings are known: recover, bind, fork, supervise.
 
-Law: the caller holds the directory lock and has set the environment (`bootstrap`) before it imports this
-module, which imports everything heavy, once, so that all children share the memory. A node starts
-without one of its disks only when, by the map, an available node has everything it has, or with
---lost-disk: a disk may just not be mounted, and what is given up is never looked for on it again. A node
-that cannot read its index stops and refuses to restart until an operator intervenes; otherwise it would
-rejoin and crash on the next read. `mesh cluster status` keeps its last report.
+The caller holds the directory lock and has set the environment (`bootstrap`) before it imports this module,
+which imports everything heavy once, so that all children share the memory. A node starts without one of
+its disks only if, by the map, available nodes have all of its data, or with --lost-disk: the disk may just
+not be mounted, and data given up is never looked for on it again. A node that cannot read its index stops
+and refuses to restart until an operator intervenes; otherwise it would rejoin and crash on the next read.
+`mesh cluster status` shows its last report.
 """
 
 from __future__ import annotations
@@ -68,22 +68,24 @@ _disk_log = logging.getLogger("meshd.disks")
 
 
 def require_covered_disk(settings: NodeSettings, path: Path, how: str) -> None:
-    """Raises FormatError where the node must not do without a disk that `is missing` or `cannot be read`."""
+    """Raise FormatError unless the node may start without the disk; `how`: `is missing`, `cannot be read`."""
     if path in settings.lost_disks:
-        _disk_log.warning("a disk is given up, as --lost-disk says", extra={"disk": str(path), "why": how})
+        _disk_log.warning(
+            "starting without a disk, as --lost-disk says", extra={"disk": str(path), "why": how}
+        )
     elif settings.cluster.control is None:
         raise FormatError(
-            f"disk {path} {how}; mount it and start again with its --disk. Is it lost for good: "
-            f"--lost-disk {path} starts without what was on it"
+            f"disk {path} {how}; mount it and start again with its --disk. If it is lost for good, "
+            f"--lost-disk {path} starts without its data"
         )
     elif _is_covered(settings):
         told = {"disk": str(path), "why": how}
-        _disk_log.error("a disk is out of service: what it had comes from other nodes", extra=told)
+        _disk_log.error("a disk is out of service: its data is fetched from other nodes", extra=told)
     else:
         raise FormatError(
-            f"disk {path} {how}, and by the map no other node that is up has all that this one has: "
-            "mount it, or bring the other nodes back first. Is it lost for good, and what only it had: start "
-            f"once with --lost-disk {path}"
+            f"disk {path} {how}, and by the cluster map no available node has all data of this one: "
+            "mount it, or start the other nodes first. If it is lost for good, with data that only it had, "
+            f"start once with --lost-disk {path}"
         )
 
 
@@ -97,12 +99,12 @@ def _is_covered(settings: NodeSettings) -> bool:
 
 
 _REPORT_TIMEOUT: Final = 10.0
-_INDEX_LOST: Final = "has the index, and cannot be read: the node has ended, and its log says what to do"
+_INDEX_LOST: Final = "holds the index and cannot be read; the node has stopped, and its log says what to do"
 
 
 def record_index_loss(settings: NodeSettings) -> None:
-    """For the next start, and, in a mesh, for those who look after it. In a child: it opens the control
-    store. Raises ControlError, TimeoutError."""
+    """Record the loss for the next start and, in a cluster, for its operators. Runs in a child, because it
+    opens the control store. Raises ControlError, TimeoutError."""
     mark_index_unreadable(settings.store)
     if settings.cluster.control is None:
         return
@@ -112,17 +114,17 @@ def record_index_loss(settings: NodeSettings) -> None:
 
 
 _log = logging.getLogger("meshd.supervisor")
-_TRANSFORM_DELAY = 0.2  # samples may kill these; whoever brings such is not to slow down the others
-_STAGE_GRACE = 5.0  # seconds beyond a stage's own before its children are killed
+_TRANSFORM_DELAY = 0.2  # a sample may crash one; other clients must not be slowed down by it
+_STAGE_GRACE = 5.0  # seconds after a stage's own limit before its children are killed
 
 
 def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Run the node until it is told to stop; `say` prints the lines meant for the operator.
+    """Run the node until it is stopped; `say` prints the lines meant for the operator.
 
     Raises ConfigError and StartupError.
     """
     logs.configure(settings.log_format, settings.log_level, "supervisor")
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # ask for another log level once it runs
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # these change the log level once the node runs
         signal.signal(number, signal.SIG_IGN)
     for warning in settings.deprecations:
         _log.warning("%s", warning)
@@ -143,7 +145,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     if root.generated or (settings.run_dir / ROOT_MADE).exists():
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
-            f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})\n"
+            f"(shown only once; stored in {settings.store.data_dir / 'root-credentials.json'})\n"
             f"  export AWS_ENDPOINT_URL={settings.cluster.advertise} "
             f"AWS_ACCESS_KEY_ID={root.access_key} AWS_SECRET_ACCESS_KEY={root.secret_key}"
         )
@@ -160,7 +162,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
 
 
 def _advertised(settings: NodeSettings, doors: ListenSockets) -> NodeSettings:
-    """With the URL that others are told: where it listens, unless it was said."""
+    """Return the settings with the URL that other nodes use: by default where the node listens."""
     where = settings.cluster.advertise or local_endpoint(doors)
     return replace(settings, cluster=replace(settings.cluster, advertise=where))
 
@@ -185,7 +187,7 @@ def _supervise(
         hang_timeout=settings.hang_timeout,
     )
     gc.collect()
-    gc.freeze()  # keeps the collector of a child from touching, and so copying, what all share
+    gc.freeze()  # keeps a child's garbage collector from writing to, and so copying, shared pages
     supervisor.run()
 
 
@@ -216,7 +218,8 @@ def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, na
 
 
 def _stages(settings: NodeSettings) -> Sequence[Stage]:
-    """Workers finish their requests first, for these may need the coordinator, and it the transforms."""
+    """Order the stages: workers finish their requests first, which may need the coordinator and the
+    transforms."""
     return (
         Stage(frozenset({"worker"}), settings.http.drain_timeout + _STAGE_GRACE),
         Stage(frozenset({"coordinator", "rebalancer"}), _STAGE_GRACE),
@@ -225,19 +228,20 @@ def _stages(settings: NodeSettings) -> Sequence[Stage]:
 
 
 def _set_limits() -> None:
-    """All the open files the system allows: connections, data files and descriptors in flight add up."""
+    """Allow as many open files as the system permits: connections, data files and passed descriptors add
+    up."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.umask(0o077)  # objects and keys are nobody else's to read
+    os.umask(0o077)  # other users must not read objects and keys
 
 
 def _warn_if_open(data_dir: Path) -> None:
     if data_dir.stat().st_mode & 0o077:
-        _log.warning("the data directory can be read by others; chmod 700 it", extra={"path": str(data_dir)})
+        _log.warning("other users can read the data directory; chmod 700 it", extra={"path": str(data_dir)})
 
 
 def _check_audit(path: Path | None) -> None:
-    """Raise ConfigError if lines could not be appended to the audit log."""
+    """Raise ConfigError if the audit log cannot be appended to."""
     if path is None:
         return
     try:
@@ -247,14 +251,14 @@ def _check_audit(path: Path | None) -> None:
 
 
 class _Accounts:
-    """Root and the users of the file, as the supervisor last read them."""
+    """Root and the users of the users file, as the supervisor last read them."""
 
     def __init__(self, settings: NodeSettings, root: Account) -> None:
         self._settings, self._root = settings, root
         self._users: tuple[Account, ...] = ()
 
     def read(self) -> None:
-        """Read the file. Raises ConfigError."""
+        """Read the users file. Raises ConfigError."""
         path = self._settings.users_file
         if path is not None:
             from meshd.process.users_file import read_users  # it needs YAML, which most nodes do not
@@ -263,8 +267,8 @@ class _Accounts:
         logs.secret_masker.add_secrets(account.key.secret_key for account in (self._root, *self._users))
 
     def reload(self) -> None:
-        """Read the file again and have a child write it to the control state, and say how that went; a bad
-        file changes nothing."""
+        """Read the users file again, have a child write it to the control state, and log the result. An
+        invalid file changes nothing."""
         try:
             self.read()
         except ConfigError as error:
@@ -277,13 +281,13 @@ class _Accounts:
         try:
             self.store()
         except MeshdError as error:
-            why = f"{error}; they are as they were: send SIGHUP again then"
+            why = f"{error}; the users are unchanged; send SIGHUP again to retry"
             _log.error("users not reloaded", extra={"why": why})
         else:
             _log.info("users reloaded", extra={"users": len(self._users)})
 
     def store(self) -> None:
-        """Make the control state's identities these. In a child: it opens LMDB."""
+        """Replace the identities in the control state. Runs in a child, because it opens LMDB."""
         clock = SystemClock()
         with closing(open_control(self._settings, clock)) as control:
             asyncio.run(self._store(control, clock.now_ms()))
@@ -292,7 +296,7 @@ class _Accounts:
         await ClusterSecret(control).create_if_missing()
         await migrate_control_state(control, now_ms)
         accounts = (self._root, *self._users)
-        # In a mesh a node without a users file says nothing about those of another node's.
+        # In a cluster, a node without a users file does not replace the file users of another node.
         shared = self._settings.cluster.control is not None and self._settings.users_file is None
         origins: frozenset[Origin] = frozenset({"root"} if shared else {"root", "file"})
         await IdentityTable(control).replace_accounts(origins, accounts, now_ms)
@@ -301,13 +305,13 @@ class _Accounts:
 def _recover(settings: NodeSettings, people: _Accounts) -> None:
     lost = recover(settings.store, partial(require_covered_disk, settings))
     if lost:
-        _log.error("the bytes of versions are lost with a disk", extra={"number": lost})
+        _log.error("versions lost their data with a disk", extra={"number": lost})
     recover_cache(settings.cache_store)
     people.store()
 
 
 def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
-    """Do `work` in a child and wait: LMDB must not be open across a fork. Raises StartupError."""
+    """Run `work` in a child and wait for it: LMDB must not be open across a fork. Raises StartupError."""
 
     def body(reporter: ChildReporter) -> None:
         try:

@@ -1,9 +1,9 @@
-"""Supervisor: keeps the child processes alive until it is told to stop, then stops them in order.
+"""Supervisor: keeps the child processes alive until it is stopped, then stops them in order.
 
-Law: single-threaded, no event loop, no store; it waits for pipes and signals and does little else, so
-that it outlives everything. All children of one stage end before those of the next are asked to. When
-children repeatedly die of SIGBUS (memory mapped from the index's device), the node stops. Process phases
-are one byte each in shared memory, allocated before the first fork; only the supervisor writes.
+It is single-threaded and has no event loop and no store. It waits for pipes and signals and does little
+else, so that it outlives everything. All children of one stage end before those of the next are stopped.
+When children repeatedly die of SIGBUS (memory mapped from the index's device), the node stops. Process
+phases are one byte each in shared memory, allocated before the first fork; only the supervisor writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """What a process, or the node, is doing."""
+    """The state of a process or of the node."""
 
     DOWN = 0
     STARTING = 1
@@ -42,7 +42,8 @@ class Phase(IntEnum):
 
 
 class ProcessStatus:
-    """Phases of the node and of its processes, by name; nobody waits for those that start `on_demand`."""
+    """Phases of the node and of its processes, by name. The node's readiness ignores `on_demand`
+    processes."""
 
     def __init__(self, names: Sequence[str], on_demand: Sequence[str] = ()) -> None:
         self._slots = {name: index for index, name in enumerate(("", *names, *on_demand))}
@@ -55,7 +56,7 @@ class ProcessStatus:
 
     @property
     def node_phase(self) -> Phase:
-        """The node as a whole."""
+        """The phase of the node as a whole."""
         return self[""]
 
     @node_phase.setter
@@ -69,11 +70,11 @@ class ProcessStatus:
         self._page[self._slots[name]] = phase
 
     def names_of_role(self, role: str) -> list[str]:
-        """The processes of a role: `worker`, `coordinator`, `transform`."""
+        """Return the processes of a role: `worker`, `coordinator`, `transform`."""
         return [name for name in self._slots if name.partition("-")[0] == role]
 
     def unready_reason(self) -> str:
-        """Why the node should get no traffic; empty when it should."""
+        """Return why the node should get no traffic; empty if it should."""
         if self.node_phase is not Phase.READY:
             needed = [name for name in self._slots if name and name not in self._on_demand]
             waiting = [name for name in needed if self[name] is not Phase.READY]
@@ -97,21 +98,21 @@ _SIGNALS = (
     signal.SIGUSR2,
 )
 _log = logging.getLogger("meshd.supervisor")
-_INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that have the index in memory
-_MAX_INDEX_DEATHS = 3  # deaths of it, in
+_INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that map the index into memory
+_MAX_INDEX_DEATHS = 3  # deaths of such processes within
 _DEATH_WINDOW = 600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the composition root does at turning points. All run in the supervisor and must be quick."""
+    """Callbacks of the composition root. All run in the supervisor and must be quick."""
 
     ready: Callable[[], None]
-    """Every child reported ready for the first time."""
+    """Called when every child has reported ready for the first time."""
     draining: Callable[[], None]
-    """Before the first child is asked to end: let go of the listening sockets."""
+    """Called before the first child is stopped, to close the listening sockets."""
     hangup: Callable[[], None]
-    """SIGHUP came."""
+    """Called on SIGHUP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,8 @@ class Stage:
 
 
 class Supervisor:
-    """Runs children until SIGTERM or SIGINT. `held`: descriptors that only children naming them inherit;
-    `hang_timeout`: seconds of silence after which a child that used to be heard is killed."""
+    """Runs children until SIGTERM or SIGINT. `held`: descriptors that only the children that name them
+    inherit. `hang_timeout`: seconds of silence after which a child that sends heartbeats is killed."""
 
     def __init__(
         self,
@@ -152,8 +153,8 @@ class Supervisor:
         return f"<Supervisor {self._board!r}>"
 
     def run(self) -> None:
-        """Until every child has ended. Raises StartupError when one could not be started at all,
-        IndexLostError when they could not read the index."""
+        """Run until every child has ended. Raises StartupError when a child could not be started at all,
+        IndexLostError when children could not read the index."""
         with _wakeups() as wakeups:
             self._wakeups = wakeups
             self._selector.register(wakeups, selectors.EVENT_READ)
@@ -167,7 +168,8 @@ class Supervisor:
             raise self._failure
 
     def _run_once(self) -> bool:
-        """Look at everything once, wait for more. True when there is nothing left to keep."""
+        """Check everything once and wait for the next event. Returns True when all children have been
+        stopped."""
         self._reap()
         self._advance()
         if self._draining and not self._stages:
@@ -189,7 +191,7 @@ class Supervisor:
         return [child for child in self._children if child.pid]
 
     def _seconds_until_due(self) -> float | None:
-        """Seconds until something is due; None when only events matter."""
+        """Return the seconds until something is due; None if only events matter."""
         now = self._clock.monotonic()
         if self._draining:
             return max(self._deadline - now, 0.0)
@@ -226,23 +228,23 @@ class Supervisor:
                 child.reason = report["reason"]
 
     def _watch_socket(self, door: int, child: Child) -> None:
-        """Start the child when somebody connects."""
+        """Start the child when a client connects."""
         child.due = math.inf
         self._selector.register(door, selectors.EVENT_READ, child)
 
     def _start_on_demand(self, child: Child) -> None:
-        """Somebody is at its door."""
+        """Start the child: a client has connected to its socket."""
         child.due = self._clock.monotonic()
         assert child.spec.listen_fd is not None
         self._selector.unregister(child.spec.listen_fd)
 
     def _end_hung(self) -> None:
-        """A child whose loop has stood still for too long answers nobody: it is killed, and replaced."""
+        """Kill a child whose event loop has stood still for too long; it is then replaced."""
         now = self._clock.monotonic()
         for child in self._running():
             if child.last_heard and now - child.last_heard >= self._hang_timeout:
                 _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.last_heard})
-                child.last_heard, child.reason = 0.0, "its event loop stood still"
+                child.last_heard, child.reason = 0.0, "its event loop hung"
                 os.kill(child.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -257,7 +259,7 @@ class Supervisor:
                     break
 
     def _reap_unknown(self) -> bool:
-        """A short-lived child that some hook started."""
+        """Reap a short-lived child that a hook started."""
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None or any(child.pid == found.si_pid for child in self._children):
             return False
@@ -287,7 +289,10 @@ class Supervisor:
             self._unreadable = [then for then in self._unreadable if now - then < _DEATH_WINDOW] + [now]
         if len(self._unreadable) >= _MAX_INDEX_DEATHS:
             self._fail(
-                IndexLostError(f"{_MAX_INDEX_DEATHS} processes were {describe_exit(status)} within minutes")
+                IndexLostError(
+                    f"{_MAX_INDEX_DEATHS} processes were {describe_exit(status)} "
+                    f"within {_DEATH_WINDOW / 60:.0f} minutes"
+                )
             )
         elif child.crashes.should_give_up and child.spec.listen_fd is None:
             self._fail(StartupError(f"{name} cannot start: {why}"))
@@ -319,18 +324,18 @@ class Supervisor:
         if number == signal.SIGHUP:
             self._hooks.hangup()
             for child in self._running():
-                os.kill(child.pid, signal.SIGHUP)  # ignored by those that have nothing to do
+                os.kill(child.pid, signal.SIGHUP)  # ignored by those that do not use it
         elif number == signal.SIGUSR2:
             self._level.toggle_debug()
         elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
             _log.info("stopping", extra={"signal": signal.Signals(number).name})
             self._drain()
         elif number in (signal.SIGTERM, signal.SIGINT):
-            _log.warning("asked twice to stop: not waiting any longer")
+            _log.warning("second stop signal: killing the remaining processes")
             self._deadline = 0.0
 
     def _propagate_log_level(self) -> None:
-        """Have all children look at the log level, if it is another."""
+        """Tell all children to read the log level, if it has changed."""
         if self._level.check_change():
             for child in self._running():
                 os.kill(child.pid, signal.SIGUSR1)
@@ -347,7 +352,7 @@ class Supervisor:
         self._terminate_stage()
 
     def _terminate_stage(self) -> None:
-        """Ask the children of the present stage to end."""
+        """Ask the children of the current stage to end."""
         if self._stages:
             self._deadline = self._clock.monotonic() + self._stages[0].grace
             for child in self._of_stage():
@@ -358,7 +363,7 @@ class Supervisor:
         return [child for child in self._running() if child.spec.role in self._stages[0].roles]
 
     def _advance(self) -> None:
-        """While draining: kill who is late, go on to the next stage when one is empty."""
+        """While draining: kill children that are late, and move on once the stage is empty."""
         if not self._draining:
             return
         if self._stages and self._of_stage() and self._clock.monotonic() >= self._deadline:
@@ -373,8 +378,8 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _wakeups() -> Iterator[socket.socket]:
-    """A socket that tells the numbers of arriving signals. Afterwards SIGTERM and SIGINT are ignored:
-    the process is about to end anyway, and as it should."""
+    """Yield a socket that receives the numbers of arriving signals. Afterwards SIGTERM and SIGINT are
+    ignored, because the process is about to end anyway."""
     mine, theirs = socket.socketpair()
     for end in (mine, theirs):
         end.setblocking(False)

@@ -1,7 +1,7 @@
 """Transform process: the body of a process that decodes and augments samples.
 
-Law: holds no store and no event loop; it stops when told, in the middle of a sample if necessary: the
-pool renders those rows in another process.
+It has no store and no event loop. It stops on SIGTERM, in the middle of a sample if necessary: the pool
+renders those rows in another process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def sandbox_limits(settings: NodeSettings) -> SandboxPolicy | None:
-    """What users' ops are granted, None where they are not run."""
+    """Return the limits of users' ops; None if they are disabled."""
     if not settings.transform.user_ops:
         return None
     store = settings.store
@@ -35,7 +35,7 @@ def sandbox_limits(settings: NodeSettings) -> SandboxPolicy | None:
 def run_transform(
     settings: NodeSettings, index: int, listener: socket.socket, reporter: ChildReporter
 ) -> None:
-    """Transform process `index`, until SIGTERM."""
+    """Run transform process `index` until SIGTERM."""
     logs.configure(settings.log_format, settings.log_level, f"transform-{index}")
     logs.follow_runtime_level(settings.log_level)
     granted = sandbox_limits(settings)

@@ -1,6 +1,6 @@
 """Users file: a YAML list of {user_id, display_name, email, access_key, secret_key}.
 
-Law: all or nothing, and every error names the line; an error never contains a secret.
+The file is read completely or not at all. Every error names the line; an error never contains a secret.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MAX_USER_ID = 256
 
 
 def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[Account, ...]:
-    """The users of a file. `reserved` access keys may not appear. Raises ConfigError with file and line."""
+    """Read the users of a file. `reserved` access keys may not appear. Raises ConfigError with file and
+    line."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -36,7 +37,7 @@ def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[Account, ...]:
 
 
 def parse_users(text: bytes, reserved: Iterable[str] = (), *, where: str = "users") -> tuple[Account, ...]:
-    """The users of YAML text. Raises ConfigError that begins with `where` and the line."""
+    """Parse the users of a YAML text. Raises ConfigError that begins with `where` and the line."""
     try:
         return _users(text, frozenset(reserved))
     except _LineError as complaint:
@@ -78,14 +79,14 @@ def _account(item: yaml.Node) -> Account:
     fields = _fields(item)
     missing = [name for name in _REQUIRED if not fields.get(name)]
     if missing:
-        raise _LineError(line, f"the user lacks {', '.join(missing)}")
+        raise _LineError(line, f"the user has no {', '.join(missing)}")
     try:
         check_keys(fields["access_key"], fields["secret_key"])
     except ValueError as error:
         raise _LineError(line, str(error)) from None
     user_id = fields["user_id"]
     if user_id == ROOT_USER:
-        raise _LineError(line, f"user_id {ROOT_USER} is the node's own; choose another")
+        raise _LineError(line, f"user_id {ROOT_USER} is reserved for the node's root user; choose another")
     if len(user_id.encode()) > _MAX_USER_ID or not user_id.isprintable():
         raise _LineError(line, f"a user_id has at most {_MAX_USER_ID} bytes, all of them printable")
     name, email = fields.get("display_name") or user_id, fields.get("email", "")

@@ -1,9 +1,9 @@
 """HTTP worker process: serves the port until SIGTERM, then finishes running requests.
 
-Law: it reports ready only when it accepts connections. After SIGTERM it accepts nothing new, lets
-requests finish within the grace period, closes idle connections and exits with code 0. Local frame
-handover (shared memory for jobs on the same host) is optional: where its socket cannot be opened, the
-node serves those jobs over TCP.
+It reports ready only when it accepts connections. After SIGTERM it accepts nothing new, lets requests
+finish within the grace period, closes idle connections and exits with code 0. Local frame handover (shared
+memory for jobs on the same host) is optional: where its socket cannot be opened, the node serves those jobs
+over TCP.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def local_handover(settings: NodeSettings, index: int) -> AsyncIterator[LocalFrameService | None]:
-    """The desk of worker `index`; None where it is switched off, or cannot be opened."""
+    """Serve the local handover of worker `index`; yields None if it is disabled or cannot be opened."""
     desk = _open_handover(settings, index)
     if desk is None:
         yield None
@@ -80,7 +80,7 @@ def _open_handover(settings: NodeSettings, index: int) -> LocalFrameService | No
     try:
         return LocalFrameService(directory, f"{settings.node_id}-{index}", most)
     except OSError as error:
-        _log.warning("frames are not handed to jobs on this host: %s", error)
+        _log.warning("local frame handover is off, and jobs on this host use TCP: %s", error)
         return None
 
 
@@ -94,7 +94,7 @@ def run_worker(
     trouble: Callable[[], str],
     reporter: ChildReporter,
 ) -> None:
-    """Worker `index` from start to end. A lone worker is the steward too."""
+    """Run worker `index` from start to end. A worker without others also runs the coordinator's work."""
     logs.configure(settings.log_format, settings.log_level, f"worker-{index}")
     logs.follow_runtime_level(settings.log_level)
     with (
@@ -158,7 +158,7 @@ async def _frame_source(node: NodeContext, doors: ListenSockets) -> AsyncIterato
 
 @asynccontextmanager
 async def _audit_log(settings: NodeSettings) -> AsyncIterator[AuditLog | None]:
-    """The audit log, if there is to be one."""
+    """Open the audit log, if it is configured."""
     if settings.audit_log is None:
         yield None
         return
@@ -170,7 +170,7 @@ async def _audit_log(settings: NodeSettings) -> AsyncIterator[AuditLog | None]:
 
 
 def _handle_sighup(audit: AuditLog | None, tls: ServerTls | None) -> None:
-    """On SIGHUP, open the audit log and read the TLS pair anew."""
+    """Reopen the audit log and reload the TLS pair on SIGHUP."""
     loop = asyncio.get_running_loop()
 
     def again() -> None:

@@ -1,4 +1,4 @@
 """Composition root: builds the store, control state, services and routes of one process.
 
-Law: everything is constructed here and passed down; no module below looks anything up.
+Everything is constructed here and passed down; no module below looks anything up.
 """

@@ -1,8 +1,7 @@
 """Wiring of the cluster: view and membership, peer endpoints, the rebalancer, scrubbing and disk checks.
 
-Law: constructed from a `NodeContext` like everything else. Endpoints and the view exist in every
-process; the coordinator alone runs membership, the failure detector, the rebalancer and the scrub
-scheduler.
+It is constructed from a `NodeContext` like everything else. Endpoints and the view exist in every process;
+the coordinator alone runs membership, the failure detector, the rebalancer and the scrub scheduler.
 """
 
 from __future__ import annotations
@@ -75,34 +74,34 @@ if TYPE_CHECKING:
     from meshwire.cluster.cluster_map import Role
 
 
-_MAP_GRACE: Final = 2.0  # seconds for what a process began to answer by an earlier map
+_MAP_GRACE: Final = 2.0  # seconds for requests that a process began with an earlier map
 
 
 def sync_source(node: NodeContext, rest: Callable[[int], Awaitable[None]] | None = None) -> SyncSource:
-    """What this node gives to others that compare; `rest` between two pieces of work."""
+    """Return the data of this node that others compare with; `rest` is awaited between two pieces of work."""
     return SyncSource(
         node.store, node.mesh.replica_count, rest=rest or InLoopThrottle(node.clock).yield_to_clients
     )
 
 
 def replica_counts_in_use(node: NodeContext) -> set[int]:
-    """Of all buckets, as `routes` takes them."""
+    """Return the replica counts of all buckets, for `routes`."""
     return {node.mesh.replica_count(bucket.name) for bucket in node.buckets.list_all()}
 
 
 def rebalance_routes(node: NodeContext) -> list[HttpRoute]:
-    """The doors for others that compare themselves with this node."""
+    """Return the endpoints for nodes that compare themselves with this one."""
     doors = local_rebalance_routes(node, sync_source(node))
     return doors if node.rebalance_socket is None else handoff_routes(doors, node.rebalance_socket)
 
 
 def local_rebalance_routes(node: NodeContext, given: SyncSource) -> list[HttpRoute]:
-    """The same, answered in this process."""
+    """Return the same endpoints, served in this process."""
     return peer_routes(node.mesh, node.clock, RebalanceHandlers(given, node.mesh))
 
 
 def rebalancer(node: NodeContext) -> Rebalancer:
-    """The one of this node, to be run in its coordinator."""
+    """Return this node's rebalancer, which runs in its coordinator."""
     sources = RebalancerDeps(
         partial(RemoteSyncPeer, node.peers),
         lambda: replica_counts_in_use(node),
@@ -125,7 +124,7 @@ def rebalancer(node: NodeContext) -> Rebalancer:
 
 
 class PeerServices:
-    """The parts, each one a process."""
+    """The services that span the cluster, one of each per process."""
 
     def __init__(
         self, node: NodeContext, versions: VersionLookup, members: MemberService, backed: BackedService | None
@@ -152,7 +151,7 @@ class PeerServices:
         return f"<Meshing of {self._node.settings.node_id}>"
 
     def routes(self) -> list[HttpRoute]:
-        """What other nodes may ask for."""
+        """Return the routes that other nodes call."""
         node, backed = self._node, self._backed
         store, handover = node.replicated_store, list[object]()
         if isinstance(store, ReplicatedStore):
@@ -189,7 +188,7 @@ _GIB: Final = 1 << 30
 def open_cluster_view(
     settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock, process: int | None
 ) -> ClusterView:
-    """The view of one process of a node, which is number `process` of those that answer by a map."""
+    """Return the view of one process; `process` is its number among those that serve requests by a map."""
     if settings.cluster.control is None:
         lone = single_node_map(settings.node_id, settings.endpoint)
         return ClusterView(
@@ -226,7 +225,7 @@ def open_cluster_view(
 
 
 def own_member(settings: NodeSettings) -> Member:
-    """The node as it says of itself."""
+    """Return the node's own entry for the cluster map."""
     wanted = settings.cluster
     roles = cast("tuple[Role, ...]", wanted.roles)
     weight = wanted.weight or _gibibytes(settings)
@@ -234,18 +233,18 @@ def own_member(settings: NodeSettings) -> Member:
 
 
 def _gibibytes(settings: NodeSettings) -> int:
-    """Of the disks, each file system once."""
+    """Return the size of the disks in GiB; each file system counts once."""
     sizes = {}
     for disk in settings.store.disks:
-        with suppress(OSError):  # it fails, and the node does without
+        with suppress(OSError):  # the disk fails, and the node runs without it
             found = os.statvfs(disk)
             sizes[os.stat(disk).st_dev] = found.f_blocks * found.f_frsize
     return min(max(1, sum(sizes.values()) // _GIB), MAX_WEIGHT)
 
 
 async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebalancer | None:
-    """Take the node's place in the map, and look after it and the others from now on; gives its mover. A lone
-    node does nothing. Raises StartupError, ControlError."""
+    """Join the cluster map, then maintain membership and watch the other nodes; returns the rebalancer. Does
+    nothing on a single node. Raises StartupError, ControlError."""
     settings, control, clock = node.settings, node.control, node.clock
     if settings.cluster.control is None:
         return None
@@ -259,7 +258,9 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
     await membership.join()
     await publish_domains(control, settings.node_id, settings.http.domains)
     for node_id, why in domain_mismatches(control, node.mesh.current_map()).items():
-        _log.warning("a node answers for other domains", extra={"node": node_id, "why": why})
+        _log.warning(
+            "a node is configured with other virtual-host domains", extra={"node": node_id, "why": why}
+        )
     guardian = FailureDetector(
         node.mesh,
         control,
@@ -280,13 +281,13 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
 
 
 _disk_log = logging.getLogger("meshd.disks")
-_DISK_PROBES: Final = 4  # of a disk that failed one, before the next turn
+_DISK_PROBES: Final = 4  # further probes of a disk that failed one, before the next round
 _PROBE_INTERVAL: Final = 1.0  # seconds between two of them
-_REPORT_TIMEOUT: Final = 5.0  # seconds for it
+_REPORT_TIMEOUT: Final = 5.0  # seconds for the report to the control store
 
 
-def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubScheduler:
-    """The one of this node, to be run in its coordinator."""
+def scrub_scheduler(node: NodeContext, own_rebalancer: Rebalancer | None) -> ScrubScheduler:
+    """Return this node's scrub scheduler, which runs in its coordinator."""
     rest = InLoopThrottle(node.clock).yield_to_clients
     mender = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
     return ScrubScheduler(
@@ -295,7 +296,7 @@ def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubSchedul
         node.control,
         node.clock,
         repair=mender.repair_quarantined,
-        compare=_no_peers if mover is None else mover.wait_until_compared,
+        compare=_no_peers if own_rebalancer is None else own_rebalancer.wait_until_compared,
         throttle=RateLimiter(node.clock, rest, node.settings.scrub_rate).throttle,
         every=node.settings.scrub_interval,
         count_under_replicated=UnderReplication(
@@ -305,12 +306,12 @@ def scrub_scheduler(node: NodeContext, mover: Rebalancer | None) -> ScrubSchedul
 
 
 async def _no_peers() -> None:
-    """A lone node has nobody to be compared with."""
+    """Do nothing: a single node has no peers to compare with."""
 
 
 async def watch_disks(node: NodeContext) -> None:
-    """Disks that fail go out of service; a node of a mesh that has none left, or whose index's device fails,
-    ends, so that the others do without it."""
+    """Take failing disks out of service. A node of a cluster whose disks or whose index's device have all
+    failed stops, so that the other nodes take over its share."""
     disks = node.store.disk_health
     watched = [disks] if node.cache_store is None else [disks, node.cache_store.cache.disk_health]
     for _ in range(_DISK_PROBES):
@@ -321,31 +322,36 @@ async def watch_disks(node: NodeContext) -> None:
         return
     if disks.index_failed:
         _disk_log.critical(
-            "the device of this node's index has failed: the node ends; the others have its share",
+            "the device of this node's index has failed: the node stops, and the other nodes take over "
+            "its share",
             extra={"disk": str(node.settings.store.index_dir), "why": disks.index_failed},
         )
     else:
-        _disk_log.critical("every disk of this node has failed: it ends; the others have its share")
+        _disk_log.critical(
+            "every disk of this node has failed: the node stops, and the other nodes take over its share"
+        )
     last = [disks.index_state()] if disks.index_failed else disks.disk_states()
     try:
         await asyncio.wait_for(
             publish_disks(node.control, node.settings.node_id, tuple(last)), _REPORT_TIMEOUT
         )
     except (ControlError, TimeoutError) as error:
-        _disk_log.warning("nobody could be told", extra={"why": str(error)})
+        _disk_log.warning(
+            "the disk failure could not be reported to the control store", extra={"why": str(error)}
+        )
     os.kill(os.getppid(), signal.SIGTERM)
 
 
 async def replace_disks(node: NodeContext) -> None:
-    """Disks that were emptied or taken away go out of service, and empty ones in."""
+    """Take disks that were emptied or removed out of service, and put empty ones into service."""
     await node.store.disk_health.check_missing_disks()
     if node.cache_store is not None:
         await node.cache_store.cache.disk_health.check_missing_disks()
 
 
 async def quarantine_damaged(node: NodeContext) -> None:
-    """What readers of this process found damaged goes into quarantine; out of the cache it goes for good. A
-    disk that the steward found to fail is out of service here, too."""
+    """Quarantine what readers of this process found damaged; damaged cache entries are removed. Also take
+    disks out of service that the coordinator found failing."""
     node.store.disk_health.apply_published_changes()
     await node.store.process_damage_reports()
     if node.cache_store is None:

@@ -1,6 +1,6 @@
 """Wiring of datasets, views, batches and jobs in one process, shared by the S3 and the native endpoint.
 
-Law: the two tables of view kinds below, and the table of job kinds, are the only places that list kinds.
+The two tables of view kinds below, and the table of job kinds, are the only places that list kinds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DataServices:
-    """`frames` is the steward's assembler, here or behind its socket."""
+    """The services for datasets and batches. `frames` is the coordinator's assembler, in this process or
+    behind its socket."""
 
     frames: FrameSource
     catalog: DocumentStore
@@ -73,12 +74,12 @@ class DataServices:
 
 
 def node_catalog(node: NodeContext) -> DocumentStore:
-    """The node's documents, as this process has them."""
+    """Return the document store, as this process opens it."""
     return DocumentStore(node.store, node.objects, node.last_used, node.removals)
 
 
 def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) -> DataServices:
-    """Snapshots, plans, frames, with the rights of whoever asks."""
+    """Build the services for snapshots, plans and frames, which check the caller's rights."""
     catalog = node_catalog(node)
     readers = DatasetAccess(access)
     births = SnapshotIncarnations(node.buckets, catalog, node.objects)
@@ -95,7 +96,7 @@ def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) ->
 
 
 def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any]]:
-    """Who reads which kind of view."""
+    """Return the reader of each kind of view."""
     layouts = ZarrLayoutCache(node.store, node.clock, data.catalog, data.datasets, data.batches, node.objects)
     return {
         TransformView: TransformReader(node.store, data.frames, node.last_used, node.objects),
@@ -108,7 +109,7 @@ def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any
 
 
 def view_makers(data: DataServices) -> dict[type, ViewCompleter]:
-    """What is done to a view before it is kept; a kind that needs nothing is not listed."""
+    """Return what completes a view before it is stored; kinds that need nothing are not listed."""
     return {
         TransformView: partial(complete_transform, data.assets),
         ZarrView: ZarrViewCompleter(data.datasets, data.batches),
@@ -117,12 +118,12 @@ def view_makers(data: DataServices) -> dict[type, ViewCompleter]:
 
 
 def job_service(node: NodeContext, access: Authorizer) -> JobService:
-    """What a worker needs."""
+    """Return the job service of a worker."""
     return JobService(JobTable(node.control), node.control, node.buckets, access, node.clock, node.mesh)
 
 
 def local_outputs(node: NodeContext) -> LocalOutputStore:
-    """Writes what this node decides about."""
+    """Return the store for job outputs of which this node is the primary."""
     return LocalOutputStore(
         node.replicated_store,
         VersionLookup(node.replicated_store, node.buckets),
@@ -131,14 +132,14 @@ def local_outputs(node: NodeContext) -> LocalOutputStore:
 
 
 def output_routes(node: NodeContext) -> list[HttpRoute]:
-    """What the nodes that run jobs may ask for."""
+    """Return the routes that nodes call when their jobs write outputs."""
     return peer_routes(node.mesh, node.clock, JobOutputHandlers(local_outputs(node), node.mesh))
 
 
 def job_runner(
     node: NodeContext, access: Authorizer, views: ViewDispatcher, backed: BackedService
 ) -> JobRunner:
-    """What the steward needs."""
+    """Return the coordinator's job runner."""
     catalog = node_catalog(node)
     outputs = ClusterOutputStore(local_outputs(node), node.objects, node.mesh, node.peers)
     versions = VersionLookup(node.replicated_store, node.buckets)

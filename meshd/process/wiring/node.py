@@ -1,7 +1,7 @@
 """Composition root of one process: store, control state, tables, services, routes.
 
-Law: everything is constructed here and passed down; no module below looks anything up. Opened once,
-after fork.
+Everything is constructed here and passed down; no module below looks anything up. It is opened once, after
+fork.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 
 REBALANCE_WRITER = "m"
-"""The writer of the process that moves data. It answers nobody by a map."""
+"""The store writer of the rebalance process, which serves no requests by a map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +110,19 @@ class NodeContext:
     identities: IdentityTable
     key_usage: KeyLastUsed
     last_used: UsageFile
-    """Of results of views, and of documents."""
+    """When results of views, and documents, were last used."""
     removals: DeletedDocumentTable
     archives: ArchiveService
     mesh: ClusterView
     peers: PeerClient
     objects: RemoteObjects
     replicated_store: ObjectStore
-    """What services write to: `store`, and in a mesh every other node that must have it."""
+    """The store that services write to: `store`, and in a cluster every other node that must store the
+    write."""
     cache_store: CacheStore | None = None
-    """What is cached of buckets with origins."""
+    """The cache of buckets with origins."""
     rebalance_socket: WorkerSocket | None = None
-    """The way to the process that moves data; None where there is none, or this is it."""
+    """The socket of the rebalance process; None where there is none, or in that process itself."""
 
 
 def _open_cache(
@@ -132,7 +133,7 @@ def _open_cache(
     mesh: ClusterView,
     stack: ExitStack,
 ) -> CacheStore:
-    """The cache beside the store."""
+    """Open the cache that belongs to the store."""
     clock = SystemClock()
     cache = Store.open(settings.cache_store, writer=writer, clock=clock)
     stack.callback(cache.close)
@@ -145,9 +146,10 @@ def _open_cache(
 
 @contextmanager
 def open_node(
-    settings: NodeSettings, writer: str, mover: WorkerSocket | None = None
+    settings: NodeSettings, writer: str, rebalance_socket: WorkerSocket | None = None
 ) -> Iterator[NodeContext]:
-    """Open the store as `writer` and the control state; close both at the end. Raises MeshdError."""
+    """Open the store as `writer`, and the control state; close both at the end. `rebalance_socket` leads to
+    the rebalance process. Raises MeshdError."""
     clock = SystemClock()
     with ExitStack() as stack:
         control = open_control(settings, clock)
@@ -189,31 +191,31 @@ def open_node(
             objects,
             replicated_store(store, mesh, peers, clock),
             shelf,
-            mover,
+            rebalance_socket,
         )
 
 
 def node_cache_store(node: NodeContext) -> CacheStore:
-    """The node's cache, of a node that has one."""
+    """Return the node's cache. Raises ValueError if the node was opened without one."""
     if node.cache_store is None:
         raise ValueError("this node was opened without a cache")
     return node.cache_store
 
 
 def node_access(node: NodeContext) -> Authorizer:
-    """Who may do what."""
+    """Return the authorizer."""
     return Authorizer(node.buckets, node.clock, record_finder(node.store))
 
 
 def view_reader(node: NodeContext, access: Authorizer, data: DataServices) -> ViewDispatcher:
-    """Views of every kind, read."""
+    """Return the reader of views of every kind."""
     return ViewDispatcher(
         node.store, ViewDefinitions(node.buckets, node.clock, access), view_kinds(node, data)
     )
 
 
 def peer_services(node: NodeContext, backed: BackedService | None = None) -> PeerServices:
-    """What answers for the whole mesh, for `web_deps` and for other nodes."""
+    """Return the services that span the cluster, for `web_deps` and for other nodes."""
     versions = VersionLookup(node.store, node.buckets)
     definitions = ViewDefinitions(node.buckets, node.clock, node_access(node))
     members = MemberService(
@@ -229,7 +231,7 @@ def web_deps(
     audit: AuditLog | None = None,
     backed: BackedService | None = None,
 ) -> ServerServices:
-    """The services of the S3 endpoint."""
+    """Return the services of the S3 endpoint."""
     versions = VersionLookup(node.replicated_store, node.buckets)
     objects = ObjectService(node.replicated_store, versions, IndexQueue(node.store).enqueue, backed)
     acls = AclService(node.buckets, node.identities)
@@ -267,7 +269,7 @@ def web_deps(
 
 
 def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRoute]:
-    """The admin API, temporary credentials, whoami."""
+    """Return the routes of the admin API, temporary credentials and whoami."""
     identities = IdentityAdmin(node.identities, node.key_usage, node.buckets, node.clock)
     revoking = SessionRevocation(node.identities, node.clock)
     own = node.settings
@@ -284,7 +286,7 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
 
 
 def document_inventory(node: NodeContext) -> DocumentInventory:
-    """What documents there are, here and on the other nodes."""
+    """Return the inventory of documents, on this node and on the others."""
     return DocumentInventory(node.store, node.last_used, node.objects.list_inventories)
 
 
@@ -294,7 +296,7 @@ def _backed_admin(node: NodeContext) -> BackedAdmin:
 
 
 def document_references(node: NodeContext) -> Iterator[tuple[str, str]]:
-    """What names plans, snapshots and assets: views, jobs, pushed modules; each with its text."""
+    """Yield what names plans, snapshots and assets: views, jobs, pushed modules; each with its text."""
     yield from ((f"view {bucket.name}", bucket.view) for bucket in node.buckets.list_all() if bucket.view)
     yield from ((f"job {name}", job.spec) for name, job in JobTable(node.control).list_all().items())
     for name, module in ModuleTable(node.control).list_all().items():
@@ -327,7 +329,8 @@ def native_routes(
     keeper: CacheManagerApi | None = None,
     desk: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
-    """The native protocol. `keeper`: of the cache, a daemon's; `desk`: of a worker that hands frames over."""
+    """Return the routes of the native protocol. `keeper`: the cache manager of a daemon; `desk`: the service
+    with which a worker hands frames over locally."""
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
@@ -338,7 +341,7 @@ def native_routes(
         backed_bucket_routes(_backed_admin(node), _copy_counts(node)),
         document_routes(_document_admin(node, access, data)),
     ]
-    if node.cache_store is not None and keeper is not None:  # tests may have none
+    if node.cache_store is not None and keeper is not None:  # tests may run without one
         room = node.settings.cache_bytes
         residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, keeper, room)
         also.append(cache_residency_routes(residence))

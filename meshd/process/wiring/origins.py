@@ -1,7 +1,7 @@
 """Wiring of backed buckets: origin services, recovery of the cache store, and periodic cache tasks.
 
-Law: constructed once per process, in its running loop; a worker also serves fetches for the other
-workers. Relaxed writes may leave an index torn by a power cut: after a reboot without a clean stop the
+Services are constructed once per process, in its running loop; a worker also serves fetches for the other
+workers. Relaxed writes may leave an index torn by a power cut, so after a reboot without a clean stop the
 cache starts empty. It never holds the only copy of anything.
 """
 
@@ -44,33 +44,33 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("meshd.cache")
-_CONCURRENCY = 8  # uploads of write-back under way
+_CONCURRENCY = 8  # concurrent uploads of the write-back task
 _PAGE = 1000
 
 
 def recover_cache(settings: StoreSettings) -> None:
-    """Clean up after a crash; begin anew where that cannot be trusted."""
+    """Clean up after a crash; start with an empty cache if its index cannot be trusted."""
     mark, boot = settings.data_dir / "boot", _boot_id()
     told = mark.read_text() if mark.exists() else ""
     if told not in ("", "clean", boot):
-        _log.warning("the machine went down without warning: the cache begins empty")
+        _log.warning("the machine went down without a clean stop: the cache starts empty")
         _remove_all(settings)
     try:
         recover(settings, _skip_lost_disk)
     except FormatError as error:
-        _log.warning("the cache cannot be read and begins empty", extra={"why": str(error)})
+        _log.warning("the cache cannot be read: it starts empty", extra={"why": str(error)})
         _remove_all(settings)
         recover(settings, _skip_lost_disk)
     mark.write_text(boot)
 
 
 def _skip_lost_disk(disk: Path, how: str) -> None:
-    """Whatever was cached on a disk that is gone, its origin has."""
-    _log.warning("the cache does without a disk", extra={"disk": str(disk), "why": how})
+    """Continue without the disk: the origins have everything that was cached on it."""
+    _log.warning("the cache runs without a disk", extra={"disk": str(disk), "why": how})
 
 
 def close_cache(settings: StoreSettings) -> None:
-    """After the last process that used it has ended in order: it may be trusted after another boot."""
+    """Mark the cache as clean after its last process has ended, so that it is kept after a reboot."""
     from meshd.store.index.index import Index
 
     index = Index.open(settings)
@@ -94,7 +94,7 @@ def _remove_all(settings: StoreSettings) -> None:
 
 
 def cache_manager(node: NodeContext) -> CacheManager:
-    """The node's keeper: one process's."""
+    """Return the node's cache manager; one process runs it."""
     settings = node.settings
     return CacheManager(
         node_cache_store(node), node.buckets, settings.cache_bytes, settings.store.segment_bytes
@@ -102,7 +102,7 @@ def cache_manager(node: NodeContext) -> CacheManager:
 
 
 def cache_tasks(node: NodeContext, keeper: CacheManager, backed: BackedService) -> list[PeriodicTask]:
-    """What the steward does for buckets with origins."""
+    """Return the coordinator's tasks for buckets with origins."""
     return [
         PeriodicTask("cache", 2.0, keeper.sweep),
         PeriodicTask("write-back", 5.0, lambda: write_back_dirty(node, backed)),
@@ -110,7 +110,7 @@ def cache_tasks(node: NodeContext, keeper: CacheManager, backed: BackedService) 
 
 
 async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
-    """Bring to their origins what is not there yet; how many are left."""
+    """Write objects to their origins that are not there yet; return how many remain."""
     left, slots = 0, asyncio.Semaphore(_CONCURRENCY)
     for bucket in node.buckets.list_all():
         if bucket.origin is None:
@@ -126,7 +126,7 @@ async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
             ]
             if wrong:
                 told = {"bucket": bucket.name, "objects": len(wrong), "why": wrong[0]}
-                _log.warning("not at their origin", extra=told)
+                _log.warning("objects could not be written to their origin", extra=told)
             left += len(wrong)
             if not page.truncated:
                 break
@@ -136,7 +136,7 @@ async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
 
 
 async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> str:
-    """Why it is not there; "" when it is."""
+    """Write one object back; return why it failed, or "" on success."""
     async with slots:
         try:
             await backed.write_back(bucket, key)
@@ -147,7 +147,7 @@ async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: as
 
 @asynccontextmanager
 async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIterator[BackedService]:
-    """Backed buckets as worker `index` has them, or (None) as the steward."""
+    """Open backed buckets for worker `index`, or for the coordinator (None)."""
     settings, shelf = node.settings, node_cache_store(node)
     keeper = CacheManagerClient(settings.cache_manager_socket)
     origins = OriginPool(settings.origin_credentials, node.clock)
@@ -190,6 +190,6 @@ async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIter
 
 
 def _is_near_cache(node: NodeContext) -> bool:
-    """Whether this node is there to be near those who read: it caches, and stores nothing."""
+    """Whether this node is a near cache for readers: it caches and stores nothing."""
     roles = node.settings.cluster.roles
     return not node.mesh.standalone and "cache" in roles and "store" not in roles
