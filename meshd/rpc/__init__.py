@@ -1,5 +1,5 @@
 """Communication between processes and nodes: Unix-socket messages with descriptors, signed HTTP to peers.
 
-Law: moves bytes and descriptors; knows no storage, no plans and no HTTP framework. Imports telemetry,
-util, config and errors only.
+This package moves bytes and descriptors; it knows no storage, no plans and no HTTP framework. It imports only
+telemetry, util, config and errors.
 """

@@ -1,7 +1,7 @@
 """Framing of bodies between nodes: pieces with length and crc32c, and an explicit end marker.
 
-Wire format: u32 length and u32 crc32c, big-endian, then the piece; length 0 marks the end. Law: no I/O.
-Invariant: a truncated or corrupted body never looks complete.
+Wire format: u32 length and u32 crc32c, big-endian, then the piece; length 0 marks the end. This module does
+no I/O. A truncated or corrupted body never looks complete.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ END_MARKER = _HEADER.pack(0, 0)
 
 
 class BodyFramingError(MeshdError):
-    """A body between nodes arrived cut, or with other bytes than were sent."""
+    """A body from another node was cut, or does not match its checksums."""
 
 
 def piece_header(piece: bytes | bytearray | memoryview) -> bytes:
-    """The header of a piece (not empty, at most MAX_PIECE_BYTES bytes); the piece follows it."""
+    """Return the header of a piece (1 to MAX_PIECE_BYTES bytes); the piece follows it."""
     return _HEADER.pack(len(piece), checksums.crc32c(piece))
 
 
 def frame_body(body: bytes) -> bytes:
-    """A whole body, framed."""
+    """Return a whole body, framed."""
     parts = []
     for start in range(0, len(body), MAX_PIECE_BYTES):
         piece = body[start : start + MAX_PIECE_BYTES]
@@ -47,7 +47,7 @@ class FrameDecoder:
         return f"<FrameDecoder {len(self._held)} bytes held{', done' if self.done else ''}>"
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The pieces that are complete now. Raises BodyFramingError."""
+        """Return the pieces that are complete now. Raises BodyFramingError."""
         self._held += data
         found: list[bytes] = []
         while True:
@@ -62,7 +62,7 @@ class FrameDecoder:
             found.append(self._take())
 
     def finish(self) -> None:
-        """Raises BodyFramingError unless the end marker came."""
+        """Raise BodyFramingError unless the end marker has arrived."""
         if not self.done:
             raise BodyFramingError("a body between nodes was cut")
 

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to a peer: requests out as bytes, responses in as they arrive.
 
-Law: one exchange at a time; data is passed on in the callback that received it, and nothing is buffered.
-Invariant: every exchange ends exactly once, with `on_end` or `on_error`, and a connection is reused only
-after a response whose end was certain.
+One exchange at a time. Data is passed on in the callback that received it, and nothing is buffered. Every
+exchange ends exactly once, with `on_end` or `on_error`. A connection is reused only after a response whose
+end was certain.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _MAX_HEAD = 96 << 10
-_HEAD_ROOM = 16 << 10  # bytes read at a time while a head is awaited: the rest may be taken otherwise
+_HEAD_ROOM = 16 << 10  # bytes per read of a head: the body may be read by other means
 _BODY_ROOM = 256 << 10
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[^\r\n]*)?\r\n")
 
 
 class PeerUnreachableError(MeshdError):
-    """A node did not answer: refused, reset, silent, or with something that is no HTTP. `begun`: bytes of the
-    request were sent, so that it may have been carried out."""
+    """A node did not answer: the connection was refused, reset or silent, or the response was not HTTP.
+    `begun`: bytes of the request were sent, so it may have been carried out."""
 
     def __init__(self, message: str, *, begun: bool = False) -> None:
         super().__init__(message)
@@ -38,8 +38,8 @@ class PeerUnreachableError(MeshdError):
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """`raw` is the head as it came, its empty line included; header names are lower-case. `length` of the
-    body in bytes; None: it ends with its last chunk, or with the connection."""
+    """`raw` is the head as received, including its empty line; header names are lower-case. `length` is that
+    of the body in bytes; None: the body ends with its last chunk, or with the connection."""
 
     status: int
     headers: Mapping[str, str]
@@ -48,26 +48,26 @@ class ResponseHead:
 
 
 class ResponseHandler(Protocol):
-    """Hears of one request's answer. Called from the connection's callbacks: must neither wait nor raise."""
+    """Receives one response. Called from the connection's callbacks: must neither wait nor raise."""
 
     def on_continue(self) -> None:
-        """100 Continue: the body is wanted."""
+        """100 Continue: send the body."""
 
     def on_head(self, head: ResponseHead) -> None:
-        """The head is here; `came` follows for the body, then `ended`."""
+        """The head has arrived; `on_body` follows for the body, then `on_end`."""
 
     def on_body(self, data: bytes) -> None:
         """More of the body."""
 
     def on_end(self) -> None:
-        """The answer is whole; the connection is free."""
+        """The response is complete; the connection is free."""
 
     def on_error(self, error: PeerUnreachableError) -> None:
-        """No more will come."""
+        """The response failed; nothing more follows."""
 
 
 class _ReceiveBuffer(threading.local):
-    """Where a thread's connections read into: what came is handed on before the next read."""
+    """The buffer into which a thread's connections read; data is passed on before the next read."""
 
     def __init__(self) -> None:
         self.body = memoryview(bytearray(_BODY_ROOM))
@@ -78,7 +78,7 @@ _receive_buffer = _ReceiveBuffer()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A connection to a peer. Made by `asyncio`; `start` begins an exchange."""
+    """A connection to a peer. Created by `asyncio`; `send_request` begins an exchange."""
 
     def __init__(self, name: str, when_free: Callable[[HttpConnection], None] | None = None) -> None:
         self._name, self._when_free = name, when_free
@@ -86,7 +86,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: ResponseHandler | None = None
         self._held = b""
-        self._left = -2  # of the body: bytes, -1 in chunks, -2 no body yet, -3 until the connection ends
+        self._left = -2  # bytes of the body; -1 chunked, -2 no body yet, -3 until the connection ends
         self._chunk = 0
         self._head_only = False
         self._keep = True
@@ -96,10 +96,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self.patience = 0.0
         self.sending = False
-        """Whether more of the request's body is to come from this side: then the peer is not silent."""
-        self._owes = False  # a body was announced whose end did not go out
+        """Whether this side still has to send parts of the request's body; the peer then does not count as
+        silent."""
+        self._owes = False  # the end of an announced body has not been sent
         self.last_activity = self._loop.time()
-        """When something last came or was sent, on the loop's clock."""
+        """When data was last received or sent, on the loop's clock."""
         self.uses = 0
         self._beside: socket.socket | None = None
 
@@ -107,7 +108,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         state = "closed" if self.closed else "busy" if self._exchange else "free"
         return f"<Wire to {self._name}, {state}, {self.uses} uses>"
 
-    # --- its life -----------------------------------------------------------------------------------
+    # --- lifetime -----------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -118,8 +119,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._transport
 
     def side_socket(self) -> socket.socket:
-        """A second socket of the connection, non-blocking, for what is moved past this object while it is
-        paused; closed with it. Raises ConnectionResetError."""
+        """Return a second, non-blocking socket of the connection, for data that is moved without this object
+        while it is paused; closed together with it. Raises ConnectionResetError."""
         if self._beside is None:
             if self._transport is None:
                 raise ConnectionResetError(f"{self._name} closed the connection")
@@ -128,11 +129,11 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def body_left(self) -> int:
-        """Bytes of the present answer that are still to come; negative when that is not known."""
+        """Bytes of the current response's body that have not arrived; negative if unknown."""
         return self._left
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
@@ -143,17 +144,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 self._break(f"{self._name} closed the connection" if exc is None else f"{self._name}: {exc}")
         beside, self._beside = self._beside, None
-        if beside is not None:  # whoever moved something past this object has been told
+        if beside is not None:  # its user has been notified
             beside.close()
 
     def abort(self) -> None:
-        """Ends the connection at once. Idempotent; the exchange hears no more."""
+        """Close the connection at once. Idempotent; the handler gets no further calls."""
         self._exchange = None
         self._unwatch()
         if self._transport is not None:
             self._transport.abort()
 
-    # --- asking -------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------
 
     def send_request(
         self,
@@ -164,9 +165,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         head_only: bool = False,
         more: bool = False,
     ) -> None:
-        """Send a request's head, and its body if it is in `head`; if there is `more` of it, `send` and
-        `sent_all` follow. `patience`: seconds of silence until the peer is given up; `head_only`: a HEAD,
-        whose answer has no body."""
+        """Send a request's head, and its body if `head` contains it; with `more`, `send_body` and
+        `finish_body` follow. `patience`: seconds of silence until the peer is given up. `head_only`: a HEAD,
+        whose response has no body."""
         assert self._exchange is None, "one exchange at a time"
         self._exchange, self._head_only = exchange, head_only
         self._left, self._held, self._keep, self.sending = -2, b"", True, False
@@ -181,19 +182,20 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(patience, self._look)
 
     def send_body(self, data: bytes | bytearray | memoryview) -> None:
-        """More of the request's body. Raises PeerUnreachableError."""
+        """Send more of the request's body. Raises PeerUnreachableError."""
         if self._transport is None or self._transport.is_closing():
             raise PeerUnreachableError(f"{self._name} closed the connection", begun=True)
         self.last_activity = self._loop.time()
         self._transport.write(data)
 
     def finish_body(self) -> None:
-        """The request's body went out to its end. Without this the connection serves no other request: the
-        peer would take it for the rest."""
+        """Mark the request's body as complete. Without this the connection is not reused: the peer would take
+        a next request for the rest of the body."""
         self._owes = self.sending = False
 
     async def drain(self) -> None:
-        """Wait until the peer has taken most of what was sent. Returns also when the connection is lost."""
+        """Wait until the peer has received most of what was sent. Also returns when the connection is
+        lost."""
         if self._full and self._transport is not None:
             if self._room is None:
                 self._room = self._loop.create_future()
@@ -209,10 +211,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if room is not None and not room.done():
             room.set_result(None)
 
-    # --- hearing ------------------------------------------------------------------------------------
+    # --- responses ----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Take nothing more from the peer until `resume`."""
+        """Stop reading from the peer until `resume`."""
         if not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -225,8 +227,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def body_spliced(self, count: int) -> None:
-        """`count` bytes of the body were taken from the socket past this object, all that were left when it
-        becomes 0."""
+        """Record that `count` bytes of the body were read from the socket directly. The response ends when
+        none are left."""
         self._left -= count
         self.last_activity = self._loop.time()
         if not self._left:
@@ -241,7 +243,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _came(self, data: bytes) -> None:
         self.last_activity = self._loop.time()
         exchange = self._exchange
-        if exchange is None:  # nobody asked: not a peer to go on with
+        if exchange is None:  # unrequested data: do not use this connection any more
             self.abort()
             return
         if self._left > len(data) and not self._held:
@@ -252,7 +254,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             self._read()
         except _BadResponseError as error:
-            self._break(f"{self._name} does not speak HTTP as it should: {error}")
+            self._break(f"{self._name} sent an invalid HTTP response: {error}")
 
     def eof_received(self) -> bool:
         return False
@@ -276,7 +278,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 if left:
                     return
                 self._finish()
-        if self._held:  # more than was asked for
+        if self._held:  # more data than one response
             self.abort()
 
     def _hand_on(self, count: int) -> None:
@@ -291,7 +293,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         end = self._held.find(b"\r\n\r\n")
         if end < 0:
             if len(self._held) > _MAX_HEAD:
-                raise _BadResponseError("its head has no end")
+                raise _BadResponseError("the head is too long")
             return False
         raw, self._held = self._held[: end + 4], self._held[end + 4 :]
         status, headers = _parse(raw)
@@ -311,13 +313,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         return True
 
     def _body_of(self, status: int, headers: Mapping[str, str]) -> int:
-        """How the body ends (RFC 9112 §6.3)."""
+        """Return how the body ends (RFC 9112 §6.3)."""
         if self._head_only or status in (204, 304):
             return 0
         coding = headers.get("transfer-encoding")
         if coding is not None:
             if coding.lower() != "chunked":
-                raise _BadResponseError("a transfer coding that is not known here")
+                raise _BadResponseError("unknown transfer coding")
             self._chunk = 0
             return -1
         length = headers.get("content-length")
@@ -325,23 +327,23 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._keep = False
             return -3
         if not (length.isascii() and length.isdigit()):
-            raise _BadResponseError("a content length that is no number")
+            raise _BadResponseError("the content length is not a number")
         return int(length)
 
     def _read_chunk(self) -> bool:
-        """Whether there may be more to read now."""
+        """Read from a chunked body; return whether more may be read now."""
         if self._chunk > 0:
             taken = min(self._chunk, len(self._held))
             self._chunk -= taken
             self._hand_on(taken)
             if not self._chunk:
-                self._chunk = -2  # the line end behind it
+                self._chunk = -2  # the line end after it
             return bool(self._held)
         if self._chunk == -2:
             if len(self._held) < 2:
                 return False
             if self._held[:2] != b"\r\n":
-                raise _BadResponseError("a chunk without its end")
+                raise _BadResponseError("a chunk without a line end")
             self._held, self._chunk = self._held[2:], 0
         if self._chunk == -3:
             if len(self._held) < 2:
@@ -354,7 +356,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         match = _CHUNK.match(self._held)
         if match is None:
             if len(self._held) > 1024:
-                raise _BadResponseError("a chunk without its size")
+                raise _BadResponseError("a chunk without a size")
             return False
         self._held = self._held[match.end() :]
         self._chunk = int(match[1], 16) or -3
@@ -380,7 +382,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange.on_error(PeerUnreachableError(why, begun=begun))
 
     def _look(self) -> None:
-        """Whether the peer has been silent for too long; not while it is kept waiting itself."""
+        """Fail if the peer has been silent for too long, except while this side keeps it waiting."""
         now = self._loop.time()
         if self._paused or (self.sending and not self._full):
             self.last_activity = now
@@ -397,11 +399,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
 
 class _BadResponseError(Exception):
-    """What came is no HTTP/1.1 answer."""
+    """The received data is not an HTTP/1.1 response."""
 
 
 def duplicate_socket(transport: asyncio.BaseTransport) -> socket.socket:
-    """A second, non-blocking socket of a connection, the caller's to close. Raises ConnectionResetError."""
+    """Return a second, non-blocking socket of a connection; the caller closes it. Raises
+    ConnectionResetError."""
     original = transport.get_extra_info("socket")
     if original is None:
         raise ConnectionResetError("the connection is closed")
@@ -419,7 +422,7 @@ def _parse(raw: bytes) -> tuple[int, dict[str, str]]:
     for field in lines:
         name, colon, value = field.decode("utf-8", "surrogateescape").partition(":")
         if not colon or name != name.strip():
-            raise _BadResponseError("a header that is none")
+            raise _BadResponseError("an invalid header line")
         lower, text = name.lower(), value.strip(" \t")
         headers[lower] = f"{headers[lower]},{text}" if lower in headers else text
     return int(match[1]), headers

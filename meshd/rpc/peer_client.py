@@ -1,9 +1,8 @@
 """Signed HTTP calls to other nodes over pooled connections.
 
-Law: a call is signed with SigV4 as `mesh-peer:NODE`, under a key that all nodes derive from the
-cluster's secret. A failed call raises one of three errors. No implicit retries: only the caller knows
-whether a request is idempotent. Use `call_typed` for calls between nodes, `acquire_connection` to relay
-bytes directly.
+A call is signed with SigV4 as `mesh-peer:NODE`, under a key that all nodes derive from the cluster's secret.
+A failed call raises one of three errors. Nothing is retried implicitly: only the caller knows whether a
+request is idempotent. Use `call_typed` for calls between nodes, `acquire_connection` to relay bytes directly.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ PURPOSE: Final = "peer calls"
 MAP_HEADER: Final = "x-mesh-map"
 FRAMED_HEADER: Final = "x-mesh-framed"
 POOL_HEADER: Final = "x-mesh-lane"
-"""Says that all calls on this connection belong to one pool: it may be handed to the process that answers
-those."""
+"""Says that all calls on this connection belong to one pool, so that the connection may be handed to the
+process that answers them."""
 REGION: Final = "mesh"
 SILENCE_TIMEOUT = 30.0  # seconds of silence
 _CONNECT = 3.0
-_MAX_IDLE = 128  # idle connections a node
-_IDLE_SECONDS = 20.0  # seconds for which an idle connection is used again; servers close theirs later
-_LOG_INTERVAL = 60.0  # seconds between two lines of the log about one certificate
-_BACKLOG = 1 << 20  # bytes of a response that may wait here for their reader
+_MAX_IDLE = 128  # idle connections per node
+_IDLE_SECONDS = 20.0  # seconds for which an idle connection is reused; servers close theirs later
+_LOG_INTERVAL = 60.0  # seconds between two log lines about one certificate
+_BACKLOG = 1 << 20  # bytes of a response that may wait for their reader
 
 __all__ = ["PeerClient", "PeerRefusedError", "PeerResponse", "PeerUnreachableError", "StaleMapError"]
 
@@ -66,16 +65,17 @@ class PeerRefusedError(MeshdError):
 
 
 class StaleMapError(MeshdError):
-    """The two sides use different cluster maps; `version` is the one of the side that says so. The side with
-    the older map waits for the newer one (`ClusterView.wait_for_newer_map`) and routes again."""
+    """The two sides use different cluster maps; `version` is that of the side that raised this. The side with
+    the older map waits for the newer one (`ClusterView.wait_for_newer_map`) and routes the call again."""
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"the other side goes by version {version} of the cluster map")
+        super().__init__(f"the other side uses version {version} of the cluster map")
         self.version = version
 
 
 def peer_secret(derived: bytes) -> str:
-    """The secret key that nodes sign with, from what was derived from the cluster's secret for PURPOSE."""
+    """Return the secret key that nodes sign with, from the key derived from the cluster's secret for
+    PURPOSE."""
     return derived.hex()
 
 
@@ -99,11 +99,11 @@ class PeerResponse:
         return f"<PeerResponse {self.status}{', whole' if self._whole else ''}>"
 
     async def read_body(self) -> bytes:
-        """The whole body. Raises PeerUnreachableError, BodyFramingError."""
+        """Return the whole body. Raises PeerUnreachableError, BodyFramingError."""
         return b"".join([piece async for piece in self.iter_body()])
 
     async def iter_body(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises PeerUnreachableError, BodyFramingError."""
+        """Yield the body as it arrives. Raises PeerUnreachableError, BodyFramingError."""
         if FRAMED_HEADER not in self.headers:
             async for data in self._arriving():
                 yield data
@@ -165,7 +165,7 @@ class PeerResponse:
             self._go.set_result(False)
         if not self._head.done():
             self._head.set_exception(error)
-            self._head.exception()  # marks it as retrieved: there may be no waiter any more
+            self._head.exception()  # marks it as retrieved, since there may be no waiter
         self._tell()
 
     def _tell(self) -> None:
@@ -178,20 +178,21 @@ class PeerResponse:
         return await self._head
 
     async def wait_body_requested(self) -> bool:
-        """Whether the body is to be sent; False: a response, or the end of the connection, came first."""
+        """Wait and return whether to send the body; False: a response, or the connection's end, came
+        first."""
         return await self._go
 
     @property
     def head_future(self) -> asyncio.Future[ResponseHead]:
-        """Done when the response has begun, or never will."""
+        """Done when the response has begun, or has failed."""
         return self._head
 
 
 class PeerClient:
-    """Calls to other nodes; one per process. `derive` derives keys from the cluster's secret
-    (`ClusterSecret.derive_key`); `map_version` is the version of the cluster map that this process uses. `ca`
-    is a file of certificates that are trusted for nodes with an https endpoint, in addition to those that the
-    machine trusts; it is read again when it changes."""
+    """Calls other nodes; one per process. `derive` derives keys from the cluster's secret
+    (`ClusterSecret.derive_key`); `map_version` returns the version of the cluster map that this process uses.
+    `ca` is a file of certificates that are trusted for nodes with an https endpoint, in addition to those
+    that the machine trusts; it is read again when it changes."""
 
     def __init__(
         self,
@@ -232,12 +233,12 @@ class PeerClient:
         timeout: float = SILENCE_TIMEOUT,  # noqa: ASYNC109  of silence, not of the call
         lane: str = "",
     ) -> AsyncGenerator[PeerResponse, None]:
-        """`async with peers.call(node, "POST", "/-/peer/…", body=…) as response`: the response's head is
-        here, its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence.
-        Calls of a `lane` share their connections with each other only.
+        """Call a node: `async with peers.call(node, "POST", "/-/peer/…", body=…) as response`. The response's
+        head has arrived; its body is still to be read. `target` is path and query, encoded. `timeout` is in
+        seconds of silence. Calls of a `lane` share their connections only with each other.
 
-        A body that is an iterable is sent when the peer asks for it: a refusal costs no bytes. A response may
-        begin before the body's end, which is then sent while the response is read. Raises
+        A body that is an iterable is sent when the peer asks for it, so a refusal costs no bytes. A response
+        may begin before the body's end; the rest of the body is then sent while the response is read. Raises
         PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421), and what the
         iteration of the body raises.
         """
@@ -269,9 +270,9 @@ class PeerClient:
         body: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  of silence, not of the call
     ) -> AsyncGenerator[PeerResponse, None]:
-        """`async with peers.open_typed(node, CALL, request) as response`: the response's head is here, its
-        body still to be read. `body` is the data of a call whose request is in its target. Raises as
-        `call`."""
+        """Send a typed call: `async with peers.open_typed(node, CALL, request) as response`. The response's
+        head has arrived; its body is still to be read. `body` is the data of a call whose request is in its
+        target. Raises as `call` does."""
         target, message = call.encode_request(request)
         options: dict[str, str] = {"lane": call.pool} if call.pool else {}
         async with self.call(
@@ -293,7 +294,7 @@ class PeerClient:
         body: bytes | AsyncIterable[bytes] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  of silence, not of the call
     ) -> Response:
-        """The response of a node to a typed call. Raises as `call`, BodyFramingError and
+        """Send a typed call and return its response. Raises as `call` does, BodyFramingError and
         MalformedResponseError."""
         async with self.open_typed(node, call, request, body=body, timeout=timeout) as response:
             return call.decode_response(await response.read_body())
@@ -301,7 +302,7 @@ class PeerClient:
     async def acquire_connection(
         self, node: Node, patience: float = _CONNECT, lane: str = ""
     ) -> HttpConnection:
-        """A connection to a node: an idle one, or a new one. Raises PeerUnreachableError."""
+        """Return an idle or a new connection to a node. Raises PeerUnreachableError."""
         wire = self.idle_connection(node, lane)
         if wire is not None:
             return wire
@@ -321,8 +322,8 @@ class PeerClient:
         return wire
 
     def _why(self, node: Node, error: OSError) -> str:
-        """The reason in words. A refused certificate is logged, because it stays refused until an operator
-        acts."""
+        """Return the reason in words. A refused certificate is logged, because it stays refused until an
+        operator acts."""
         if isinstance(error, TimeoutError):
             return "it does not answer"
         if not isinstance(error, ssl.SSLCertVerificationError):
@@ -330,12 +331,14 @@ class PeerClient:
         why, now = _refused(error), self._clock.monotonic()
         if now - self._told.get(node.node_id, -_LOG_INTERVAL) >= _LOG_INTERVAL:
             self._told[node.node_id] = now
-            _log.warning("another node is not believed", extra={"node": node.node_id, "why": why})
+            _log.warning(
+                "the certificate of another node is refused", extra={"node": node.node_id, "why": why}
+            )
         return why
 
     async def certificate_error(self, node: Node, patience: float = _CONNECT) -> str:
-        """Why this node refuses another node's certificate; "" if it accepts it, if there is none, and if the
-        node does not answer."""
+        """Return why this node refuses another node's certificate; "" if it accepts it, if there is none, and
+        if the node does not answer."""
         where = urlsplit(node.endpoint)
         if where.scheme != "https":
             return ""
@@ -352,7 +355,7 @@ class PeerClient:
         return ""
 
     async def _connect(self, endpoint: str, protocol: Callable[[], HttpConnection]) -> HttpConnection:
-        """Raises OSError."""
+        """Connect to an endpoint. Raises OSError."""
         where, loop = urlsplit(endpoint), asyncio.get_running_loop()
         tls = self._context() if where.scheme == "https" else None
         host, port = where.hostname or "", where.port or (443 if tls else 80)
@@ -370,7 +373,7 @@ class PeerClient:
         return wire
 
     def idle_connection(self, node: Node, lane: str = "") -> HttpConnection | None:
-        """An idle connection to a node, or None."""
+        """Return an idle connection to a node, or None."""
         kept = self._idle.get((node.endpoint, lane))
         if not kept:
             return None
@@ -437,20 +440,22 @@ class PeerClient:
                 if self._ca is not None and seen is not None:
                     found.load_verify_locations(self._ca)
             except ssl.SSLError as error:  # perhaps being written: it is read again when it changes
-                _log.warning("peer-ca vouches for nobody", extra={"file": str(self._ca), "why": str(error)})
+                _log.warning(
+                    "peer-ca has no usable certificates", extra={"file": str(self._ca), "why": str(error)}
+                )
             self._tls, self._ca_seen = found, seen
         return self._tls
 
 
 def _refused(error: ssl.SSLCertVerificationError) -> str:
     return (
-        f"its certificate is refused ({error.verify_message}): renew it, give it the name that nodes call it "
-        "by (--advertise), or have --peer-ca vouch for it"
+        f"its certificate is refused ({error.verify_message}): renew it, issue it for the name under which "
+        "nodes reach it (--advertise), or add its authority to --peer-ca"
     )
 
 
 def _seen(ca: Path | None) -> tuple[int, int] | None:
-    """Changes whenever the file does; None: it is missing or empty."""
+    """Return a value that changes with the file; None: it is missing or empty."""
     if ca is None:
         return None
     try:
@@ -461,14 +466,14 @@ def _seen(ca: Path | None) -> tuple[int, int] | None:
 
 
 async def _either(sending: asyncio.Future[None], answer: PeerResponse) -> None:
-    """Waits until the response begins or the body is sent. Raises what the iteration of the body raised."""
+    """Wait until the response begins or the body is sent. Raises what the iteration of the body raised."""
     await asyncio.wait((sending, answer.head_future), return_when=asyncio.FIRST_COMPLETED)
     if sending.done():
         sending.result()
 
 
 async def _send(answer: PeerResponse, wire: HttpConnection, body: AsyncIterable[bytes]) -> None:
-    """Sends the body in pieces, each one HTTP chunk. If its iteration fails, the connection is closed."""
+    """Send the body in pieces, each one HTTP chunk. If its iteration fails, the connection is closed."""
     wire.sending = True
     try:
         await _send_pieces(wire, body)
@@ -476,7 +481,9 @@ async def _send(answer: PeerResponse, wire: HttpConnection, body: AsyncIterable[
         if not answer.head_future.done():
             raise
     except Exception as error:
-        answer.on_error(PeerUnreachableError(f"the body of a call could not be made: {error}", begun=True))
+        answer.on_error(
+            PeerUnreachableError(f"the body of a call could not be produced: {error}", begun=True)
+        )
         wire.abort()
         raise
 

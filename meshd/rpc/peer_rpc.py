@@ -1,9 +1,9 @@
 """Typed calls between nodes: one declaration per call, shared by its caller and its handler.
 
-Law: a `PeerCall` alone says what a call looks like on the wire: method, path, messages, limits, timeout and
-connection pool. `PeerClient.call_typed` sends it, a method with `@handler(CALL)` answers it, and the
-server mounts registered handlers; none of the three repeats any of it. Nodes of two releases talk to each
-other while a cluster is upgraded, so a declaration may gain defaulted fields and never change otherwise.
+A `PeerCall` alone defines a call on the wire: method, path, messages, limits, timeout and connection pool.
+`PeerClient.call_typed` sends it, a method with `@handler(CALL)` answers it, and the server mounts registered
+handlers; none of the three repeats any of it. Nodes of two releases talk to each other while a cluster is
+upgraded, so a declaration may gain defaulted fields and must never change otherwise.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _CALL_ATTRIBUTE: Final = "__peer_call__"
 
 
 class NotHereError(MeshdError):
-    """This node does not hold what it is asked for (409 NotHere); another node may."""
+    """This node does not store what it is asked for (409 NotHere); another node may."""
 
 
 class MalformedResponseError(BodyFramingError):
-    """A node answered with a message that is not the declared one. What it did is as unknown as after a body
-    that was cut, so callers handle both alike."""
+    """A node sent a response that is not of the declared type. As after a cut body, it is unknown what the
+    node did, so callers handle both alike."""
 
 
 class ResponseStream:
-    """The response type of a call whose response is a body of any length: the caller gets it as a
+    """The response type of a call whose response is a body of any length; the caller gets a
     `PeerResponse`."""
 
 
 class RequestTarget(Protocol):
-    """How a request is written into the target of a call, which leaves the body to data."""
+    """Encodes a request into the target of a call, whose body then carries data."""
 
     def encode_request(self, request: Any) -> str:
-        """What follows the path of the call, percent-encoded."""
+        """Return what follows the path of the call, percent-encoded."""
         ...
 
     def decode_request(self, suffix: str, kind: type[Message]) -> Message:
-        """Raises ValueError, msgspec.MsgspecError."""
+        """Decode a request. Raises ValueError, msgspec.MsgspecError."""
         ...
 
 
@@ -115,17 +115,18 @@ class PeerCall(Generic[Request, Response]):
         object.__setattr__(self, "_decode_response", _decoder(self.response))
 
     def returning(self, response: type[OtherResponse]) -> PeerCall[Request, OtherResponse]:
-        """The same call with another type of response, for one whose response depends on the request."""
+        """Return the same call with another response type, for a call whose response depends on the
+        request."""
         return cast("PeerCall[Request, OtherResponse]", replace(self, response=cast("Any", response)))
 
     def encode_request(self, request: Request) -> tuple[str, bytes]:
-        """The target and the body of a request."""
+        """Return the target and the body of a request."""
         if self.target is not None:
             return self.path + self.target.encode_request(request), b""
         return self.path, encode_message(request)
 
     def decode_request(self, target: str, body: bytes) -> Request:
-        """Raises S3Error with the call's `malformed_code`."""
+        """Decode a request. Raises S3Error with the call's `malformed_code`."""
         try:
             if self.target is not None:
                 return self.target.decode_request(target.removeprefix(self.path), self.request)
@@ -135,7 +136,7 @@ class PeerCall(Generic[Request, Response]):
             raise malformed_message(error, code) from error
 
     def decode_response(self, body: bytes) -> Response:
-        """Raises MalformedResponseError."""
+        """Decode a response. Raises MalformedResponseError."""
         try:
             return cast("Response", self._decode_response(body))
         except (msgspec.MsgspecError, ValueError) as error:
@@ -143,14 +144,14 @@ class PeerCall(Generic[Request, Response]):
 
 
 def encode_message(message: object) -> bytes:
-    """A message as it travels in a body."""
+    """Encode a message for a body."""
     if message is None:
         return b""
     return message if isinstance(message, bytes) else _encode(message)
 
 
 def decode_message(body: bytes, decode: Callable[[bytes], Message]) -> Message:
-    """The message that follows data in a body. Raises S3Error InvalidArgument."""
+    """Decode the message that follows data in a body. Raises S3Error InvalidArgument."""
     try:
         return decode(body)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -158,7 +159,7 @@ def decode_message(body: bytes, decode: Callable[[bytes], Message]) -> Message:
 
 
 def malformed_message(error: Exception, code: str = "InvalidArgument") -> S3Error:
-    """The refusal of a message that cannot be decoded."""
+    """Return the error for a message that cannot be decoded."""
     return S3Error(code, f"malformed peer message: {str(error)[:200]}")
 
 
@@ -175,15 +176,15 @@ def _decoder(kind: type[Message]) -> Callable[[bytes], Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Who calls, by which version of the cluster map, and the body of a call whose request is in the
-    target."""
+    """The caller's node, its cluster map version, and the body of a call whose request is in the target."""
 
     node_id: str
     map_version: int
     iter_body: Callable[[], AsyncIterator[bytes]]
-    """The body, piece by piece, checked. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
+    """The body, piece by piece, verified. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
     read_body: Callable[[], Awaitable[bytes]]
-    """The whole body, within the call's `max_bytes`. Raises as `iter_body`, and S3Error EntityTooLarge."""
+    """The whole body, within the call's `max_bytes`. Raises as `iter_body` does, and S3Error
+    EntityTooLarge."""
 
 
 def handler(
@@ -192,10 +193,10 @@ def handler(
     [Callable[[Service, Request, CallContext], Awaitable[Response]]],
     Callable[[Service, Request, CallContext], Awaitable[Response]],
 ]:
-    """Registers a method as the handler of a call: `async def method(self, request, context) -> response`.
+    """Register a method as the handler of a call: `async def method(self, request, context) -> response`.
 
     A handler raises S3Error, StoreError, BatchError or NotHereError, which are answered in the call's error
-    format, and StaleMapError (421) when it goes by another cluster map than the caller.
+    format, and StaleMapError (421) when it uses another cluster map than the caller.
     """
     return _register(call)
 
@@ -205,8 +206,8 @@ def stream_handler(
 ) -> Callable[
     [Callable[[Service, Request, CallContext], Result]], Callable[[Service, Request, CallContext], Result]
 ]:
-    """The same for a call whose response is a stream: an async generator of its pieces, or a coroutine that
-    returns a body which the server has a way of its own to send (a frame, a stream of blobs)."""
+    """Like `handler`, for a call whose response is a stream: the method is an async generator of its pieces,
+    or a coroutine that returns a body which the server sends in its own way (a frame, a stream of blobs)."""
     return _register(call)
 
 
@@ -227,7 +228,7 @@ class RegisteredHandler:
 
 
 def registered_handlers(service: object) -> list[RegisteredHandler]:
-    """The handlers of a service, in the order of their definition."""
+    """Return the handlers of a service, in the order of their definition."""
     found = [
         (name, call)
         for name, method in vars(type(service)).items()

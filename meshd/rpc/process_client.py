@@ -1,9 +1,8 @@
 """ProcessClient: calls the methods of another process of the node over its Unix socket.
 
-Law: cancelling a call cancels its handler. When the other process ends, every call under way fails with
-the error of its subject; the next call connects again, and nothing is repeated implicitly.
-Invariant: at most `max_calls` calls are under way, further ones wait; updates are consumed as they are
-received, so nothing queues here.
+Cancelling a call cancels its handler. When the other process ends, every running call fails with the `lost`
+error of its socket; the next call connects again, and nothing is repeated implicitly. At most `max_calls`
+calls run at a time, further ones wait; updates are consumed as they are received, so nothing queues here.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """How a client connects: it tries once, and again after each of `delays` (seconds); `forever`: the last
-    delay repeats."""
+    """How often a client tries to connect: once, and again after each of `delays` (seconds). `forever`: the
+    last delay repeats."""
 
     delays: tuple[float, ...] = ()
     forever: bool = False
@@ -57,27 +56,27 @@ ONCE: Final = Reconnect()
 
 @dataclass(slots=True, eq=False)
 class Answer(Generic[R]):
-    """A reply with its descriptors, which are the caller's to close. `release` tells the server that what it
-    holds for the reply (`ServerCall.attach`) is no longer needed."""
+    """A reply with its descriptors, which the caller closes. `release` tells the server that what it holds
+    for the reply (`ServerCall.attach`) is no longer needed."""
 
     message: R
     fds: list[int]
     release: Callable[[], None]
 
     def take_fds(self) -> list[int]:
-        """The descriptors, which `close` does not close any more."""
+        """Return the descriptors; `close` does not close them any more."""
         fds, self.fds = self.fds, []
         return fds
 
     def close(self) -> None:
-        """Close the descriptors and release: the answer is not wanted."""
+        """Close the descriptors and release the answer."""
         close_all(self.take_fds())
         self.release()
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall(Generic[R]):
-    """A call under way; `cancel` it through the client when nobody waits for its answer any more."""
+    """A running call; cancel it through the client when its answer is no longer needed."""
 
     number: int
     method: Method[Any, R]
@@ -88,8 +87,8 @@ class PendingCall(Generic[R]):
 
 
 class ProcessClient:
-    """The client's side of one socket; it connects when it is first called. Use on one event loop only;
-    `aclose` at the end."""
+    """The client's side of one socket; the first call connects it. Use on one event loop only; call `aclose`
+    at the end."""
 
     def __init__(
         self,
@@ -113,14 +112,14 @@ class ProcessClient:
         return f"<ProcessClient {self._path.name}, {len(self._calls)} calls under way>"
 
     async def call(self, method: Method[Q, R], request: Q, fds: Sequence[int] = ()) -> R:
-        """The reply to one request. `fds` stay the caller's. Raises the error of the handler, and `lost` of
-        the error types. Cancelling it cancels the handler."""
+        """Send a request and return the reply. `fds` stay open. Raises the error of the handler, and `lost`
+        of the error types. Cancelling this call cancels the handler."""
         answer = await self.open(method, request, fds)
         close_all(answer.fds)
         return answer.message
 
     async def open(self, method: Method[Q, R], request: Q, fds: Sequence[int] = ()) -> Answer[R]:
-        """As `call`, with the descriptors of the reply; `release` the answer in the end."""
+        """Like `call`, returning the reply with its descriptors; the caller must `release` the answer."""
         return await self._finish(await self._begin(method, request, fds))
 
     async def stream(
@@ -130,8 +129,8 @@ class ProcessClient:
         on_update: Callable[[U, list[int]], None],
         fds: Sequence[int] = (),
     ) -> Answer[R]:
-        """As `open`; `on_update` is called with each update when it is received, and with its descriptors,
-        which it must close. It must not block."""
+        """Like `open`; `on_update` is called for each received update, with its descriptors, which it must
+        close. It must not block."""
         return await self._finish(await self._begin(method, request, fds, on_update))
 
     async def start(
@@ -143,8 +142,8 @@ class ProcessClient:
         *,
         connect: bool = True,
     ) -> PendingCall[R]:
-        """Send a request and return the call under way. `connect=False` is for a request that depends on
-        earlier ones: it raises `lost` of the error types when there is no connection."""
+        """Send a request and return the running call. `connect=False` is for a request that depends on
+        earlier ones: it raises `lost` of the error types if there is no connection."""
         if not connect and self._stream is None:
             raise self._errors.lost(f"there is no connection to {self._path.name}")
         return await self._begin(method, request, fds, on_update, None if connect else self._stream)
@@ -160,19 +159,19 @@ class ProcessClient:
             answer.result().close()
 
     async def notify(self, method: Method[Q, None], request: Q, fds: Sequence[int] = ()) -> None:
-        """Send what nobody answers. Raises `lost` of the error types when it cannot be sent."""
+        """Send a request without a reply. Raises `lost` of the error types if it cannot be sent."""
         await self._send(await self._connected(), (NOTIFICATION, method.name, request), fds)
 
     async def connect(self) -> None:
-        """Connect unless it is connected. Raises `lost` of the error types after the last attempt."""
+        """Connect if necessary. Raises `lost` of the error types after the last attempt."""
         await self._connected()
 
     async def wait_until_lost(self) -> None:
-        """Wait until the connection has ended and every call under way has failed."""
+        """Wait until the connection has ended and every running call has failed."""
         await self._lost.wait()
 
     async def aclose(self) -> None:
-        """Close the connection; calls under way fail."""
+        """Close the connection; running calls fail."""
         if self._stream is not None:
             self._on_lost(self._stream)
         await self._tasks.aclose()
@@ -188,7 +187,9 @@ class ProcessClient:
                 except OSError as error:
                     delay = next(delays, None)
                     if delay is None:
-                        raise self._errors.lost(f"nobody listens on {self._path.name}: {error}") from error
+                        raise self._errors.lost(
+                            f"no process listens on {self._path.name}: {error}"
+                        ) from error
                     await asyncio.sleep(delay)
                 else:
                     self._lost.clear()
@@ -257,7 +258,9 @@ class ProcessClient:
         call = self._calls.get(response.number) if is_update else self._forget(response.number)
         if call is None or call.answer.done():
             close_all(fds)  # it was cancelled
-            if call is not None and not is_update:  # in this turn of the loop: `cancel` finds it forgotten
+            if (
+                call is not None and not is_update
+            ):  # cancelled in this turn of the loop: `cancel` found it forgotten
                 self._release(stream, response.number)
         elif is_update:
             assert isinstance(call.method, StreamMethod)

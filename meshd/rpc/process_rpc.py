@@ -1,8 +1,8 @@
 """Methods, errors and messages of the one typed call between the processes of a node.
 
-Law: a method names its request, its reply and, for a stream, its updates. A message is a JSON array with a
-number that the client chooses, so replies arrive in any order. An error crosses as a value and is rebuilt
-as the same class.
+A method names its request, its reply and, for a stream, its updates. A message is a JSON array with a number
+that the client chooses, so replies may arrive in any order. An error crosses as a value and is rebuilt as the
+same class.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ R = TypeVar("R")
 U = TypeVar("U")
 MAX_CALLS: Final = 1024
 CANCEL: Final = ""  # the method of a message that cancels a call, or releases what its reply holds
-NOTIFICATION: Final = 0  # the number of a message that nobody answers
+NOTIFICATION: Final = 0  # the number of a message without a reply
 
 
 class RpcRequest(msgspec.Struct, frozen=True, array_like=True):
-    """From a client: `body` is of the method's request type."""
+    """A message from a client; `body` has the method's request type."""
 
     number: int
     method: str
@@ -34,7 +34,7 @@ class RpcRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RpcResponse(msgspec.Struct, frozen=True, array_like=True):
-    """From a server: updates, then either the reply or the error."""
+    """A message from a server: updates, then either the reply or the error."""
 
     number: int
     kind: Literal["reply", "update", "error"]
@@ -48,8 +48,8 @@ decode_response: Final = msgspec.json.Decoder(RpcResponse).decode
 class Method(Generic[Q, R]):
     """A call: its name on the socket, and the types of its request and its reply.
 
-    `ordered`: the server finishes each before it reads the next message of the connection. Such a call runs
-    to its end even when its caller gives up or goes away.
+    `ordered`: the server finishes each such call before it reads the next message of the connection. The call
+    runs to its end even if its caller gives up or disconnects.
     """
 
     def __init__(self, name: str, request: Any, reply: Any, *, ordered: bool = False) -> None:
@@ -83,18 +83,21 @@ class ErrorValue(msgspec.Struct, frozen=True):
 
 
 class ErrorTypes:
-    """The errors that cross one socket. A class is rebuilt from its message, or with `from_document` from
-    what `to_document` gives; a subclass crosses as its nearest listed base.
+    """The errors that cross one socket. A class is rebuilt from its message, or with `from_document` from the
+    result of `to_document`; a subclass crosses as its nearest listed base.
 
-    `unexpected` makes the error that a caller gets for any other exception, which the server logs; it must be
-    of a listed class. `lost` makes the error of a call whose process is not running or ended, from a message.
+    `unexpected` creates the error that a caller gets for any other exception, which the server logs; it must
+    be of a listed class. `lost` creates, from a message, the error of a call whose process is not running or
+    ended.
     """
 
     def __init__(
         self,
         types: Iterable[type[Exception]] = (),
         *,
-        unexpected: Callable[[], Exception] = lambda: MeshdError("the call failed; the node's log says why"),
+        unexpected: Callable[[], Exception] = lambda: MeshdError(
+            "the call failed; the node's log has the details"
+        ),
         lost: Callable[[str], Exception] = ProcessLostError,
     ) -> None:
         self.unexpected, self.lost = unexpected, lost
@@ -104,7 +107,7 @@ class ErrorTypes:
         return f"<ErrorTypes {', '.join(self._types)}>"
 
     def encode(self, error: BaseException) -> ErrorValue | None:
-        """The error as a value; None when its class is not listed."""
+        """Return the error as a value; None if its class is not listed."""
         for kind in type(error).__mro__:
             if self._types.get(kind.__name__) is kind:
                 to_document = getattr(error, "to_document", None)
@@ -113,7 +116,7 @@ class ErrorTypes:
         return None
 
     def decode(self, value: ErrorValue) -> Exception:
-        """The error of a value; the unexpected one when its class is not listed."""
+        """Return the error of a value; the unexpected one if its class is not listed."""
         kind: Any = self._types.get(value.kind)
         if kind is None:
             return self.unexpected()

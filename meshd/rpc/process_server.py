@@ -1,10 +1,9 @@
 """ProcessServer: answers calls of the node's other processes on a Unix socket.
 
-Law: each call runs in a task of its own, unless its method is ordered. A handler is cancelled when its
-caller cancels the call or goes away; what it attached to a reply is then released. An unlisted error is
-logged here and crosses as the unexpected one.
-Invariant: a connection has at most `max_calls` calls running, and an update waits while the client's
-socket is full.
+Each call runs in a task of its own, unless its method is ordered. A handler is cancelled when its caller
+cancels the call or disconnects; what it attached to a reply is then released. An unlisted error is logged
+here and crosses as the unexpected one. A connection runs at most `max_calls` calls, and an update waits while
+the client's socket is full.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ R = TypeVar("R")
 
 
 class ServerCall:
-    """A call as its handler sees it. `fds`: the descriptors of the request, closed when the handler ends."""
+    """A call, as its handler sees it. `fds`: the descriptors of the request, closed when the handler ends."""
 
     __slots__ = (
         "_on_release",
@@ -71,21 +70,21 @@ class ServerCall:
 
     @property
     def is_held(self) -> bool:
-        """Whether something is kept for the reply, which was sent, until the client releases it."""
+        """Whether the reply was sent and an attachment is held for it until the client releases it."""
         return self.replied and self._on_release is not None and not self.released
 
     async def update(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Send an update; the descriptors stay the handler's. Waits while the client's socket is full."""
+        """Send an update; the descriptors stay open. Waits while the client's socket is full."""
         await self._stream.send((self.number, "update", message), fds)
 
     def attach(self, fd: int, on_release: Callable[[], None] | None = None) -> None:
-        """Send `fd` with the reply. It is closed then; with `on_release`, that is called instead, once, when
-        the client releases the answer, cancels the call, or goes away."""
+        """Send `fd` with the reply, then close it. With `on_release`, that is called once instead, when the
+        client releases the answer, cancels the call, or disconnects."""
         self.reply_fds.append(fd)
         self._on_release = on_release
 
     def release(self) -> None:
-        """Let go of what was attached. Idempotent."""
+        """Release the attachments. Idempotent."""
         fds, self.reply_fds = self.reply_fds, []
         on_release, self._on_release = self._on_release, None
         if on_release is None:
@@ -98,8 +97,7 @@ Handler = Callable[[Q, ServerCall], Awaitable[R]]
 
 
 class ProcessServer:
-    """Answers the calls that come on a listening socket, each in a task of its own. Register the handlers
-    first."""
+    """Answers the calls on a listening socket, each in a task of its own. Register the handlers first."""
 
     def __init__(self, errors: ErrorTypes | None = None, *, max_calls: int = MAX_CALLS) -> None:
         self.errors, self.max_calls = errors or ErrorTypes(), max_calls
@@ -109,19 +107,19 @@ class ProcessServer:
         return f"<ProcessServer of {', '.join(self._handlers)}>"
 
     def register(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
-        """Answer `method` with `handler(request, call)`: what it returns is the reply, a listed error that it
-        raises is the caller's. It is cancelled when the caller cancels the call or goes away."""
+        """Answer `method` with `handler(request, call)`: its result is the reply, and a listed error that it
+        raises is passed to the caller. It is cancelled when the caller cancels the call or disconnects."""
         self._handlers[method.name] = (method, handler)
 
     def find(self, name: str) -> tuple[Method[Any, Any], Handler[Any, Any]]:
-        """A method and its handler. Raises MessageError."""
+        """Return a method and its handler. Raises MessageError."""
         try:
             return self._handlers[name]
         except KeyError:
             raise MessageError(f"no such method: {name[:100]!r}") from None
 
     async def serve_forever(self, listener: socket.socket) -> None:
-        """Serve until cancelled; the handlers have ended then. The listener stays the caller's."""
+        """Serve until cancelled, then end the handlers. The caller closes the listener."""
         await accept_sockets(listener, self._serve)
 
     async def _serve(self, sock: socket.socket) -> None:
@@ -129,7 +127,7 @@ class ProcessServer:
 
 
 class _ServerConnection:
-    """One client's calls."""
+    """The calls of one client."""
 
     def __init__(self, server: ProcessServer, stream: MessageStream) -> None:
         self._server, self._stream = server, stream
@@ -148,7 +146,7 @@ class _ServerConnection:
         except StreamClosedError:
             pass
         except MessageError as error:
-            _log.error("a connection of another process is closed: %s", error)
+            _log.error("closing the connection of another process: %s", error)
         finally:
             await self._end()
 
@@ -215,7 +213,7 @@ class _ServerConnection:
             call.release()
 
     async def _run_handler(self, call: ServerCall, handler: Handler[Any, Any], request: Any) -> Any:
-        """The reply, or the error as a value."""
+        """Return the reply, or the error as a value."""
         task = asyncio.current_task()
         try:
             return await handler(request, call)
@@ -224,7 +222,7 @@ class _ServerConnection:
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            return self._error_value(error, call, request)  # what it waited for was cancelled, not the call
+            return self._error_value(error, call, request)  # something it awaited was cancelled, not the call
         except Exception as error:
             return self._error_value(error, call, request)
 
@@ -235,7 +233,7 @@ class _ServerConnection:
             else:
                 await self._stream.send((call.number, "reply", reply), call.reply_fds)
                 call.replied = True
-        except (MessageError, msgspec.MsgspecError, TypeError) as error:  # too large, or not to be encoded
+        except (MessageError, msgspec.MsgspecError, TypeError) as error:  # too large, or not encodable
             await self._stream.send((call.number, "error", self._error_value(error, call, None)))
 
     def _error_value(self, error: BaseException, call: ServerCall, request: Any) -> ErrorValue:
@@ -254,9 +252,9 @@ BlockingHandler = Callable[[Q, Sequence[int]], tuple[R, Sequence[int]]]
 def serve_blocking(sock: socket.socket, method: Method[Q, R], handler: BlockingHandler[Q, R]) -> None:
     """Answer one client in a process without an event loop: calls of one method, one at a time, in order.
 
-    `handler(request, fds)` gives the reply and its descriptors, which are closed when they are sent; those of
-    the request are closed when it ends. Returns when the client has gone; what the handler raises ends the
-    connection and is raised.
+    `handler(request, fds)` returns the reply and its descriptors, which are closed once they are sent; those
+    of the request are closed when the handler ends. Returns when the client disconnects; an error of the
+    handler ends the connection and is raised.
     """
     stream = BlockingMessageStream(sock, decode_request)
     try:

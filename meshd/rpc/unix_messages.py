@@ -1,8 +1,7 @@
 """JSON messages with file descriptors (SCM_RIGHTS) over Unix stream sockets, asynchronous and blocking.
 
-Wire format: u32 length and u16 descriptor count, big-endian, then that many bytes of JSON; descriptors
-ride on the first byte. Law: the sender closes the descriptors it sent; the receiver closes the ones it
-received.
+Wire format: u32 length and u16 descriptor count, big-endian, then that many bytes of JSON; descriptors travel
+with the first byte. The sender closes the descriptors it sent; the receiver closes the ones it received.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _READ = 1 << 18
 _FLAGS = socket.MSG_CMSG_CLOEXEC
 MAX_MESSAGE_BYTES = 64 << 20
-_OUT_OF_FILES = 0.1  # seconds until accepting is tried again
+_OUT_OF_FILES = 0.1  # seconds until the next attempt to accept
 
 encode = msgspec.json.encode
 decode = msgspec.json.decode
 Decode = Callable[[bytes], Any]
-"""Makes a value of the JSON of one message."""
+"""Decodes the JSON of one message into a value."""
 
 
 class MessageError(MeshdError):
-    """The peer broke the framing; the stream is of no further use."""
+    """The peer broke the framing; the stream is unusable."""
 
 
 class StreamClosedError(MeshdError, ConnectionError):
-    """The peer is gone. Raised by send and receive alike."""
+    """The peer has closed the stream. Raised by send and receive alike."""
 
 
 class MessageDecoder:
-    """Bytes and descriptors in, whole messages out. No I/O.
+    """Turns bytes and descriptors into whole messages. No I/O.
 
-    Law: take all messages before more is fed. Invariant: then no peer can make it hold more than one message,
-    `limit` bytes and the descriptors it announces, and what one read brings.
+    Take all messages before you feed more. Then no peer can make it hold more than one message, `limit` bytes
+    and the descriptors it announces, and the data of one read.
     """
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES, decode: Decode = decode) -> None:
@@ -64,7 +63,7 @@ class MessageDecoder:
         self._fds.extend(fds)
 
     def next_message(self) -> tuple[Any, list[int]] | None:
-        """The next whole message, or None while bytes are missing. Raises MessageError."""
+        """Return the next whole message, or None while bytes are missing. Raises MessageError."""
         if len(self._buffer) < _HEADER.size:
             self._refuse_more_than(_MAX_FDS if self._buffer else 0)
             return None
@@ -76,13 +75,14 @@ class MessageDecoder:
             self._refuse_more_than(count)
             return None
         if len(self._fds) < count:
-            raise MessageError(f"message announces {count} descriptors, {len(self._fds)} came")
+            raise MessageError(f"message announces {count} descriptors, and {len(self._fds)} arrived")
         return self._take(end, count)
 
     def _refuse_more_than(self, count: int) -> None:
-        """What rides on a later byte than a message's first was not sent by us, and would pile up."""
+        """Reject descriptors on a later byte than a message's first: our senders do not do that, and they
+        pile up."""
         if len(self._fds) > count:
-            raise MessageError(f"{len(self._fds)} descriptors came where a message may have {count}")
+            raise MessageError(f"{len(self._fds)} descriptors arrived where a message may have {count}")
 
     def _take(self, end: int, count: int) -> tuple[Any, list[int]]:
         try:
@@ -93,13 +93,13 @@ class MessageDecoder:
         return body, [self._fds.popleft() for _ in range(count)]
 
     def discard(self) -> None:
-        """Close descriptors nobody took."""
+        """Close the descriptors that were not taken."""
         while self._fds:
             os.close(self._fds.popleft())
 
 
 def encode_message(body: object, fds: Sequence[int]) -> bytes:
-    """One message as bytes. Raises MessageError when it is larger than any receiver takes."""
+    """Encode one message. Raises MessageError if it is larger than receivers accept."""
     payload = encode(body)
     if len(payload) > MAX_MESSAGE_BYTES or len(fds) > _MAX_FDS:
         raise MessageError(f"message of {len(payload)} bytes and {len(fds)} descriptors exceeds the limit")
@@ -111,7 +111,8 @@ def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
 
 
 def _receive(sock: socket.socket, into: MessageDecoder) -> None:
-    """One recvmsg. Raises StreamClosedError at the end, MessageError when the kernel dropped descriptors."""
+    """Call recvmsg once. Raises StreamClosedError at the end, MessageError if the kernel dropped
+    descriptors."""
     try:
         data, ancillary, flags, _ = sock.recvmsg(_READ, _ANCILLARY, _FLAGS)
     except ConnectionError as error:
@@ -130,8 +131,8 @@ def _receive(sock: socket.socket, into: MessageDecoder) -> None:
 class MessageStream:
     """The asynchronous side. Any number of tasks may send; one at a time may receive.
 
-    Cancelling `receive` loses nothing; cancelling a `send` that has begun closes the stream, for half a
-    message is out.
+    Cancelling `receive` loses nothing. Cancelling a `send` that has begun closes the stream, because half a
+    message has been sent.
     """
 
     def __init__(self, sock: socket.socket, decode: Decode = decode) -> None:
@@ -144,7 +145,7 @@ class MessageStream:
         return f"<MessageStream fd={self._sock.fileno()}>"
 
     async def send(self, body: object, fds: Sequence[int] = ()) -> None:
-        """Send one message; the descriptors stay open and the caller's. Raises StreamClosedError."""
+        """Send one message; the descriptors stay open. Raises StreamClosedError."""
         data = encode_message(body, fds)
         async with self._sending:
             sent = 0
@@ -170,7 +171,8 @@ class MessageStream:
                 raise StreamClosedError("the other process closed the stream") from error
 
     async def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors, now the caller's. Raises StreamClosedError, MessageError."""
+        """Return the next message and its descriptors, which the caller closes. Raises StreamClosedError,
+        MessageError."""
         while True:
             message = self._assembly.next_message()
             if message is not None:
@@ -183,17 +185,18 @@ class MessageStream:
                 await _ready(self._sock, writing=False)
 
     def close(self) -> None:
-        """Close the socket, drop what was not received. Idempotent; a waiting receive ends with an error."""
+        """Close the socket and drop what was not received. Idempotent; a waiting receive ends with an
+        error."""
         if self._sock.fileno() >= 0:
             with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # wakes whoever waits on the descriptor
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes a task that waits on the descriptor
             self._sock.close()
         self._assembly.discard()
 
 
 async def _ready(sock: socket.socket, *, writing: bool) -> None:
     loop = asyncio.get_running_loop()
-    fd = os.dup(sock.fileno())  # our own: closing the stream meanwhile cannot make it another file's
+    fd = os.dup(sock.fileno())  # a duplicate: closing the stream meanwhile cannot reuse this number
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     waiter: asyncio.Future[None] = loop.create_future()
     try:
@@ -219,7 +222,7 @@ class BlockingMessageStream:
         return self._sock.fileno()
 
     def send(self, body: object, fds: Sequence[int] = ()) -> None:
-        """Send one message; the descriptors stay open and the caller's. Raises StreamClosedError."""
+        """Send one message; the descriptors stay open. Raises StreamClosedError."""
         data = encode_message(body, fds)
         try:
             sent = self._sock.sendmsg([data], _ancillary(fds))
@@ -228,7 +231,8 @@ class BlockingMessageStream:
             raise StreamClosedError("the other process closed the stream") from error
 
     def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors, now the caller's. Raises StreamClosedError, MessageError."""
+        """Return the next message and its descriptors, which the caller closes. Raises StreamClosedError,
+        MessageError."""
         while True:
             message = self._assembly.next_message()
             if message is not None:
@@ -242,7 +246,7 @@ class BlockingMessageStream:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name for `path` that fits sun_path's 108 bytes however long the directory's is."""
+    """Yield a name for `path` that fits the 108 bytes of sun_path, however long the directory's name is."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -251,7 +255,7 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path, backlog: int = 128) -> socket.socket:
-    """A listening Unix socket at `path`, replacing what a dead process left there."""
+    """Listen on a Unix socket at `path`, replacing what a dead process left there."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _short(path) as name:
@@ -261,12 +265,12 @@ def listen(path: Path, backlog: int = 128) -> socket.socket:
 
 
 def connect_blocking(path: Path) -> BlockingMessageStream:
-    """Connect to `path`. Raises OSError when nobody listens there."""
+    """Connect to `path`. Raises OSError if no process listens there."""
     return BlockingMessageStream(_connected(path))
 
 
 async def connect(path: Path, decode: Decode = decode) -> MessageStream:
-    """Connect to `path`. Raises OSError when nobody listens there. (A Unix socket connects at once.)"""
+    """Connect to `path`. Raises OSError if no process listens there. (A Unix socket connects at once.)"""
     return MessageStream(_connected(path), decode)
 
 
@@ -284,11 +288,11 @@ def _connected(path: Path) -> socket.socket:
 async def accept_sockets(
     listener: socket.socket, serve: Callable[[socket.socket], Awaitable[None]], most: int = 0
 ) -> None:
-    """Run `serve(sock)` for every connection until cancelled; its tasks then end with it.
+    """Run `serve(sock)` for every connection until cancelled; its tasks are then cancelled too.
 
     A socket is closed when `serve` returns. A connection that ends or breaks ends its task quietly; other
-    errors of `serve` go to the loop's handler. `most`: connections at a time, 0 for any number; those beyond
-    are closed at once.
+    errors of `serve` go to the loop's handler. `most`: maximum concurrent connections, 0 for any number;
+    further ones are closed at once.
     """
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
