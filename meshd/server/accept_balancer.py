@@ -1,9 +1,9 @@
 """Distributes new connections: the worker with the fewest connections accepts.
 
-Law: all workers listen on one socket. A worker that sees another worker with fewer connections waits a
-moment before it accepts. Each worker writes only its own count in shared memory. Invariant: connections
-spread evenly over the workers in any arrival pattern, and no connection waits for a busy worker. TLS
-handshakes that stall are bounded; a new one evicts the oldest.
+All workers listen on one socket. A worker that sees another worker with fewer connections waits a moment
+before it accepts. Each worker writes only its own count in shared memory. Connections spread evenly over the
+workers in any arrival pattern, and no connection waits for a busy worker. TLS handshakes that stall are
+bounded; a new one evicts the oldest.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ if TYPE_CHECKING:
 
     from meshd.server.connection import MeshServer
 
-_LOOK, _LOOKS = 0.002, 5  # seconds, and how often: so long a connection is left to a worker that has fewer
-_TURN = 4  # connections taken before they, and others of this loop, get their turn
+_LOOK, _LOOKS = (
+    0.002,
+    5,
+)  # seconds between looks, and looks, for which a worker with fewer connections has priority
+_TURN = 4  # connections accepted in a row before the loop runs other work
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_HANDSHAKES_SHARE = 8  # of the connections a worker may have, how many may be in their TLS handshake
-_RESPITE = 0.5  # seconds until the next try when the system has no room
-_QUEUED = 4096  # connections that are taken at the end, at most
-_ARRIVAL = 1.0  # seconds they get to be there
+_HANDSHAKES_SHARE = 8  # 1/8 of a worker's connections may be in their TLS handshake
+_RESPITE = 0.5  # seconds until the next attempt when the system is out of resources
+_QUEUED = 4096  # maximum connections accepted at the end
+_ARRIVAL = 1.0  # seconds for their handshakes
 _AWAY = 1 << 40
 _log = logging.getLogger("meshd.server")
 
 
 class ConnectionCounts:
-    """How many connections each worker has, in memory that all share. Make it before they are forked."""
+    """The number of connections of each worker, in shared memory. Create it before the workers are forked."""
 
     def __init__(self, workers: int) -> None:
         self._counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
@@ -46,20 +49,20 @@ class ConnectionCounts:
         return f"<Tally {list(self._counts)}>"
 
     def set_count(self, worker: int, count: int) -> None:
-        """The worker's own word."""
+        """Set the worker's own count."""
         self._counts[worker] = count
 
     def withdraw(self, worker: int) -> None:
-        """The worker takes no more."""
+        """Mark the worker as accepting no more connections."""
         self._counts[worker] = _AWAY
 
     def is_fewest(self, worker: int) -> bool:
-        """Whether no worker has fewer."""
+        """Whether no worker has fewer connections."""
         return self._counts[worker] <= min(self._counts)
 
 
 class Acceptor:
-    """Takes connections from the common socket for one worker, as `options` say (TLS). `close` it."""
+    """Accepts connections from the shared socket for one worker, with `options` (TLS). Must be closed."""
 
     def __init__(
         self,
@@ -87,8 +90,8 @@ class Acceptor:
         return f"<Porter of worker {self._worker}, {self._tally!r}>"
 
     def close(self) -> None:
-        """Take no more than those that are connected already: closing the last listener would reset them.
-        Those that are taken stay. Idempotent."""
+        """Accept the connections that are established already, since closing the last listener would reset
+        them, then stop. Accepted connections stay open. Idempotent."""
         for _ in range(_QUEUED if self._listener.fileno() >= 0 else 0):
             if not self._take():
                 break
@@ -101,7 +104,7 @@ class Acceptor:
             self._listener.close()
 
     async def wait_for_handshakes(self) -> None:
-        """Returns when those that were taken last are the server's, or show no sign of it."""
+        """Return when the last accepted connections have finished their handshakes, or after a second."""
         if self._coming:
             await asyncio.wait(self._coming.values(), timeout=_ARRIVAL)
 
@@ -117,7 +120,7 @@ class Acceptor:
         self._timer = self._loop.call_later(seconds, self._look_again)
 
     def _on_readable(self) -> None:
-        """Somebody is at the door."""
+        """Accept connections that wait on the socket."""
         for _ in range(_TURN):
             if not self._tally.is_fewest(self._worker):
                 self._later(_LOOK)
@@ -126,7 +129,8 @@ class Acceptor:
                 return
 
     def _look_again(self) -> None:
-        """Wait on while others have fewer, but not for ever: they may be busy, or gone."""
+        """Wait on while another worker has fewer connections, but only for a while: it may be busy, or
+        gone."""
         self._looks += 1
         waited = self._looks >= _LOOKS
         if waited or self._tally.is_fewest(self._worker):
@@ -137,7 +141,7 @@ class Acceptor:
             self._later(_LOOK)
 
     def _take(self) -> bool:
-        """Take one, if it is still there."""
+        """Accept one connection, if one is still waiting."""
         try:
             client, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -145,8 +149,8 @@ class Acceptor:
         except OSError as error:
             if error.errno in _SHORT_OF:
                 self._wait_for_room(error)
-            else:  # that client's own trouble (accept(2)): the next one may have none
-                _log.warning("a connection was not taken", extra={"why": error.strerror})
+            else:  # an error of that connection only (accept(2))
+                _log.warning("a connection could not be accepted", extra={"why": error.strerror})
             return False
         client.setblocking(False)
         restore_pacing(client, address)
@@ -159,16 +163,16 @@ class Acceptor:
         return True
 
     def _wait_for_room(self, error: OSError) -> None:
-        """Idle connections hold descriptors that a new one needs; without any, the system is asked again."""
+        """Evict idle connections, which hold resources that a new one needs; without any, retry later."""
         made = self._server.guard.evict_idle()
         level = logging.WARNING if made else logging.ERROR
-        _log.log(level, "no room for another connection", extra={"why": error.strerror})
+        _log.log(level, "out of resources for another connection", extra={"why": error.strerror})
         self._later(_LOOK if made else _RESPITE)
 
     async def _welcome(self, client: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._server, client, **self._options)
-        except (OSError, TimeoutError):  # it went away, or no handshake came about
+        except (OSError, TimeoutError):  # the client disconnected, or the handshake failed
             client.close()
 
     def _arrived(self, client: socket.socket, task: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
 """The body of one request as it arrives: a bounded buffer between the connection and its handler.
 
-Law: the client is slowed down, by not reading from its socket, while more than a quarter of a mebibyte waits
-for the handler. Invariant: bytes come out once, in order; an error comes out instead of what is left.
+The client is slowed down, by not reading from its socket, while more than 256 KiB wait for the handler. Bytes
+come out once, in order; an error replaces the rest.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HIGH_WATER: Final = 256 << 10  # bytes that wait until the client is made to wait
+HIGH_WATER: Final = 256 << 10  # waiting bytes above which the client is slowed down
 
 
 class MalformedBodyError(Exception):
-    """The framing of a body is broken: nobody knows where it ends."""
+    """The framing of a body is broken, so its end is unknown."""
 
 
 class BodyStream:
-    """`hold_client` is called with True when too much waits, and with False when it has been read."""
+    """A body. `hold_client` is called with True when too much waits, and with False when it has been read."""
 
     __slots__ = ("_error", "_hold_client", "_holding", "_pieces", "_size", "_waiter", "complete", "received")
 
     def __init__(self, hold_client: Callable[[bool], None] | None = None) -> None:
-        """Without `hold_client` there is no body: it is complete from the start."""
+        """Create a body. Without `hold_client` there is none: it is complete from the start."""
         self._hold_client, self._holding = hold_client, False
         self._pieces: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self.complete = hold_client is None
-        """Whether nothing more arrives; some of it may not have been read yet."""
+        """Whether nothing more arrives; parts may still be unread."""
         self.received = 0
         """Bytes that have arrived."""
 
@@ -45,7 +45,7 @@ class BodyStream:
         return self.complete and not self._pieces and self._error is None
 
     def feed(self, data: bytes) -> None:
-        """Bytes that arrived; those of a body that has failed are dropped."""
+        """Add bytes that arrived; those of a failed body are dropped."""
         self.received += len(data)
         if self._error is not None:
             return
@@ -57,29 +57,29 @@ class BodyStream:
             self._hold_client(True)
 
     def end(self) -> None:
-        """The body is complete, or its client ended it early. Idempotent."""
+        """Mark the body as complete, or ended early by its client. Idempotent."""
         self.complete = True
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Whoever reads gets `error`; a body that was read to its end stays as it is."""
+        """Make reads raise `error`; a body that was read to its end stays as it is."""
         if self._error is None and not self.exhausted:
             self._take()
             self._error = error
             self._wake()
 
     def discard(self) -> None:
-        """Drop what waits: nobody reads it any more."""
+        """Drop the waiting bytes: nothing reads them any more."""
         self._take()
 
     def read_nowait(self) -> bytes:
-        """What waits; empty if nothing does. Raises the error of `fail`."""
+        """Return the waiting bytes; empty if there are none. Raises the error of `fail`."""
         if self._error is not None:
             raise self._error
         return self._take()
 
     async def read_available(self) -> bytes:
-        """What waits, as soon as something does; empty at the end. Raises the error of `fail`."""
+        """Wait for bytes and return them; empty at the end. Raises the error of `fail`."""
         while not self._pieces and not self.complete and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

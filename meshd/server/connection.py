@@ -1,8 +1,8 @@
 """A client connection: an asyncio protocol that parses requests and answers them in order.
 
-Law: input that cannot be parsed gets an S3 error, and the connection closes. Requests are answered one at a
-time in the order in which they came, each in a task with a context of its own. Invariant: a connection holds
-a bounded number of requests and a bounded part of a body; the client waits when they are full.
+Input that cannot be parsed gets an S3 error, and the connection closes. Requests are answered one at a time
+in the order in which they came, each in a task with a context of its own. A connection holds a bounded number
+of requests and a bounded part of a body; the client waits when they are full.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAX_QUEUED: Final = 32  # requests that wait behind the one that is answered
-_FIRST_WORD = 0.5  # seconds that a client has for its first request when the node stops
-_ENCRYPTED_BACKLOG = 128 << 10  # bytes kept for a slow client before they are encrypted
+_MAX_QUEUED: Final = 32  # requests that wait while one is answered
+_FIRST_WORD = 0.5  # seconds for a client's first request when the node stops
+_ENCRYPTED_BACKLOG = 128 << 10  # bytes buffered for a slow client before encryption
 
 
 class Connection(asyncio.Protocol):
@@ -94,22 +94,23 @@ class Connection(asyncio.Protocol):
         self._limiter, self._hot = server.guard, server.hot
         self._context = contextvars.copy_context()
         self.transport: asyncio.Transport | None = None
-        """None once the connection is closed, or is to be when its client has read what waits for it."""
+        """None once the connection is closed, or closes as soon as its client has read what is buffered for
+        it."""
         self.remote = ""
         """The client's address."""
         self.secure = False
         """Whether the client speaks TLS."""
         self._parser = RequestParser(self, server.guard.max_head_bytes)
         self._queue: deque[MeshRequest | MalformedRequestError] = deque()
-        self._unparsed = b""  # what came behind as many requests as are held
+        self._unparsed = b""  # input after the maximum number of queued requests
         self._current: MeshRequest | MalformedRequestError | None = None
         self._task: asyncio.Task[None] | None = None
         self._request_count = 0
         self._body: BodyStream | None = None
-        """Of the latest request."""
-        self._closing = False  # whether the connection ends after the requests that it has
-        self._ended = False  # whether nothing more is begun
-        self._broken = False  # whether what comes cannot be understood any more, and is dropped
+        """The body of the latest request."""
+        self._closing = False  # whether the connection ends after its present requests
+        self._ended = False  # whether no further request is begun
+        self._broken = False  # whether further input cannot be parsed and is dropped
         self._half_closed = False
         self._hold_body = self._reading_paused = self._writing_paused = False
         self._drain_waiter: asyncio.Future[None] | None = None
@@ -118,11 +119,11 @@ class Connection(asyncio.Protocol):
         self._encrypted = False
         self._flushing: asyncio.Transport | None = None
         self.last_received = 0.0
-        """When the client last sent something, on the loop's clock."""
+        """When the client last sent data, on the loop's clock."""
         self.head_since = 0.0
-        """When the first bytes of a request head came whose end is missing; 0 when there is none."""
+        """When the first bytes of an incomplete request head arrived; 0 if there is none."""
         self.moved = 0
-        """Counts what was sent past the transport's own queue: progress of a long answer."""
+        """Counts the bytes sent past the transport's own queue: the progress of a long response."""
         self._unread_then = (0.0, 0, 0, 0)
         self._wrote_in = -1
         self._at_once: DirectSender | None = None
@@ -130,12 +131,12 @@ class Connection(asyncio.Protocol):
         self._lingering: LingeringClose | None = None
         self._passed: PendingResponse | None = None
         self.on_lost: Callable[[], None] | None = None
-        """Called when the client is gone, by whatever waits for another node on its behalf."""
+        """Called when the client is gone; set by code that waits for another node on its behalf."""
 
     def __repr__(self) -> str:
         return f"<Connection of {self.remote or 'nobody'}, {self._request_count} requests>"
 
-    # --- the transport's side -----------------------------------------------------------------------------
+    # --- called by the transport --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = made = cast("asyncio.Transport", transport)
@@ -184,7 +185,7 @@ class Connection(asyncio.Protocol):
             self._drain_waiter.set_result(None)
 
     async def drain(self) -> None:
-        """Wait until the client has taken most of what waits for it. Raises ConnectionResetError when it is
+        """Wait until the client has received most of what is buffered. Raises ConnectionResetError if it is
         gone."""
         if self._writing_paused and self.transport is not None:
             if self._drain_waiter is None or self._drain_waiter.done():
@@ -193,33 +194,33 @@ class Connection(asyncio.Protocol):
         if self.transport is None:
             raise ConnectionResetError("the client closed the connection")
 
-    # --- what others ask, and have done -------------------------------------------------------------------
+    # --- state and control --------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered or waits for it."""
+        """Whether no request is being answered or queued."""
         return self._task is None and not self._queue and not self._ended and self._passed is None
 
     @property
     def is_evictable(self) -> bool:
-        """Whether its client has all its answers; it may still be sending what was refused."""
+        """Whether its client has all its responses; it may still be sending a refused body."""
         return self.is_idle or self._lingering is not None
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that wait in this process for the client to take them."""
+        """Bytes of responses that this process buffers for the client."""
         transport = self.transport or self._flushing
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """End it after the answers to the requests that are here."""
+        """Close it after the responses to the present requests."""
         self._closing = True
         if self.is_idle:
             self.force_close()
 
     def force_close(self) -> None:
-        """End it once the client has taken what waits for it. The transport is kept: a client that takes
-        nothing would keep the connection for ever."""
+        """Close it once the client has read what is buffered. The transport is kept, since a client that
+        reads nothing would keep the connection open forever."""
         self._ended = True
         transport, self.transport = self.transport, None
         if transport is not None:
@@ -227,14 +228,14 @@ class Connection(asyncio.Protocol):
             transport.close()
 
     async def shutdown(self, patience: float) -> None:
-        """Begin nothing more, wait for the answer under way, then cut it. Takes at most thrice `patience`
-        seconds."""
+        """Begin nothing more, wait for the running response, then cut it off. Takes at most three times
+        `patience` seconds."""
         self._ended = True
         task, current = self._task, self._current
         if task is not None:
             await asyncio.wait({task}, timeout=patience)
             if not task.done() and isinstance(current, MeshRequest):
-                current.content.fail(ConnectionResetError("this node stops"))
+                current.content.fail(ConnectionResetError("this node is shutting down"))
                 await asyncio.wait({task}, timeout=patience)
             if not task.done():
                 task.cancel()
@@ -242,13 +243,13 @@ class Connection(asyncio.Protocol):
         self.force_close()
 
     def wrote(self, size: int) -> None:
-        """An answer of `size` bytes was queued on the transport."""
+        """Record that a response of `size` bytes was queued on the transport."""
         self._wrote_in = self._limiter.flush_count
         self._limiter.response_queued(self, size)
 
     def send_direct(self, head: bytes, span: Span, rest: BodyResumer) -> bool:
-        """Send a head and a range of a file past the transport, in this moment; False if nothing was sent.
-        What the kernel did not take after all is queued; what cannot be read comes from `rest`, later."""
+        """Send a head and a range of a file at once, past the transport; False if nothing was sent. What the
+        kernel did not accept is queued; what cannot be read is sent later from `rest`."""
         transport, at_once = self.transport, self.past_the_queue()
         if transport is None or at_once is None:
             return False
@@ -265,9 +266,9 @@ class Connection(asyncio.Protocol):
         return True
 
     def past_the_queue(self) -> DirectSender | None:
-        """What sends past the transport, when that can be done in this moment."""
+        """Return the sender past the transport, if it can be used at this moment."""
         transport = self.transport
-        # uvloop counts what it has queued in this turn of the loop nowhere: it must not be overtaken.
+        # uvloop does not report what was queued in this turn of the loop: that must not be overtaken.
         if transport is None or self._encrypted or self._wrote_in == self._limiter.flush_count:
             return None
         if self._at_once is None:
@@ -278,11 +279,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def pressed(self) -> bool:
-        """Whether answers should not be kept in memory for their clients just now."""
+        """Whether responses should not be buffered in memory at present."""
         return self._limiter.under_pressure
 
     def is_stalled(self, now: float, seconds: float, least: int) -> bool:
-        """Whether in the last `seconds` the client took less than `least` bytes of what waits for it."""
+        """Whether in the last `seconds` the client read fewer than `least` bytes of what is buffered for
+        it."""
         transport = self.transport or self._flushing
         unread = 0 if transport is None else unsent_bytes_of(transport)
         since, then, moved, answers = self._unread_then
@@ -293,19 +295,19 @@ class Connection(asyncio.Protocol):
         return now - since > seconds
 
     def time_out(self) -> None:
-        """End a connection whose request head does not come to an end."""
+        """Close a connection whose request head does not end in time."""
         self._say("RequestTimeout", "The request's head did not arrive in time.")
         self.head_since = 0.0
         self.force_close()
 
     def abort_stalled(self) -> None:
-        """Cut a connection whose client does not take its answer."""
+        """Cut a connection whose client does not read its response."""
         transport = self.transport or self._flushing
         if transport is not None:
             transport.abort()
 
     def _say(self, code: str, message: str) -> None:
-        """An error that answers no request in particular."""
+        """Send an error that belongs to no particular request."""
         if self.transport is not None:
             rendered = render_error(S3Error(code, message), new_request_id(), "")
             now = self._server.clock.now_ms() // 1000
@@ -314,7 +316,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def at_its_last(self) -> bool:
-        """Whether the request being answered is the last one this client will have sent."""
+        """Whether the request being answered is the client's last one."""
         return self._half_closed and not self._queue and not self._unparsed
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -330,7 +332,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        """The ordinary way."""
+        """Parse input, without the fast path."""
         if self._ended:
             return
         if self._unparsed:
@@ -353,23 +355,23 @@ class Connection(asyncio.Protocol):
         return len(self._queue) < _MAX_QUEUED and not self._closing
 
     def on_request(self, head: ParsedHead) -> None:
-        """From the parser: a request whose body may still come."""
+        """Called by the parser: a request whose body may still arrive."""
         self._body = BodyStream(self._hold_client) if head.has_body else NO_BODY
         self._enqueue(MeshRequest(self, head, self._body))
 
     def on_body(self, data: bytes) -> None:
-        """From the parser: bytes of the latest request's body."""
+        """Called by the parser: bytes of the latest request's body."""
         assert self._body is not None
         self._body.feed(data)
 
     def on_body_end(self) -> None:
-        """From the parser: the latest request is complete."""
+        """Called by the parser: the latest request is complete."""
         assert self._body is not None
         self._body.end()
 
     def _break_off(self, error: MalformedRequestError) -> None:
-        """Nobody knows what the bytes from here on are. The body that they belong to is incomplete; the error
-        is answered in its turn."""
+        """Stop parsing, since the meaning of further bytes is unknown. The body that they belong to is
+        incomplete; the error is answered in its turn."""
         self._broken = True
         if self._body is not None and not self._body.complete:
             self._body.fail(MalformedBodyError(str(error)))
@@ -383,12 +385,12 @@ class Connection(asyncio.Protocol):
             self._queue.append(request)
 
     def _hold_client(self, hold: bool) -> None:
-        """From the body: too much of it waits, or no longer does."""
+        """Called by the body: too much of it waits, or no longer does."""
         self._hold_body = hold
         self._hold_or_resume()
 
     def _hold_or_resume(self) -> None:
-        """Read from the client while there is room for what it sends."""
+        """Read from the client only while there is room for its data."""
         transport, pause = self.transport, (self._hold_body or bool(self._unparsed)) and not self._broken
         if pause == self._reading_paused or transport is None or transport.is_closing():
             return
@@ -404,15 +406,15 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(answering, context=self._context.copy())
 
     async def _start_answering(self, request: MeshRequest | MalformedRequestError) -> None:
-        """Answer one request, then have the next one begun."""
+        """Answer one request, then begin the next one."""
         keep = False
         try:
             if self.transport is not None and not self.transport.is_closing():
                 keep = await self._answer(request)
         except ConnectionError:
-            pass  # nobody is there to be told
+            pass  # the client is gone
         except Exception:
-            log.exception("a request's end failed")
+            log.exception("finishing a request failed")
         finally:
             self._answered(keep)
 
@@ -422,7 +424,7 @@ class Connection(asyncio.Protocol):
             return
         last = (self._closing or self._half_closed) and not self._queue and not self._unparsed
         if not keep or last:
-            self._ended = True  # one turn later: what has arrived is read first, for unread input resets it
+            self._ended = True  # close one turn later: unread input would reset the connection
             self._loop.call_soon(self.force_close)
             return
         self._keep_alive()
@@ -432,8 +434,8 @@ class Connection(asyncio.Protocol):
             self._parse(b"")
 
     async def _answer(self, request: MeshRequest | MalformedRequestError) -> bool:
-        """Whether the connection may serve another request. What the client sends that nobody wanted, or
-        understood, is read and dropped after the answer. Raises ConnectionError."""
+        """Answer a request; return whether the connection may serve another one. Input that was not wanted,
+        or could not be parsed, is read and dropped after the response. Raises ConnectionError."""
         if isinstance(request, MalformedRequestError):
             self._refuse(request)
             await self._linger(None)
@@ -462,7 +464,7 @@ class Connection(asyncio.Protocol):
         return keep and body.complete
 
     def _refuse(self, error: Exception) -> None:
-        """Answer what could not be parsed, or whose handler failed."""
+        """Answer a request that could not be parsed, or whose handler failed."""
         told, status = malformed_request_error(error)
         if self.transport is None:
             raise ConnectionResetError("the client closed the connection")
@@ -474,7 +476,7 @@ class Connection(asyncio.Protocol):
         metrics.http_requests.labels("Malformed", str(status)).inc()
 
     def _answered_at_once(self, hot: FastPath, data: bytes) -> bool:
-        """Whether `data` was one request, the only one, and its answer is written."""
+        """Whether `data` was exactly one request, and its response has been written."""
         if not self.is_idle or self._closing or self._half_closed or not self._parser.at_boundary:
             return False
         transport = self.transport
@@ -490,13 +492,13 @@ class Connection(asyncio.Protocol):
         self._next_keepalive_close_time = self.last_received + self._server.keepalive_timeout
         return True
 
-    # --- answers of other nodes, without a task -----------------------------------------------------------
+    # --- responses of other nodes, without a task ---------------------------------------------------------
 
     def proxy_to_peer(
         self, wire: HttpConnection, data: bytes, sent: bytes, trace: RequestTrace, *, head_only: bool
     ) -> None:
-        """Ask another node with `sent`, and hand its answer on. If none comes, `data` takes the ordinary way,
-        as it came from the client."""
+        """Send `sent` to another node and relay its response. If none comes, `data`, the client's input, is
+        parsed the ordinary way."""
         self._passed = passed = ProxiedResponse(self, wire, data, trace, self._came_back)
         self.on_lost = passed.relay.cancel
         passed.start(sent, head_only=head_only)
@@ -517,17 +519,17 @@ class Connection(asyncio.Protocol):
         if self._half_closed and not self.eof_received():
             self.force_close()
 
-    # --- the connection's end -----------------------------------------------------------------------------
+    # --- closing ------------------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        """Give the client its time for another request."""
+        """Restart the time that the client has for another request."""
         due = self._loop.time() + self._server.keepalive_timeout
         self._next_keepalive_close_time = due
         if self._keepalive_handle is None:
             self._keepalive_handle = self._loop.call_at(due, self._process_keepalive)
 
     def _process_keepalive(self) -> None:
-        """The time for another request may be over."""
+        """Close the connection if the time for another request is over."""
         self._keepalive_handle = None
         if self._ended:
             return
@@ -541,8 +543,8 @@ class Connection(asyncio.Protocol):
             self.force_close()
 
     def close_when_idle(self) -> None:
-        """Close it if it is idle; if it answers the last of the requests that are here, in whole, have it
-        close afterwards."""
+        """Close it if it is idle; if it is answering the last present request, received in full, close it
+        afterwards."""
         request = self._current
         if self._passed is not None:
             self._passed.is_last = True
@@ -555,9 +557,9 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> bool | None:
-        """A client that ends its side still gets its answers: IncompleteBody if it ended in the middle of a
-        body. For that the other side stays open until they are written (`finish_response` closes it). Over
-        TLS, where there is no half of a connection, it is gone."""
+        """Answer a client that has closed its side: with IncompleteBody if it ended in the middle of a body.
+        The other side stays open until the responses are written (`finish_response` closes it). A TLS
+        connection cannot be half-closed: the client is gone."""
         if self._encrypted:
             return None
         if self._broken:
@@ -575,12 +577,13 @@ class Connection(asyncio.Protocol):
         if not body.complete:
             self.truncated_body = body
             body.end()
-        if not self._queue and not self._unparsed:  # end after this answer, which may be written already
+        if not self._queue and not self._unparsed:  # close after this response, which may be written already
             self._closing = True
         return True
 
     async def _linger(self, body: BodyStream | None) -> None:
-        """Without a `body` until the client ends, who is told that nothing comes any more."""
+        """Drop the rest of a body. Without `body`, tell the client that nothing more comes, and drop its
+        input until it closes."""
         if body is None:
             if self._half_closed:
                 return
@@ -594,9 +597,8 @@ class Connection(asyncio.Protocol):
 
 
 class MeshServer:
-    """Makes the connections of one worker, and ends them. `handler` answers a request, and has written the
-    reply that it returns or leaves that to the connection; it raises ConnectionError when the client is
-    gone."""
+    """Creates and closes the connections of one worker. `handler` answers a request: it has written the reply
+    that it returns, or leaves that to the connection; it raises ConnectionError when the client is gone."""
 
     def __init__(
         self,
@@ -607,14 +609,14 @@ class MeshServer:
         keepalive_timeout: float,
         hot: FastPath | None = None,
     ) -> None:
-        """Call it in the running loop."""
+        """Create it in the running loop."""
         self.handler, self.clock, self.guard, self.hot = handler, clock, guard, hot
         self.keepalive_timeout = keepalive_timeout
         """Seconds for which an idle connection is kept."""
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
         self.on_connection_lost: Callable[[], None] | None = None
-        """Called when one has ended."""
+        """Called when a connection has ended."""
         guard.start()
 
     def __repr__(self) -> str:
@@ -626,20 +628,20 @@ class MeshServer:
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that are open."""
+        """The open connections."""
         return list(self._connections)
 
     @property
     def connection_count(self) -> int:
-        """How many connections there are."""
+        """The number of open connections."""
         return len(self._connections)
 
     def connection_made(self, connection: Connection) -> None:
-        """A client has connected."""
+        """Called by a connection: a client has connected."""
         self._connections.add(connection)
 
     def connection_lost(self, connection: Connection) -> None:
-        """A client is gone."""
+        """Called by a connection: a client is gone."""
         self._connections.discard(connection)
         if self.on_connection_lost is not None:
             self.on_connection_lost()
@@ -650,6 +652,6 @@ class MeshServer:
             connection.close()
 
     async def shutdown(self, patience: float) -> None:
-        """End all connections: see `Connection.shutdown`."""
+        """End all connections; see `Connection.shutdown`."""
         self.guard.stop()
         await asyncio.gather(*[connection.shutdown(patience) for connection in self.connections])

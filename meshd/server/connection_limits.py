@@ -1,11 +1,10 @@
 """Protection against misbehaving clients: connection limits, lingering close, malformed requests.
 
-Law: the limiter scans all connections periodically and checks each new one at once; it never touches a
-request that makes progress. The number of open connections and the bytes buffered for clients that do
-not read stay below their limits. Lingering close (RFC 9112 §9.6): closing a socket with unread input
-resets it, and the reset destroys the response. Input after an early response is therefore read and
-dropped, bounded in time and in silence. The parser's own messages quote the input, so they are never
-sent to the client.
+The limiter scans all connections periodically and checks each new one at once; it never touches a request
+that makes progress. The number of open connections and the bytes buffered for clients that do not read stay
+below their limits. Lingering close (RFC 9112 §9.6): closing a socket with unread input resets it, and the
+reset destroys the response. Input after an early response is therefore read and dropped, bounded in time and
+in silence. The parser's own messages quote the input, so they are never sent to the client.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TOO_LARGE: Final = 431  # RFC 6585 §5; S3's own table has 400 for the code
 
 
 def malformed_request_error(error: Exception) -> tuple[S3Error, int]:
-    """(error, status) for what could not be parsed, or a handler's failure."""
+    """Return (error, status) for a request that could not be parsed, or a handler's failure."""
     if not isinstance(error, MalformedRequestError):
         return S3Error("InternalError"), 500
     if error.too_large:
@@ -38,14 +37,13 @@ def malformed_request_error(error: Exception) -> tuple[S3Error, int]:
     return S3Error("BadRequest", "An error occurred when parsing the HTTP request."), 400
 
 
-_SILENCE: Final = 5.0  # seconds without a byte: such a client has stopped sending, or is gone
-_HURRIED: Final = 1.0  # seconds for those that still send when the node stops
+_SILENCE: Final = 5.0  # seconds without a byte, after which a client counts as gone
+_HURRIED: Final = 1.0  # seconds for clients that still send when the node stops
 
 
 class LingeringClose:
-    """The rest of one body, dropped for at most `seconds`. Without a `body`, or when that turns out to be
-    malformed, nobody knows where the rest ends: with the client, who is told of by `came` and
-    `client_gone`."""
+    """Drops the rest of one body for at most `seconds`. Without a `body`, or if it turns out to be malformed,
+    its end is unknown: then until the client closes, which `data_arrived` and `client_closed` report."""
 
     def __init__(self, body: BodyStream | None, seconds: float) -> None:
         self._body, self._loop = body, asyncio.get_running_loop()
@@ -57,7 +55,7 @@ class LingeringClose:
         return f"<Lingering for {self._end - self._loop.time():.1f} s at most, {self._body!r}>"
 
     async def drain_input(self) -> None:
-        """Return when the body has ended, or nothing more is worth waiting for. Once only."""
+        """Return when the body has ended, or waiting is not worthwhile any more. Call it once."""
         try:
             async with self._limit:
                 if self._body is None or not await self._ends(self._body):
@@ -66,7 +64,7 @@ class LingeringClose:
             metrics.http_turned_away.labels("refused body").inc()
 
     async def _ends(self, body: BodyStream) -> bool:
-        """Read it; whether it came to an end."""
+        """Read the body; return whether it came to an end."""
         try:
             while not body.complete:
                 await body.read_available()
@@ -76,17 +74,17 @@ class LingeringClose:
         return True
 
     def data_arrived(self) -> None:
-        """The client has sent something."""
+        """Note that the client has sent data."""
         if not self._limit.expired():
             self._limit.reschedule(self._next())
 
     def shorten(self) -> None:
-        """End soon, whatever still comes. Idempotent."""
+        """End soon, whatever arrives. Idempotent."""
         self._end = min(self._end, self._loop.time() + _HURRIED)
         self.data_arrived()
 
     def client_closed(self) -> None:
-        """Nothing comes any more. Idempotent."""
+        """Note that nothing more arrives. Idempotent."""
         if not self._gone.done():
             self._gone.set_result(None)
         if self._body is not None:
@@ -96,14 +94,14 @@ class LingeringClose:
         return min(self._end, self._loop.time() + _SILENCE)
 
 
-LEAST_RATE: Final = 100  # bytes a second, over `body_timeout`; a client that takes less is given up
-MAX_BACKLOGGED: Final = 256  # connections with unread answers; with more, answers are no longer buffered
+LEAST_RATE: Final = 100  # bytes per second, over `body_timeout`; slower readers are disconnected
+MAX_BACKLOGGED: Final = 256  # connections with unread responses; above it, responses are not buffered
 BURST_BYTES: Final = 16 << 20  # queued in one turn of the loop, before the kernel is asked to take any
-_EVICTED_SHARE = 64  # of the connections, how many go at once when there are too many
+_EVICTED_SHARE = 64  # 1/64 of the connections are evicted at once when there are too many
 
 
 class ConnectionLimiter:
-    """Watches the connections of one worker; `start` it in the running loop, `stop` it with the server."""
+    """Watches the connections of one worker. Call `start` in the running loop, `stop` with the server."""
 
     def __init__(self, http: HttpSettings, limit: int) -> None:
         self._http, self.limit = http, limit
@@ -112,7 +110,7 @@ class ConnectionLimiter:
         self._pruned_at = 0.0
         self._burst = 0
         self.flush_count = 0
-        """Changes when what was queued has been offered to the kernel."""
+        """Changes when queued data has been offered to the kernel."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -120,35 +118,34 @@ class ConnectionLimiter:
 
     @property
     def under_pressure(self) -> bool:
-        """Whether so many clients leave their answers unread that no more may be kept in memory for them."""
+        """Whether so many clients leave responses unread that no more may be buffered for them."""
         if self._burst > BURST_BYTES:
             return True
         return len(self._unread) > MAX_BACKLOGGED and self._still_pressed()
 
     @property
     def linger_seconds(self) -> float:
-        """Seconds for which a client may go on sending a body that was refused."""
+        """Seconds for which a client may go on sending a refused body."""
         return self._http.body_timeout
 
     @property
     def max_head_bytes(self) -> int:
-        """Bytes of a request's head whose end is waited for. One that is here in whole is judged by what it
-        says, at half of it."""
+        """Maximum bytes of an incomplete request head. The limit for a complete head is half of it."""
         return 2 * self._http.max_header_bytes
 
     def start(self) -> None:
-        """Begin to look at the connections every so often."""
+        """Begin to check the connections periodically."""
         if self._timer is None:
             self._look_later()
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop checking. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def admit_connection(self, connection: Connection) -> bool:
-        """A client connected; False when there is no room for it and none can be made."""
+        """Admit a new connection; False if there is no room for it and none can be made."""
         if len(self._connections) >= self.limit and not self.evict_idle():
             metrics.http_turned_away.labels("full").inc()
             return False
@@ -156,25 +153,26 @@ class ConnectionLimiter:
         return True
 
     def forget_connection(self, connection: Connection) -> None:
-        """A connection ended."""
+        """Forget a connection that has ended."""
         self._connections.discard(connection)
         self._unread.discard(connection)
 
     def response_queued(self, connection: Connection, size: int) -> None:
-        """An answer of `size` bytes was queued; remember who may not have taken all of it."""
+        """Record that a response of `size` bytes was queued, which the client may not have read yet."""
         self._unread.add(connection)
         if not self._burst:
             asyncio.get_running_loop().call_soon(self._flushed)
         self._burst += size
 
     def _flushed(self) -> None:
-        """What was queued in the last turn of the loop is with the kernel, or counts as unread now."""
+        """Note that data queued in the last turn of the loop is in the kernel, or counts as unread now."""
         self._burst = 0
         self.flush_count += 1
 
     def evict_idle(self) -> bool:
-        """Close the connections that have been idle longest: clients can connect again at no loss. Those with
-        an answer partly unread come last, and are cut, for they would not close. Whether any was."""
+        """Close the connections that have been idle longest, since their clients can reconnect without loss.
+        Those with unread responses come last and are cut, because they would not close. Returns whether any
+        was closed."""
         idle = sorted(
             (c for c in self._connections if c.is_evictable),
             key=lambda c: (c.unsent_bytes > 0, c.last_received),

@@ -1,8 +1,8 @@
 """HTTP/1.1 request parser: llhttp (through httptools), with the limits and checks that llhttp leaves out.
 
-Law: bytes that two servers could read in two ways are refused, never repaired. Invariant: a receiver gets
-each request's head, then its body's bytes, then its end; after an error it gets nothing more. The parser
-holds no request: it stops between two requests when the receiver takes no more of them.
+Bytes that two servers could read in two ways are refused, never repaired. A receiver gets each request's
+head, then its body's bytes, then its end; after an error it gets nothing more. The parser holds no request:
+it stops between two requests when the receiver takes no more of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final, NamedTuple, Protocol
 import httptools
 
 MAX_FIELD_BYTES: Final = 16 << 10
-"""One request line or header field may hold a long key or token; together they are capped, too."""
+"""Limit of one request line or header field, which may hold a long key or token; the head has a limit too."""
 MAX_HEADERS: Final = 128
-_HEAD_SLICE: Final = 4 << 10  # bytes given to llhttp while a head's end is not in sight: few requests fit
-_CHUNK_SLICE: Final = 16 << 10  # and in a body of chunks, behind which requests may follow
+_HEAD_SLICE: Final = 4 << 10  # bytes given to llhttp while a head's end has not arrived
+_CHUNK_SLICE: Final = 16 << 10  # and in a chunked body, after which requests may follow
 _HEAD_END: Final = b"\r\n\r\n"
 _ABSOLUTE_TARGET: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]")
-# Two of these in one head would be read as the first by one server and as the last by another.
+# If one of these were repeated, one server would read the first and another the last value.
 _SINGLETONS: Final = frozenset(
     {
         "content-length",
@@ -37,8 +37,8 @@ _SINGLETONS: Final = frozenset(
 
 
 class MalformedRequestError(Exception):
-    """Input that is not HTTP as this server reads it. `too_large`: a line, or the head, exceeds its limit;
-    `request_line`: not even the request line could be read."""
+    """Input that is not HTTP as this server reads it. `too_large`: a line, or the head, exceeds its limit.
+    `request_line`: not even the request line could be parsed."""
 
     def __init__(self, reason: str, *, too_large: bool = False, request_line: bool = False) -> None:
         super().__init__(reason)
@@ -46,8 +46,8 @@ class MalformedRequestError(Exception):
 
 
 class ParsedHead(NamedTuple):
-    """A request's head. `target` is what the request line says; `headers` maps names in lower case to values,
-    those of repeated fields joined with `,`; `raw_headers` are the fields as sent. `size` counts the bytes of
+    """A request's head. `target` is that of the request line. `headers` maps lower-case names to values,
+    those of repeated fields joined with `,`; `raw_headers` are the fields as sent. `size` is the bytes of
     names and values. `content_length` is None without that header."""
 
     method: str
@@ -67,24 +67,24 @@ class ParsedHead(NamedTuple):
 
 
 class RequestReceiver(Protocol):
-    """What the parser reports to."""
+    """Receives what the parser finds."""
 
     @property
     def takes_requests(self) -> bool:
         """Whether another request may begin."""
 
     def on_request(self, head: ParsedHead) -> None:
-        """A head is complete."""
+        """Called when a head is complete."""
 
     def on_body(self, data: bytes) -> None:
-        """Bytes of the latest request's body, without the framing of chunks."""
+        """Called with bytes of the latest request's body, without the framing of chunks."""
 
     def on_body_end(self) -> None:
-        """The latest request is complete."""
+        """Called when the latest request is complete."""
 
 
 class RequestParser:
-    """Parses what one client sends. `max_head_bytes` limits a head whose end has not arrived, and what a
+    """Parses the input of one client. `max_head_bytes` limits a head whose end has not arrived, and what a
     chunked body may hold between two pieces of data (extensions, trailers)."""
 
     __slots__ = (
@@ -110,7 +110,7 @@ class RequestParser:
         self._in_head, self._chunked = True, False
         self._body_left = 0
         self._overhead = 0  # bytes of the head, or of a chunked body's framing, since the last progress
-        self._line = 0  # bytes of a line whose end is missing
+        self._line = 0  # bytes of a line whose end has not arrived
         self._resume_head = b""
         self._muted = False
         self._target, self._size = b"", 0
@@ -126,8 +126,8 @@ class RequestParser:
         return self._in_head and not self._overhead
 
     def feed(self, data: bytes) -> bytes:
-        """Parse `data`; the bytes that are left because the receiver takes no more requests. Raises
-        MalformedRequestError; the parser is of no use afterwards."""
+        """Parse `data`; return the bytes that are left if the receiver takes no more requests. Raises
+        MalformedRequestError; the parser is unusable afterwards."""
         start, size = 0, len(data)
         while start < size:
             if self._in_head:
@@ -141,8 +141,8 @@ class RequestParser:
         return b""
 
     def _partial_head(self, data: bytes, start: int) -> int:
-        """Where the next piece ends of a head whose end is not in sight. Raises MalformedRequestError for a
-        line that is too long: llhttp keeps a field of any length."""
+        """Return where the next slice of a head ends whose end has not arrived. Raises MalformedRequestError
+        for a line that is too long, since llhttp accepts a field of any length."""
         end = min(start + _HEAD_SLICE, len(data))
         line = data.rfind(b"\n", start, end)
         self._line = self._line + end - start if line < 0 else end - line - 1
@@ -151,7 +151,7 @@ class RequestParser:
         return end
 
     def _execute(self, data: bytes, start: int, end: int) -> int:
-        """Give llhttp a piece of `data`; where it stopped."""
+        """Pass a slice of `data` to llhttp; return where it stopped."""
         self._overhead += end - start
         in_head = self._in_head
         try:
@@ -165,12 +165,12 @@ class RequestParser:
         except httptools.HttpParserError as error:
             raise MalformedRequestError(str(error), request_line=in_head and not self._headers) from None
         if self._overhead > self._max_head_bytes:
-            raise MalformedRequestError("the head does not end", too_large=True)
+            raise MalformedRequestError("the head is too long", too_large=True)
         return end
 
     def _ignore_upgrade(self) -> None:
-        """Go on in HTTP/1.1 (RFC 9110 §7.8): llhttp stops behind the head of a request for an upgrade, and
-        does not read its body. A parser that begins with a head of the same framing does."""
+        """Continue in HTTP/1.1 (RFC 9110 §7.8). llhttp stops after the head of a request for an upgrade and
+        does not read its body, so a new parser continues after a head with the same framing."""
         if not self._resume_head:
             return
         self._parser, self._muted = httptools.HttpRequestParser(self), True
@@ -187,7 +187,7 @@ class RequestParser:
             raise MalformedRequestError("the request line is too long", too_large=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head or self._muted:  # a trailer: nobody asked for one
+        if not self._in_head or self._muted:  # a trailer: ignored
             return
         size = len(name) + len(value)
         if size > MAX_FIELD_BYTES:
@@ -201,7 +201,7 @@ class RequestParser:
         before = self._headers.get(lower)
         if before is not None:
             if lower in _SINGLETONS:
-                raise MalformedRequestError(f"{lower} stands twice")
+                raise MalformedRequestError(f"{lower} is given twice")
             text = f"{before},{text}"
         self._headers[lower] = text
 
@@ -244,7 +244,7 @@ class RequestParser:
         self._receiver.on_body(data)
 
     def on_message_complete(self) -> None:
-        if self._resume_head:  # its body has not begun
+        if self._resume_head:  # the body has not begun
             return
         self._in_head, self._chunked = True, False
         self._overhead = 0
@@ -252,10 +252,11 @@ class RequestParser:
 
 
 def _checked_target(method: str, raw: bytes) -> str:
-    """RFC 9112 §3.2: the origin form, the absolute form, or `OPTIONS *`; this is no proxy that CONNECTs."""
+    """Return the target. RFC 9112 §3.2 allows the origin form, the absolute form, and `OPTIONS *`; CONNECT is
+    not supported."""
     target = raw.decode("utf-8", "surrogateescape")
     if method == "CONNECT":
-        raise MalformedRequestError("CONNECT is for proxies")
+        raise MalformedRequestError("CONNECT is not supported")
     if target.startswith("/") or (target == "*" and method == "OPTIONS") or _ABSOLUTE_TARGET.match(target):
         return target
     raise MalformedRequestError("the request target has no path", request_line=True)

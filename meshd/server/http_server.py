@@ -1,8 +1,8 @@
 """The HTTP server of a worker: its services, its routes, request dispatch, and graceful shutdown.
 
-Law: there is no router beside one table, and no middleware. Paths under `/-/` and an unsigned `/metrics`
-belong to the route table; every other request is S3. Shutdown: a connection ends only after its request has
-arrived in full and is answered, or when the grace period is over.
+There is one route table, no other router and no middleware. Paths under `/-/` and an unsigned `/metrics`
+belong to the route table; every other request is S3. On shutdown, a connection ends only after its request
+has arrived in full and is answered, or when the grace period is over.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ UnsignedHandler = Callable[["MeshRequest"], Awaitable["Reply"]]
 
 @dataclass(frozen=True, slots=True)
 class ServerServices:
-    """What the endpoints are made of; sizes and timeouts come with `http`."""
+    """The services that the endpoints use; `http` has sizes and timeouts."""
 
     access: Authorizer
     sessions: CredentialService
@@ -93,32 +93,33 @@ class ServerServices:
     clock: Clock
     mesh: ClusterView
     control_snapshot: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Within it the control state is looked at once a request (ControlStore.still)."""
+    """Within it, a request reads the control state only once (ControlStore.pin_revisions)."""
     audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
     forwarder: Forwarder | None = None
-    """Passes on what other nodes answer for; None where there are none."""
+    """Forwards requests to other nodes; None where there are none."""
     backed: BackedService | None = None
     """Buckets with origins; None where there are none."""
     nearby_reader: NearCacheReader | None = None
-    """Reads through this node's copies what other nodes hold; None where there are none."""
+    """Reads data of other nodes through this node's copies; None where there are none."""
     fan_out: FanOut | None = None
     copy_sources: RemoteCopySources | None = None
     resume_read: ResumeRead | None = None
-    """The rest of answers whose bytes end here; None where there are no other nodes."""
+    """Returns the rest of responses whose local bytes became unreadable; None where there are no other
+    nodes."""
     bucket_changes: ChangeBroadcast | None = None
     peer_authenticator: PeerAuthenticator | None = None
-    """Knows other nodes by their signatures; None where there are none."""
+    """Authenticates other nodes; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """Requests of `method` whose path is `prefix`, or lies under it when `prefix` ends in `/`. HEAD goes
-    with GET.
+    """A route for requests of `method` whose path is `prefix`, or is under it if `prefix` ends in `/`. HEAD
+    matches GET.
 
-    With `auth` the request's signature and its body's digest are verified first and the handler is called
-    with (request, identity); without, with the request alone. `request.read()` gives the verified body. The
-    first route that fits is taken.
+    With `auth` the request's signature and its body's digest are verified first, and the handler is called
+    with (request, identity); without, with the request alone. `request.read()` returns the verified body. The
+    first matching route is used.
     """
 
     method: str
@@ -126,7 +127,8 @@ class HttpRoute:
     handler: SignedHandler | UnsignedHandler
     auth: bool = True
     peer: bool = False
-    """Made by `meshd.server.peer.endpoint.peer_route`: for other nodes, which the route verifies itself."""
+    """Created by `meshd.server.peer.endpoint.peer_route`: for other nodes, which the route authenticates
+    itself."""
 
     def matches(self, method: str, path: str) -> bool:
         if method != self.method and not (method == "HEAD" and self.method == "GET"):
@@ -135,10 +137,11 @@ class HttpRoute:
 
 
 def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot: bool = True) -> MeshServer:
-    """The server of one worker; call it in a running loop, then `loop.create_server(server, sock=...)`.
+    """Return the server of one worker. Call it in a running loop, then `loop.create_server(server,
+    sock=...)`.
 
-    Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
-    closed. Without `hot` every request takes the ordinary way.
+    Stop it with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
+    closed. `hot` enables the fast path.
     """
     authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
     admission = RequestAdmission(authenticator, deps.access)
@@ -149,7 +152,7 @@ def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot:
 def make_server(
     handler: UnsignedHandler, clock: Clock, http: HttpSettings, hot: FastPath | None = None
 ) -> MeshServer:
-    """One that has every request answered by `handler`."""
+    """Return a server whose requests are all answered by `handler`."""
     return MeshServer(
         handler,
         clock=clock,
@@ -160,8 +163,8 @@ def make_server(
 
 
 def _connection_limit(wanted: int) -> int:
-    """As many as wanted, and as the limit of open files leaves room for: a quarter of what is free now is
-    kept for data files and for connections to other nodes."""
+    """Return the connection limit: `wanted`, or what the limit of open files allows. A quarter of the free
+    descriptors is reserved for data files and for connections to other nodes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -170,7 +173,7 @@ def _connection_limit(wanted: int) -> int:
 
 
 class RequestDispatcher:
-    """Native routes first, S3 for everything else."""
+    """Dispatches requests to the native routes first, to S3 otherwise."""
 
     def __init__(
         self,
@@ -184,17 +187,19 @@ class RequestDispatcher:
 
     async def handle(self, request: MeshRequest) -> Reply:
         target = request.raw_path
-        if request.http_version not in _VERSIONS:  # the parser reads the line of 0.9 and of 2.0, too
+        if request.http_version not in _VERSIONS:  # the parser also accepts a request line of 0.9 and of 2.0
             return await self._handle_native(request, target.partition("?")[0])
         if self._hosts.bucket_of(request.headers.get("host", "")):
-            return await self._s3.handle(request)  # its keys may have any name
+            return await self._s3.handle(request)  # its keys may begin with /-/
         if target.startswith("/-/") or (target == "/metrics" and "authorization" not in request.headers):
             return await self._handle_native(request, target.partition("?")[0])
         return await self._s3.handle(request)
 
     async def _handle_native(self, request: MeshRequest, path: str) -> Reply:
         route = next((route for route in self._native if route.matches(request.method, path)), None)
-        audit = self._deps.audit if route is None or route.auth else None  # probes and scrapes are no news
+        audit = (
+            self._deps.audit if route is None or route.auth else None
+        )  # probes and scrapes are not audited
         request.trace = trace = RequestTrace(self._deps.clock, audit, request.remote)
         trace.target = path
         try:
@@ -209,7 +214,8 @@ class RequestDispatcher:
         return response
 
     async def _native_response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
-        """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
+        """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
+        gone."""
         try:
             return await self._call_native(request, path, route)
         except S3Error as error:
@@ -224,7 +230,7 @@ class RequestDispatcher:
 
     async def _call_native(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
         if request.http_version not in _VERSIONS:
-            raise S3Error("BadRequest", "HTTP/1.1 and HTTP/1.0 are spoken here.")
+            raise S3Error("BadRequest", "This server supports HTTP/1.1 and HTTP/1.0.")
         if route is None:
             known = any(route.matches(route.method, path) for route in self._native)
             raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
@@ -237,12 +243,12 @@ class RequestDispatcher:
         return await cast("SignedHandler", route.handler)(request, identity)
 
     async def _verify(self, request: MeshRequest) -> Identity:
-        """Who signed; the body is read and compared with its signed digest."""
+        """Return the signer; the body is read and compared with its signed digest."""
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
         request.signer, request.context = self._admission.identify(head, request, request.trace)
         signer = request.signer
-        # Version 2 signs neither the query, which says which rows are meant, nor the body.
+        # Version 2 signs neither the query, which selects the rows, nor the body.
         if not isinstance(signer.claim, Claim):
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
         if request.body_exists:
@@ -268,11 +274,11 @@ class RequestDispatcher:
 
 
 _LOOK_AGAIN = 0.02
-_LAST_WORD = 0.5  # seconds for handlers that are cancelled
+_LAST_WORD = 0.5  # seconds for cancelled handlers
 
 
 async def drain_server(server: MeshServer, clock: Clock, grace: float) -> None:
-    """Close idle connections now, busy ones after their answer; after `grace` seconds cut what is left.
+    """Close idle connections at once and busy ones after their response; after `grace` seconds cut the rest.
 
     Call it when the listening socket is closed.
     """

@@ -1,9 +1,9 @@
 """Finished frames for clients on the same host: a file descriptor over a Unix socket instead of TCP.
 
-Law: the signed request that a frame answers authorizes access to it; its ticket works once, for that
-client, within seconds. Only sealed memory, which nobody can write any more, is handed out, never a file.
-Invariant: a frame counts against the node's memory until its connection ends. The total is bounded;
-beyond the bound frames go over TCP.
+The signed request that a frame answers authorizes access to it; its ticket works once, for that client,
+within seconds. Only sealed memory, which can no longer be written, is handed out, never a file. A frame
+counts against the node's memory until its connection ends. The total is bounded; beyond the bound frames go
+over TCP.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from meshd.core.frame_address import Frame
 
-MIN_FRAME_BYTES: Final = 256 << 10  # of less, TCP is as fast as a connection more
-TICKET_SECONDS: Final = 10.0  # seconds in which a ticket is to be used
+MIN_FRAME_BYTES: Final = 256 << 10  # below this, TCP is as fast as an extra connection
+TICKET_SECONDS: Final = 10.0  # seconds for which a ticket is valid
 _CONNECTIONS: Final = 1024
 
 
 def load_or_create_host_id(directory: Path) -> str:
-    """What the directory's `id` says, which is made with it."""
+    """Return the id in the directory's `id` file, which is created if it is missing."""
     file = directory / HANDOVER_ID_FILE
     if not file.exists():
         draft = directory / f".{HANDOVER_ID_FILE}-{secrets.token_hex(8)}"
@@ -56,7 +56,7 @@ def load_or_create_host_id(directory: Path) -> str:
 
 @dataclass(slots=True)
 class _Held:
-    """A frame on its way to a job, or in its hands."""
+    """A frame that waits for a job, or that a job uses."""
 
     frame: Frame
     account: str
@@ -64,14 +64,14 @@ class _Held:
 
 
 class LocalFrameService:
-    """One a worker. `most`: bytes that are out at a time."""
+    """Hands frames to jobs on this host. One instance per worker. `most`: bytes handed out at a time."""
 
     def __init__(self, directory: Path, name: str, most: int) -> None:
-        """Raises OSError."""
+        """Create the directory and listen in it. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
         place = HandoverDirectory(load_or_create_host_id(directory), str(directory.absolute()))
         if not is_handover_id(place.id) or parse_handover_directory(place.to_header()) is None:
-            raise OSError(f"{directory} cannot be told to jobs, or its file {HANDOVER_ID_FILE} is damaged")
+            raise OSError(f"{directory} has an unsupported name, or its file {HANDOVER_ID_FILE} is damaged")
         self.location = place
         self._name = f"{name}.sock"
         self._listener = listen(directory / self._name)
@@ -84,12 +84,13 @@ class LocalFrameService:
 
     @property
     def location_header(self) -> tuple[str, str]:
-        """The header that tells jobs of it."""
+        """The header that tells jobs where to fetch frames."""
         return LOCAL_HANDOVER_HEADER, self.location.to_header()
 
     def offer_frame(self, frame: Frame, asked: str) -> HandoverTicket | None:
-        """Take a frame over, to be fetched by ticket; None where its bytes are to be sent: nobody `asked`,
-        it is small, no memory that may be shared, or too much is out."""
+        """Take over a frame that is fetched by ticket. Returns None if its bytes must be sent: the client did
+        not ask for local handover, the frame is small, its memory cannot be shared, or too much is handed
+        out."""
         if asked != self.location.id or frame.size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
             return None
         who = current_tenant()
@@ -122,7 +123,7 @@ class LocalFrameService:
         metrics.frames_handed_bytes.dec(size)
 
     async def serve_forever(self) -> None:
-        """Serve until cancelled; what is out then is the jobs' own."""
+        """Serve until cancelled; jobs keep the frames they have fetched."""
         try:
             await accept_sockets(self._listener, self._serve, most=_CONNECTIONS)
         finally:
@@ -131,7 +132,7 @@ class LocalFrameService:
                 self._expire(ticket)
 
     async def _serve(self, sock: socket.socket) -> None:
-        """One frame: the ticket in, the descriptor out, then as long as the other side keeps it."""
+        """Hand out one frame: receive the ticket, send the descriptor, then wait until the client closes."""
         loop, said = asyncio.get_running_loop(), b""
         async with asyncio.timeout(TICKET_SECONDS):
             while len(said) < TICKET_BYTES:
@@ -146,6 +147,6 @@ class LocalFrameService:
         try:
             right = array.array("i", [held.frame.fd])
             sock.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, right)])
-            await loop.sock_recv(sock, 1)  # nothing is ever said: it ends
+            await loop.sock_recv(sock, 1)  # the client sends nothing more: this returns when it closes
         finally:
             self._release(held)

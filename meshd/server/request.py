@@ -1,9 +1,8 @@
 """HTTP requests: the request object with its per-request state, and the request body.
 
-Law: no S3 behaviour in the request object. `100 Continue` goes out when the first byte of the body is
-asked for, that is, after the request was admitted. Bodies arrive in bounded pieces; large ones are
-hashed in a thread while the next piece arrives. Invariant: `digest` raises unless length, checksums and
-chunk signatures were all correct.
+The request object has no S3 behaviour. `100 Continue` is sent when the first byte of the body is read, that
+is, after the request was admitted. Bodies arrive in bounded pieces; large ones are hashed in a thread while
+the next piece arrives. `digest` raises unless length, checksums and chunk signatures were all correct.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class MeshRequest:
-    """A request: its head as parsed (`headers` by names in lower case), its body as it arrives (`content`),
-    and what handlers learn of it.
+    """A request: its parsed head (`headers` by lower-case name), its body as it arrives (`content`), and what
+    handlers add to it.
 
-    `continued`: the client was sent `100 Continue`. `verified_body`: a small body that was read and compared
-    with its signed digest before the handler was called. `held_body`: the whole body, not verified, read to
-    be forwarded. `hop`: what the node says that forwarded this request. `gate` verifies other nodes' calls.
-    `trace`, `signer` (who signed) and `context` (what policies may ask) are set for native requests.
-    `response_started`: bytes of the answer may have gone out.
+    `continued`: `100 Continue` was sent. `verified_body`: a small body that was read and compared with its
+    signed digest before the handler was called. `held_body`: the whole body, not verified, read in order to
+    forward it. `hop`: what the node that forwarded this request reports. `gate` verifies calls of other
+    nodes. `trace`, `signer` and `context` (the facts for policies) are set for native requests.
+    `response_started`: bytes of the response may have been sent.
     """
 
     __slots__ = (
@@ -97,7 +96,7 @@ class MeshRequest:
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """The connection's; None once it is closed."""
+        """The connection's transport; None once it is closed."""
         return self.connection.transport
 
     @property
@@ -122,21 +121,21 @@ class MeshRequest:
 
     @property
     def truncated(self) -> bool:
-        """Whether the client ended its side before the body was complete."""
+        """Whether the client closed its side before the body was complete."""
         return self.connection.truncated_body is self.content
 
     @property
     def is_last(self) -> bool:
-        """Whether the client sends nothing after this."""
+        """Whether the client sends nothing after this request."""
         return self.connection.at_its_last
 
     @property
     def pressed(self) -> bool:
-        """Whether answers should not be kept in memory for slow clients just now."""
+        """Whether responses should not be buffered in memory at present."""
         return self.connection.pressed
 
     async def read(self) -> bytes:
-        """The whole body, the verified one where there is one."""
+        """Return the whole body; the verified one if there is one."""
         if self.verified_body is not None:
             return self.verified_body
         pieces: list[bytes] = []
@@ -145,20 +144,20 @@ class MeshRequest:
         return b"".join(pieces)
 
     async def drain(self) -> None:
-        """Wait until the client has taken most of what waits for it. Raises ConnectionResetError."""
+        """Wait until the client has read most of what is queued. Raises ConnectionResetError."""
         await self.connection.drain()
 
 
-# Hashing a piece of this size takes about as long as a thread hop costs; smaller ones are hashed in place.
+# Hashing a piece of this size costs about as much as a thread switch; smaller ones are hashed in place.
 _INLINE = 64 << 10
 _PIECE = 256 << 10
 LEAST_RATE = 100
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_room: Final = Admission(256 << 20)  # bytes of documents that are being received by this process
+_room: Final = Admission(256 << 20)  # bytes of documents that this process receives concurrently
 
 
 class RequestBody:
-    """`meshd.core.object_io.Body` over an HTTP request."""
+    """The body of an HTTP request, as `meshd.core.object_io.Body`."""
 
     def __init__(
         self, request: MeshRequest, head: RequestHead, signer: VerifiedSigner, idle_seconds: float
@@ -177,21 +176,21 @@ class RequestBody:
 
     @property
     def size(self) -> int | None:
-        """Length of the payload in bytes, None for a body of HTTP chunks. Raises S3Error InvalidArgument."""
+        """Bytes of the payload; None for a body of HTTP chunks. Raises S3Error InvalidArgument."""
         if not self._chunked:
             return self._request.content_length
         declared = self._head.headers.get("x-amz-decoded-content-length")
         return None if declared is None else _length(declared)
 
     def require_length(self) -> None:
-        """Raise S3Error MissingContentLength unless the client says, one way or another, where its body
-        ends. An aws-chunked body says it itself, in its last chunk: its decoded length may be missing."""
+        """Raise S3Error MissingContentLength unless the client declares where its body ends. The last chunk
+        of an aws-chunked body does, so its decoded length may be missing."""
         headers = self._head.headers
         if "content-length" not in headers and "transfer-encoding" not in headers:
             raise S3Error("MissingContentLength")
 
     async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        """Pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
+        """Yield pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
         verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
         decoder = self._decoder(digests) if self._chunked else None
         payload = self.iter_raw() if decoder is None else _decoded(self.iter_raw(), decoder)
@@ -205,8 +204,8 @@ class RequestBody:
         return self._digest
 
     async def whole(self, digests: BodyDigests, limit: int) -> bytes:
-        """All of it. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed `limit`
-        bytes, SlowDown when too much is being received already."""
+        """Return the whole body. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed
+        `limit` bytes, SlowDown if too much is being received already."""
         blocks: list[bytes] = []
         with reserve_body_memory(self.size, limit):
             async for block in self.pieces(digests):
@@ -227,8 +226,8 @@ class RequestBody:
         return digest
 
     async def iter_raw(self) -> AsyncGenerator[bytes, None]:
-        """What arrives, as it arrives, neither decoded nor checked. Raises S3Error IncompleteBody,
-        RequestTimeout; ConnectionError when the client goes away in the middle."""
+        """Yield data as it arrives, neither decoded nor verified. Raises S3Error IncompleteBody,
+        RequestTimeout; ConnectionError if the client disconnects."""
         held = self._request.held_body
         if held is not None:
             self.received = len(held)
@@ -258,8 +257,8 @@ class RequestBody:
             raise S3Error("IncompleteBody")
 
     def _say_continue(self) -> None:
-        """Also for an empty body, and for one that is here already: botocore waits for it before it
-        believes that a connection is in order, and misreads the next answer on it otherwise."""
+        """Send `100 Continue`, even for an empty body or one that has arrived: botocore waits for it, and
+        otherwise misreads the next response on the connection."""
         transport = self._request.transport
         if self._expects_continue and transport is not None:
             transport.write(_CONTINUE)
@@ -269,8 +268,9 @@ class RequestBody:
 
 @contextmanager
 def reserve_body_memory(size: int | None, limit: int) -> Iterator[None]:
-    """Room for a body of `size` bytes (None: unknown), at most `limit`, while it is received: who sends many
-    slowly fills no node, nor takes the others' share. Raises S3Error MaxMessageLengthExceeded, SlowDown."""
+    """Reserve memory for a body of `size` bytes (None: unknown), at most `limit`, while it is received, so
+    that many slow senders neither fill the node nor take the share of others. Raises S3Error
+    MaxMessageLengthExceeded, SlowDown."""
     if (size or 0) > limit:
         raise S3Error("MaxMessageLengthExceeded")
     try:
@@ -288,7 +288,7 @@ async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> Asy
 
 
 async def hashed_blocks(pieces: AsyncIterator[bytes], verifier: BodyVerifier) -> AsyncGenerator[bytes, None]:
-    """The pieces joined to at least 256 KiB. While the consumer writes a block, a thread hashes it."""
+    """Join pieces to blocks of at least 256 KiB. While the consumer writes a block, a thread hashes it."""
     held: list[bytes] = []
     size = 0
     async for piece in pieces:
@@ -312,8 +312,8 @@ async def hashed_blocks(pieces: AsyncIterator[bytes], verifier: BodyVerifier) ->
 
 
 class _MinimumRate:
-    """Bodies that dribble in: less than LEAST_RATE bytes a second over a whole idle time is as good as
-    nothing."""
+    """Detects bodies that arrive too slowly: less than LEAST_RATE bytes per second over a whole idle time
+    counts as silence."""
 
     __slots__ = ("_loop", "_seconds", "_since", "_then")
 
@@ -322,7 +322,7 @@ class _MinimumRate:
         self._seconds, self._since, self._then = seconds, self._loop.time(), 0
 
     def check(self, received: int) -> None:
-        """Raise TimeoutError if too little came since the last time this was satisfied."""
+        """Raise TimeoutError if too little arrived since the last successful check."""
         passed = self._loop.time() - self._since
         if passed < self._seconds:
             return
@@ -332,7 +332,7 @@ class _MinimumRate:
 
 
 def _payload_hash(head: RequestHead) -> str:
-    """What an unsigned request says of its body: it may be aws-chunked, too. Raises S3Error
+    """Return the payload hash of an unsigned request, which may be aws-chunked too. Raises S3Error
     InvalidArgument."""
     return read_payload_hash(head.headers.get("x-amz-content-sha256") or UNSIGNED_PAYLOAD)
 

@@ -1,7 +1,7 @@
 """Per-request trace: metrics, audit line and log fields of one request, and the end of its response.
 
-Law: a response that leaves request body bytes unread either drops a few of them or closes the
-connection; it never waits for many. Invariant: every request is counted exactly once.
+A response that leaves request body bytes unread either drops a few of them or closes the connection; it never
+waits for many. Every request is counted exactly once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,16 @@ if TYPE_CHECKING:
     from meshwire.s3.results import Result
 
 CLIENT_GONE = 499
-# An unread body up to here is read and dropped to keep the connection; a larger one costs the connection.
+# A smaller unread body is read and dropped to keep the connection; a larger one closes it.
 _DRAINABLE = 64 << 10
 _LATER = 0.01  # seconds
-_BACKGROUND = ("/-/peer/moves/", "/-/healthy", "/-/ready", "/-/map", "/metrics")  # nobody waits for these
+_BACKGROUND = (
+    "/-/peer/moves/",
+    "/-/healthy",
+    "/-/ready",
+    "/-/map",
+    "/metrics",
+)  # not counted as client activity
 
 _log = logging.getLogger("meshd.requests")
 _received = metrics.http_bytes.labels("in")
@@ -55,8 +61,8 @@ def _seconds(operation: str) -> prometheus_client.Histogram:
 
 
 class _DeferredCounters:
-    """Counts of requests that were answered at once, written a few at a time: the counters lie in memory that
-    all processes share, and cost more than such an answer's head."""
+    """Counts requests of the fast path and writes the counts in batches: the counters are in memory shared by
+    all processes, and cost more than the head of such a response."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, int]] = Counter()
@@ -85,16 +91,16 @@ _later = _DeferredCounters()
 
 
 def flush_request_counters() -> None:
-    """Write what is counted later. Whoever reads the metrics, or ends, calls it first."""
+    """Write deferred counts. Call it before metrics are read, and at shutdown."""
     _later.flush()
 
 
 class RequestTrace:
-    """What is known of one request for its metrics, its audit line and the log lines written meanwhile.
+    """Collects what is known about one request for its metrics, its audit line and its log lines.
 
-    Whoever learns something writes it here: the operation's name, `target` (the operation itself, or a native
-    request's path), the `access_key` that is claimed, the `identity` once it is proved, the `keys` that a
-    body names, the `result` or the error `code`; and `also`, headers that go with whatever the answer is.
+    Code that learns something stores it here: the operation's name, `target` (the operation itself, or a
+    native request's path), the claimed `access_key`, the `identity` once it is verified, the `keys` that a
+    body names, the `result` or the error `code`; and `extra_headers`, which are added to every response.
     """
 
     __slots__ = (
@@ -133,20 +139,20 @@ class RequestTrace:
         return f"<Trace {self.request_id} {self.operation}>"
 
     def elapsed(self) -> float:
-        """Seconds since the request's head was there."""
+        """Return the seconds since the request's head was parsed."""
         return self._clock.monotonic() - self._started
 
     def mark_forwarded(self) -> None:
-        """Another node carried it out, and writes the audit line."""
+        """Note that another node executed the request and writes the audit line."""
         self._audit = None
 
     def discard(self) -> None:
-        """The request is not answered under this trace: nothing is counted."""
+        """Drop the trace without counting: the request is answered elsewhere."""
         logs.request_id.set("")
 
     def finish(self, status: int, *, later: bool = False) -> None:
         """Count the request (`later`: within some milliseconds, on a running loop) and write its audit line,
-        once; CLIENT_GONE when nobody was there to read."""
+        once. CLIENT_GONE if the client disconnected."""
         now = self._clock.monotonic()
         seconds = now - self._started
         if type(self.target) is not str or not self.target.startswith(_BACKGROUND):
@@ -168,7 +174,7 @@ class RequestTrace:
 
     def _log(self, entry: AuditEntry) -> None:
         told = msgspec.to_builtins(entry)
-        del told["time"]  # the line has one
+        del told["time"]  # the log line has its own
         _log.debug("answered", extra=told)
 
     def _entry(self, status: int, seconds: float) -> AuditEntry:
@@ -200,7 +206,7 @@ class RequestTrace:
 
 
 def _describe(entry: AuditEntry, operation: Operation) -> None:
-    """What an S3 operation is about."""
+    """Add the names that an S3 operation concerns."""
     entry.bucket = getattr(operation, "bucket", "")
     entry.key = getattr(operation, "key", "")
     version = getattr(operation, "version", None)
@@ -214,10 +220,10 @@ def _describe(entry: AuditEntry, operation: Operation) -> None:
 
 
 async def finish_response(request: MeshRequest, reply: Reply) -> None:
-    """Write `reply`, closing the connection after it if what the client sends next could not be understood.
+    """Write `reply`, and close the connection after it if further input could not be parsed.
 
-    A client that still waits for `100 Continue` may send its body or not (RFC 9110 §10.1.1): nobody can
-    tell where its next request would begin, so that connection ends, as does one with much of a body
+    A client that still waits for `100 Continue` may or may not send its body (RFC 9110 §10.1.1), so it is
+    unknown where its next request would begin. That connection is closed, as is one with much of a body
     unread.
     """
     if must_close_connection(request):
@@ -226,13 +232,13 @@ async def finish_response(request: MeshRequest, reply: Reply) -> None:
 
 
 def must_close_connection(request: MeshRequest) -> bool:
-    """Whether the connection is of no use after the answer, as `settle` says."""
+    """Whether the connection must be closed after the response; see `finish_response`."""
     waiting = "expect" in request.headers and not request.continued
     return waiting or request.is_last or _unread(request)
 
 
 def _unread(request: MeshRequest) -> bool:
-    """Whether more of the body is left than is worth reading for nothing."""
+    """Whether more of the body is unread than is worth reading."""
     if request.content.complete:
         return False
     length = request.content_length

@@ -1,6 +1,6 @@
 """HTTP responses as bytes: the status line and headers, joined with a small body into one write.
 
-Law: a header value with a line break never reaches the wire. Invariant: a reply is written once.
+A header value with a line break is never sent. A reply is written once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _JOIN_LIMIT = 128 << 10
 
 
 def new_request_id() -> str:
-    """16 hexadecimal digits, unlike any other request's."""
+    """Return 16 random hexadecimal digits."""
     return f"{random.getrandbits(64):016X}"
 
 
@@ -45,8 +45,8 @@ def _date_line(seconds: int) -> str:
 
 
 def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: str = "") -> bytes:
-    """Status line and headers. `now` in seconds since the epoch; `connection` is `close` or `keep-alive`,
-    if said."""
+    """Return status line and headers. `now` is in seconds since the epoch; `connection` is `close`,
+    `keep-alive` or empty."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     if connection:
         lines.append(f"Connection: {connection}\r\n")
@@ -57,14 +57,14 @@ def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: 
 
 
 def connection_header(request: MeshRequest, keep_alive: bool) -> str:
-    """What the Connection header must say (RFC 9112 §9.3): nothing where the version's default holds."""
+    """Return the value of the Connection header (RFC 9112 §9.3); empty if the version's default applies."""
     if keep_alive:
         return "keep-alive" if request.http_version == "1.0" else ""
     return "close"
 
 
 class Reply:
-    """A whole answer; head and body are one write. `prepare` writes it, once."""
+    """A whole response; head and body are one write. `prepare` writes it, once."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes, now: int) -> None:
         """`now` in seconds since the epoch."""
@@ -80,11 +80,11 @@ class Reply:
         return len(self._bytes)
 
     def add_headers(self, *headers: Header) -> None:
-        """Adds headers to a reply that has not been written."""
+        """Add headers to a reply that has not been written."""
         self._fields = [*self._fields, *headers]
 
     def add_retry_after(self, mesh: ClusterView) -> None:
-        """A 503 says when it is worth repeating the request, whatever it was refused for."""
+        """Tell in every 503 when it is worth repeating the request."""
         if self._status == 503 and not self._written and not any(_is_retry_after(f) for f in self._fields):
             self._fields = [*self._fields, ("Retry-After", str(mesh.retry_after))]
 
@@ -94,15 +94,15 @@ class Reply:
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection may serve another request; known once it is written."""
+        """Whether the connection may serve another request; known once the reply is written."""
         return bool(self._keep_alive)
 
     def force_close(self) -> None:
-        """Have the connection end after it."""
+        """Close the connection after the reply."""
         self._keep_alive = False
 
     async def prepare(self, request: MeshRequest) -> None:
-        """Write everything, unless it is written. Raises ConnectionResetError when the client is gone."""
+        """Write the reply, unless it is written. Raises ConnectionResetError if the client is gone."""
         if self._written:
             return
         self._written = True
@@ -122,7 +122,7 @@ def _is_retry_after(field: Header) -> bool:
 
 
 class StreamedReply(Reply):
-    """Stands for an answer that was streamed already."""
+    """Stands for a response that has been streamed already."""
 
     def __init__(self, status: int, *, keep_alive: bool) -> None:
         super().__init__(status, [], b"", 0)
@@ -130,7 +130,7 @@ class StreamedReply(Reply):
 
 
 def write_head(request: MeshRequest, head: bytes, body: bytes = b"") -> None:
-    """Queue head and body on the connection. Raises ConnectionResetError when the client is gone."""
+    """Queue head and body on the connection. Raises ConnectionResetError if the client is gone."""
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")

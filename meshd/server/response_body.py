@@ -1,9 +1,9 @@
 """Response bodies outside sendfile: written piece by piece over TLS, and resumed after a failed read.
 
-Law: when stored bytes cannot be read to their end, the number of bytes already sent is known exactly, so
-the remainder continues at the next byte or the connection is cut. The event loop never waits for a disk.
-Invariant: memory per connection is a few pieces, for any object size and any client speed; further
-requests that arrive during a resumed response are kept in order, up to a small limit.
+When stored bytes cannot be read to their end, the number of bytes already sent is known exactly, so the
+response continues at the next byte or the connection is cut. The event loop never waits for a disk. Memory
+per connection is a few pieces, for any object size and any client speed; further requests that arrive during
+a resumed response are kept in order, up to a small limit.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 
 class PartialReadError(OSError):
-    """`sent` bytes of a body went out; those behind them cannot be read: `why`."""
+    """`sent` bytes of a body were sent; the following ones cannot be read: `why`."""
 
     def __init__(self, sent: int, why: BaseException) -> None:
-        super().__init__(f"the bytes behind the first {sent} cannot be read: {why}")
+        super().__init__(f"the bytes after the first {sent} cannot be read: {why}")
         self.sent, self.why = sent, why
 
 
 BodyResumer = Callable[[PartialReadError], AsyncGenerator[bytes, None]]
-"""Gives the bytes behind those that were sent, or raises: the connection is cut then."""
+"""Yields the bytes after those that were sent; if it raises, the connection is cut."""
 
 
-_PIECE = 256 << 10  # encrypted at once: about a tenth of a millisecond
+_PIECE = 256 << 10  # bytes encrypted at a time: about 0.1 ms
 
 
 def is_encrypted(transport: asyncio.BaseTransport) -> bool:
-    """Whether what is written to `transport` is encrypted by it, so that nothing may be written past it."""
+    """Whether `transport` encrypts what is written to it, so that nothing may be written past it."""
     return transport.get_extra_info("sslcontext") is not None
 
 
 async def write_spans_encrypted(
     request: MeshRequest, head: bytes, spans: Sequence[Span], resident: Callable[[int, int, int], bool]
 ) -> None:
-    """Write a head and then the bytes of `spans`. Raises ConnectionError when the client went away, TornError
-    when they cannot be read."""
+    """Write a head, then the bytes of `spans`. Raises ConnectionError if the client disconnected,
+    PartialReadError if they cannot be read."""
     held, sent = head, 0
     for span in spans:
         offset, end = span.offset, span.offset + span.length
@@ -79,7 +79,7 @@ def _read(fd: int, size: int, offset: int) -> bytes:
 
 
 async def write_piece(request: MeshRequest, data: bytes) -> None:
-    """At the client's pace, by way of the connection's transport. Raises ConnectionError."""
+    """Write through the connection's transport at the client's pace. Raises ConnectionError."""
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
@@ -91,12 +91,12 @@ async def write_piece(request: MeshRequest, data: bytes) -> None:
 
 
 log = logging.getLogger(__name__)
-_HELD: Final = 64 << 10  # bytes of further requests that are taken meanwhile
+_HELD: Final = 64 << 10  # bytes of further requests that are accepted meanwhile
 
 
 class PendingResponse:
-    """Something that answers a client's only request beside the parser. `last`: the client's connection is to
-    end after this answer; `data`: the request, where the parser may have to answer it after all."""
+    """Answers a client's only request outside the parser. `is_last`: close the client's connection after this
+    response. `data`: the request, in case the parser must handle it after all."""
 
     def __init__(self, protocol: Any, data: bytes = b"") -> None:
         self._protocol = protocol
@@ -105,28 +105,28 @@ class PendingResponse:
 
     @property
     def response_started(self) -> bool:
-        """Whether an answer went out; otherwise nothing did."""
+        """Whether a response was started; otherwise nothing was sent."""
         return True
 
     @property
     def closes_connection(self) -> bool:
-        """Whether the client was told that its connection ends."""
+        """Whether the client was told that its connection closes."""
         return False
 
     def hold_input(self, data: bytes) -> None:
-        """Keep what came behind the request."""
+        """Keep input that arrived after the request."""
         before, self.held = len(self.held), self.held + data
         if before <= _HELD < len(self.held):
             self._protocol.transport.pause_reading()
 
     def _read_on(self) -> None:
-        """What was held is about to be read."""
+        """Resume reading before the kept input is processed."""
         if len(self.held) > _HELD:
             self._protocol.transport.resume_reading()
 
 
 class ResumedResponse(PendingResponse):
-    """`ended` is called once: the rest is out, or the connection is cut."""
+    """Resumes a response. `ended` is called once: the rest was sent, or the connection was cut."""
 
     def __init__(
         self,
@@ -144,11 +144,11 @@ class ResumedResponse(PendingResponse):
         return f"<Mending, {len(self.held)} bytes held>"
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Stop: the client is gone."""
         self._task.cancel()
 
     async def _go_on(self, rest: BodyResumer, torn: PartialReadError) -> None:
-        async with aclosing(rest(torn)) as pieces:  # at most what one turn takes: it may wait in memory
+        async with aclosing(rest(torn)) as pieces:  # small enough to be buffered in memory
             async for piece in pieces:
                 self._protocol.transport.write(piece)
                 self._protocol.wrote(len(piece))
@@ -157,7 +157,7 @@ class ResumedResponse(PendingResponse):
         transport = self._protocol.transport
         error = None if task.cancelled() else task.exception()
         if transport is not None and (task.cancelled() or error is not None):
-            log.warning("an answer under way was cut", extra={"why": str(error)})
+            log.warning("a response was cut off", extra={"why": str(error)})
             transport.abort()
         elif transport is not None and not transport.is_closing():
             self._read_on()

@@ -1,7 +1,7 @@
 """Zero-copy response bodies: sendfile from data files to a duplicate of the connection's socket.
 
-Law: the event loop never waits for a disk: a thread first reads pages that are not in the page cache.
-Invariant: exactly the promised bytes are sent, or the connection is closed.
+The event loop never waits for a disk: a thread first reads pages that are not in the page cache. Exactly the
+announced bytes are sent, or the connection is closed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from meshd.server.response_body import BodyResumer
     from meshd.store.records import Span
 
-_WINDOW = 1 << 20  # one sendfile call, and what is read ahead; other connections get their turn in between
-_IDLE_SECONDS = 120.0  # a client that takes nothing for so long is given up
-_WARM_SECONDS = 1.0  # so long what was in memory is believed to be there still
-_ADVICE = 4 << 20  # what the kernel is asked to fetch ahead of a cold window
+_WINDOW = 1 << 20  # bytes per sendfile call and per read-ahead; other connections get their turn in between
+_IDLE_SECONDS = 120.0  # a client that reads nothing for this time is disconnected
+_WARM_SECONDS = 1.0  # seconds for which pages are assumed to stay in memory
+_ADVICE = 4 << 20  # bytes that the kernel is asked to read ahead of a cold window
 
 
 async def send_spans(
@@ -43,12 +43,12 @@ async def send_spans(
     now: int,
     rest: BodyResumer | None = None,
 ) -> bool:
-    """Send a head and then the bytes of `spans`; returns whether the connection may serve another request.
+    """Send a head, then the bytes of `spans`; return whether the connection may serve another request.
 
-    `headers` must hold a Content-Length equal to the spans' sum; `now` in seconds since the epoch. The
-    files must stay open until this returns. `rest` gives what lacks when they cannot be read to their end;
-    what it raises, or TornError without it, comes after the connection was cut. Raises ConnectionError when
-    the client went away or stopped reading; the connection is then of no further use.
+    `headers` must have a Content-Length equal to the spans' sum; `now` is in seconds since the epoch. The
+    files must stay open until this returns. `rest` yields the missing bytes if the spans cannot be read to
+    their end; its errors, or PartialReadError without it, are raised after the connection was cut. Raises
+    ConnectionError if the client disconnected or stopped reading; the connection is then unusable.
     """
     keep_alive = request.keep_alive
     head = _head(request, status, headers, now)
@@ -62,7 +62,7 @@ async def send_spans(
 
 
 async def _go_on(request: MeshRequest, rest: BodyResumer, torn: PartialReadError) -> None:
-    """What `rest` gives, behind what went out already."""
+    """Send the bytes of `rest` after those that were sent already."""
     transport = _open_transport(request)
     try:
         async with aclosing(rest(torn)) as pieces:
@@ -81,9 +81,10 @@ async def send_groups(
     now: int,
     torn: Callable[[int], None] | None = None,
 ) -> bool:
-    """As `send_spans`, for a body that comes a group of spans at a time; each must stay valid until the next
-    is asked for. What fails after the first group has the connection cut. `torn` is told how many bytes went
-    out of one that cannot be read to its end: the next must begin behind them. Without it that fails, too."""
+    """Like `send_spans`, for a body that comes in groups of spans; each must stay valid until the next is
+    requested. A failure after the first group cuts the connection. `torn` is called with the bytes sent of a
+    group that cannot be read to its end; the next group must begin after them. Without `torn` that is a
+    failure too."""
     keep_alive, transport = request.keep_alive, request.transport
     head = _head(request, status, headers, now)
     pump: _Pump | None = None
@@ -100,11 +101,11 @@ async def send_groups(
                     torn(error.sent)
                 head = b""
     except Exception as error:
-        if head:  # nothing went out yet: an answer can still say what is wrong
+        if head:  # nothing was sent yet: a response can still report the error
             raise
         if transport is not None:
             transport.abort()
-        raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+        raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
     finally:
         if pump is not None:
             pump.close()
@@ -112,11 +113,11 @@ async def send_groups(
 
 
 class ResponseWriter:
-    """An answer that goes out piece by piece. Small pieces ride with their neighbours: every segment of its
-    own wakes the client. `close` it."""
+    """Writes a response piece by piece. Small pieces are sent together with their neighbours, since every
+    segment of its own wakes the client. Must be closed."""
 
     def __init__(self, request: MeshRequest) -> None:
-        """Raises ConnectionResetError."""
+        """Open the connection for writing. Raises ConnectionResetError."""
         self._request, self._transport = request, _open_transport(request)
         self._pump = None if is_encrypted(self._transport) else _Pump(self._transport)
         if self._pump is not None:
@@ -126,8 +127,8 @@ class ResponseWriter:
         return f"<Outlet {self._pump!r}>"
 
     async def write_data(self, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
-        """`data`, then `spans`, which were in memory a moment ago; both may be used again when this returns.
-        Raises ConnectionError."""
+        """Write `data`, then `spans`, which were in memory a moment ago; both may be reused when this
+        returns. Raises ConnectionError."""
         if self._pump is None:
             await _send_encrypted(self._request, self._transport, data, spans)
             return
@@ -140,7 +141,7 @@ class ResponseWriter:
             raise
 
     def close(self) -> None:
-        """Idempotent; what was sent is on its way."""
+        """Send what is held back and release the connection. Idempotent."""
         pump, self._pump = self._pump, None
         if pump is not None:
             with suppress(OSError):
@@ -167,8 +168,8 @@ async def _send(
     pump: _Pump | None = None,
     mendable: bool = False,
 ) -> None:
-    """`pump`: the answer's, where it is sent in several turns; else one is made for this one. `mendable`: the
-    connection stays as it is when the spans cannot be read to their end."""
+    """Send a head and spans. `pump`: that of the response, if it is sent in several turns; otherwise one is
+    created. `mendable`: the connection stays open if the spans cannot be read to their end."""
     transport = _open_transport(request)
     if is_encrypted(transport):
         await _send_encrypted(request, transport, head, spans, mendable=mendable)
@@ -195,7 +196,7 @@ async def _send_encrypted(
     mendable: bool = False,
 ) -> None:
     try:
-        await write_spans_encrypted(request, bytes(head), spans, _resident)  # its queue holds on to the head
+        await write_spans_encrypted(request, bytes(head), spans, _resident)  # its queue keeps the head
     except BaseException as error:
         _cut(transport, error, mendable=mendable)
         raise
@@ -207,8 +208,8 @@ def _cut(transport: asyncio.Transport, error: BaseException, *, mendable: bool) 
 
 
 class DirectSender:
-    """Answers in one turn, past a connection's transport: `sock` is a duplicate of its socket. Of `MOST` at a
-    time: more connections take the ordinary way."""
+    """Sends a response in one turn, past a connection's transport; `sock` is a duplicate of its socket. At
+    most `MAX_OPEN` exist at a time; further connections take the regular path."""
 
     MAX_OPEN: ClassVar = 1024
     open_count: ClassVar = 0
@@ -221,11 +222,11 @@ class DirectSender:
         return f"<AtOnce fd={self.sock.fileno()}>"
 
     def send_now(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
-        """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
-        bytes that were not taken in spite of it, and what went out of a range that cannot be read to its end;
-        None when nothing was sent.
+        """Send a head and a range that is in memory, if the connection's buffer has room for both. Returns
+        the bytes that were not accepted nevertheless, and the bytes sent of a range that cannot be read to
+        its end; None if nothing was sent.
 
-        Nothing may be queued on the transport, nor be under way past it.
+        Nothing may be queued on the transport, nor be in progress past it.
         """
         if not _resident(span.fd, span.offset, span.length):
             return None
@@ -233,33 +234,33 @@ class DirectSender:
             if _room(self.sock) < len(head) + span.length:
                 return None
             taken = self.sock.send(head, socket.MSG_MORE)
-        except OSError:  # no room after all, or nobody there: the ordinary way finds out
+        except OSError:  # no room after all, or the client is gone: the regular path handles it
             return None
         return _finish_at_once(self._transport, self.sock, head[taken:], span)
 
     def close(self) -> None:
-        """Release the duplicate; the connection itself stays as it is."""
+        """Close the duplicate; the connection itself stays open."""
         DirectSender.open_count -= 1
         self.sock.close()
 
 
 def _room(sock: socket.socket) -> int:
-    """Bytes the kernel would take for a connection: its buffer less what waits in it."""
+    """Return the bytes that the kernel would accept for a connection: its buffer less what it holds."""
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _waiting(sock)
 
 
 def _waiting(sock: socket.socket | TransportSocket) -> int:
-    """Bytes the kernel keeps until the other side has taken them. Raises OSError."""
+    """Return the bytes that the kernel keeps until the other side has acknowledged them. Raises OSError."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
 
 
 def unsent_bytes_of(transport: asyncio.Transport) -> int:
-    """Bytes that wait for the other side, in this process and in the kernel; 0 while none do in this process.
-    The kernel may keep megabytes, and asks for no more until a third of them is gone."""
+    """Return the bytes that wait for the other side, in this process and in the kernel; 0 while none wait in
+    this process. The kernel may keep megabytes, and accepts no more until a third of them is gone."""
     waiting, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
     if not waiting or sock is None:
         return waiting
-    with suppress(OSError, ValueError):  # it is just being closed
+    with suppress(OSError, ValueError):  # it is being closed
         waiting += _waiting(sock)
     return waiting
 
@@ -267,7 +268,7 @@ def unsent_bytes_of(transport: asyncio.Transport) -> int:
 def _finish_at_once(
     transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span
 ) -> tuple[bytes, PartialReadError | None]:
-    """The rest of an answer that has begun: what was not taken, and where a failing disk ended it."""
+    """Finish a started response: return the bytes not accepted, and where a failing disk ended it."""
     moved = 0
     try:
         with suppress(BlockingIOError):
@@ -288,7 +289,7 @@ def _finish_at_once(
 
 
 def first_window(spans: Sequence[Span]) -> Sequence[Span]:
-    """What the first call of sendfile takes of them."""
+    """Return what the first call of sendfile sends of the spans."""
     for span in spans:
         if span.length:
             return (span.sub_span(0, min(span.length, _WINDOW)),)
@@ -296,7 +297,7 @@ def first_window(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 async def load_into_page_cache(spans: Sequence[Span]) -> None:
-    """Have a thread read in what is not in memory, so that reading `spans` next does not wait for a disk."""
+    """Have a thread read cold pages, so that reading `spans` next does not wait for a disk."""
     for span in spans:
         if span.length and not _resident(span.fd, span.offset, span.length):
             loop = asyncio.get_running_loop()
@@ -304,7 +305,7 @@ async def load_into_page_cache(spans: Sequence[Span]) -> None:
 
 
 async def _drain(request: MeshRequest, transport: asyncio.Transport) -> None:
-    """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own
+    """Wait until everything queued earlier is in the kernel, since the pump writes past the transport's
     queue."""
     if transport.get_write_buffer_size() == 0:
         return
@@ -319,8 +320,8 @@ async def _drain(request: MeshRequest, transport: asyncio.Transport) -> None:
 class _Pump:
     """Writes a head and file ranges through a duplicate of the connection's descriptor.
 
-    uvloop's transports have no sendfile and own their descriptor; a duplicate may be watched and written
-    beside them, as long as the transport itself has nothing queued.
+    uvloop's transports have no sendfile and own their descriptor; a duplicate may be watched and written next
+    to them, as long as the transport itself has nothing queued.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -331,7 +332,7 @@ class _Pump:
         self._spans: Iterator[Span] = iter(())
         self._fd = -1
         self._offset = self._left = 0
-        self._moved = self._sent = 0  # bytes in all; of these spans
+        self._moved = self._sent = 0  # bytes in total; bytes of these spans
         self._seen = -1
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._watched = False
@@ -341,7 +342,7 @@ class _Pump:
         return f"<_Pump fd={self._socket.fileno()}, {self._moved} bytes moved>"
 
     async def run(self, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False) -> None:
-        """Send all of it; may be called again. Raises ConnectionError, or TornError."""
+        """Send everything; may be called again. Raises ConnectionError or PartialReadError."""
         self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
         self._head, self._spans, self._sent = memoryview(head), iter(spans), 0
         self._done = self._loop.create_future()
@@ -358,11 +359,11 @@ class _Pump:
                 self._watchdog.cancel()
 
     def cork(self, *, held: bool) -> None:
-        """Whether the kernel holds back a segment that is not full."""
+        """Set whether the kernel holds back segments that are not full."""
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, held)
 
     def close(self) -> None:
-        """Release the duplicate. Idempotent; the connection itself stays as it is."""
+        """Close the duplicate. Idempotent; the connection itself stays open."""
         self._unwatch()
         self._socket.close()
 
@@ -375,8 +376,8 @@ class _Pump:
             self._fd, self._offset, self._left = span.fd, span.offset, span.length
 
     def _step(self) -> None:
-        """One turn: as much as fits now, at most one window. Called by hand first, then whenever there is
-        room."""
+        """Run one turn: send as much as fits now, at most one window. Called directly first, then whenever
+        there is room."""
         if self._done.done():
             return
         try:
@@ -428,7 +429,7 @@ class _Pump:
         )
 
     def _fetch(self) -> None:
-        """Have a thread read the window in, so that sendfile finds it in memory."""
+        """Have a thread read the window, so that sendfile finds it in memory."""
         self._unwatch()
         window = min(self._left, _WINDOW)
         reading = self._loop.run_in_executor(None, _read_in, self._fd, self._offset, window)
@@ -460,7 +461,7 @@ class _Pump:
 
     def _check_progress(self) -> None:
         if self._moved == self._seen:
-            self._fail(ConnectionAbortedError(f"the client took nothing for {_IDLE_SECONDS:.0f} seconds"))
+            self._fail(ConnectionAbortedError(f"the client read nothing for {_IDLE_SECONDS:.0f} seconds"))
             return
         self._seen = self._moved
         self._watchdog = self._loop.call_later(_IDLE_SECONDS, self._check_progress)
@@ -471,7 +472,8 @@ class _Pump:
             self._done.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """sendfile(2) does not say which of its two files failed: what no connection says is the disk's."""
+        """Fail. sendfile(2) does not report which file failed: an error that is not a connection's is the
+        disk's."""
         self._unwatch()
         if not self._done.done():
             of_client = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
@@ -486,7 +488,7 @@ def _resident(fd: int, offset: int, length: int) -> bool:
         os.preadv(fd, probe, offset + length - 1, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # this file system cannot say
+    except OSError:  # this file system does not support the flag
         return True
     return True
 

@@ -1,7 +1,7 @@
 """TLS for the HTTP endpoint: loads a certificate and its key, and reloads them when the files change.
 
-Law: a pair is checked as a whole before it is used; a bad pair changes nothing and is logged once.
-Invariant: open connections keep the pair they began with; only new handshakes use a new pair.
+A pair is checked as a whole before it is used; a bad pair changes nothing and is logged once. Open
+connections keep the pair they began with; only new handshakes use a new pair.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshd.server.x509_validity import CertificateValidity
     from meshd.util.clock import Clock
 
-_GOODBYE = 2.0  # seconds for a client to confirm that the connection ends
+_GOODBYE = 2.0  # seconds for a client to confirm the end of the connection
 _BEGIN_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _log = logging.getLogger("meshd.tls")
@@ -32,25 +32,25 @@ _log = logging.getLogger("meshd.tls")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the certificate with those that vouch for it, and its private key. May be one file."""
+    """PEM files: the certificate with its chain, and its private key. May be one file."""
 
     cert: Path
     key: Path
 
     def fingerprint(self) -> tuple[tuple[int, ...], ...]:
-        """What changes when either file does, however it was replaced. Raises OSError."""
+        """Return a value that changes when either file does, however it is replaced. Raises OSError."""
         found = [os.stat(path) for path in (self.cert, self.key)]
         return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
 
 
 class ServerTls:
-    """The pair in use. `context` is what a listener is given, once; handshakes take the latest pair.
+    """The pair in use. `context` is given to the listener once; handshakes use the latest pair.
 
-    Made before processes are forked: session tickets of one process are then good for all.
+    Create it before processes are forked, so that session tickets of one process are valid for all.
     """
 
     def __init__(self, files: TlsFiles, clock: Clock) -> None:
-        """Loads the pair. Raises ConfigError."""
+        """Load the pair. Raises ConfigError."""
         self._files, self._clock, self._lock = files, clock, threading.Lock()
         self._marks = _marks(files)
         self._latest = _load(files)
@@ -62,15 +62,15 @@ class ServerTls:
         return f"<Tls {self._files.cert}>"
 
     def reload_if_changed(self, *, anyway: bool = False) -> bool:
-        """Load the pair if its files changed since the last look (or `anyway`); whether there is a new one. A
-        bad one is logged, once, and looked at again when it changes. Safe to call from any thread."""
+        """Load the pair if its files changed since the last check (or `anyway`); return whether there is a
+        new one. A bad pair is logged once and checked again when it changes. Thread-safe."""
         with self._lock:
             return self._refresh(anyway)
 
     def _refresh(self, anyway: bool) -> bool:
         try:
             marks = self._files.fingerprint()
-        except OSError:  # between two names while it is replaced; if it stays away, the old pair serves
+        except OSError:  # it is being replaced; if it stays missing, the old pair serves
             return False
         if marks == self._marks and not anyway:
             return False
@@ -85,7 +85,8 @@ class ServerTls:
         return True
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """OpenSSL asks at the beginning of every handshake, with a server name or without."""
+        """Select the latest pair. OpenSSL calls this at the start of every handshake, with or without a
+        server name."""
         del name, context
         if self._latest is not self.context:
             connection.context = self._latest
@@ -111,7 +112,7 @@ def _marks(files: TlsFiles) -> tuple[tuple[int, ...], ...]:
 
 
 def _load(files: TlsFiles) -> ssl.SSLContext:
-    """A server's context with this pair. Raises ConfigError that names the file and what is wrong with it."""
+    """Return a server's context with this pair. Raises ConfigError that names the file and what is wrong."""
     if _CERTIFICATE.search(_text("tls-cert", files.cert)) is None:
         raise ConfigError(f"tls-cert: {files.cert} holds no PEM certificate (-----BEGIN CERTIFICATE-----)")
     if _BEGIN_KEY.search(_text("tls-key", files.key)) is None:
@@ -123,7 +124,7 @@ def _load(files: TlsFiles) -> ssl.SSLContext:
 
     def refuse_password() -> NoReturn:
         raise ConfigError(
-            f"tls-key: {files.key} is encrypted; give a key without a password, as in "
+            f"tls-key: {files.key} is encrypted; provide a key without a password, as from "
             f"`openssl pkey -in {files.key.name} -out plain.pem`, readable by this user alone"
         )
 
@@ -159,7 +160,7 @@ def _dates(path: Path) -> CertificateValidity | None:
 
 
 def tls_listen_options(tls: ServerTls | None, patience: float) -> dict[str, Any]:
-    """What `loop.create_server` is told besides where to listen; a handshake gets `patience` seconds."""
+    """Return the TLS options of `loop.create_server`; a handshake gets `patience` seconds."""
     if tls is None:
         return {}
     return {

@@ -1,7 +1,7 @@
 """Validity period of an X.509 certificate.
 
-Law: reads the dates only; OpenSSL validates the certificate when it loads the pair. The library is
-imported when the first certificate is read, so a daemon without TLS does not load it.
+It reads only the dates; OpenSSL validates the certificate when it loads the pair. The library is imported
+when the first certificate is read, so a daemon without TLS does not load it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class CertificateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CertificateValidity:
-    """Both in seconds since the epoch."""
+    """A validity period; both times are in seconds since the epoch."""
 
     not_before: int
     not_after: int

@@ -1,8 +1,8 @@
 """Admin API over signed JSON: users, keys, policies, log level; `/-/sts` and `/-/whoami`.
 
-Law: parse, call the service, answer. Only root may call `/-/admin/`; every signed caller may call the
-other two. Every error is `{"error": {code, message, request_id, detail, help}}`. Unknown query
-parameters and fields are refused, because a typing error must not widen anybody's rights.
+A handler parses, calls the service and answers. Only root may call `/-/admin/`; every signed caller may call
+the other two. Every error is `{"error": {code, message, request_id, detail, help}}`. Unknown query parameters
+and fields are refused, because a typing error must not widen anybody's rights.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Action = Callable[["MeshRequest", tuple[str, ...], Query], Awaitable[ActionResul
 
 
 class AdminEndpoint:
-    """One a worker; holds no state of its own."""
+    """The admin API. One instance per worker; stateless."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class AdminEndpoint:
     ) -> None:
         self._identities, self._policies, self._clock = identities, policies, clock
         self._revoking, self._loudness = revoking, loudness
-        # (method, path where * is one name, query parameters)
+        # (method, path where * stands for one name, query parameters)
         self._table: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]] = {
             ("GET", "users"): (self._list_users, ("after", "limit")),
             ("POST", "users"): (self._add_user, ()),
@@ -105,7 +105,7 @@ class AdminEndpoint:
         return "<AdminEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        """All of them signed."""
+        """Return the routes; all of them require a signature."""
         methods = sorted({method for method, _ in self._table})
         return [HttpRoute(method, _PREFIX, self._administer) for method in methods]
 
@@ -129,9 +129,9 @@ class AdminEndpoint:
         if found is None:
             methods = [method for method, other in self._table if other == place]
             if methods:
-                raise AdminError("MethodNotAllowed", f"{path[:200]} takes {', '.join(methods)}")
+                raise AdminError("MethodNotAllowed", f"{path[:200]} supports {', '.join(methods)}")
             raise AdminError(
-                "NotFound", f"there is nothing at {path[:200]}", help="docs/access.md has the paths"
+                "NotFound", f"there is nothing at {path[:200]}", help="docs/access.md lists the paths"
             )
         action, known = found
         return action, tuple(parts[1::2]), _query(raw_query, known)
@@ -228,25 +228,26 @@ class AdminEndpoint:
 
 def check_root(identity: Identity) -> None:
     if not identity.root or identity.session is not None:
-        what = "temporary credentials cannot" if identity.session else "only root may"
-        raise AdminError("AccessDenied", f"{what} administer", help="sign with the node's root keys")
+        what = "temporary credentials may not" if identity.session else "only root may"
+        raise AdminError("AccessDenied", f"{what} use the admin API", help="sign with the node's root key")
 
 
 def check_fully_signed(request: MeshRequest) -> None:
-    """Raise AdminError unless the signature is in the headers and covers query and body: a presigned URL may
-    be passed on, and into a request of version 2 more can be written.
+    """Raise AdminError unless the signature is in the headers and covers query and body.
+
+    A presigned URL may be passed on to others, and parts can be added to a request with signature version 2.
     """
     claim = request.signer.claim if request.signer else None
     if not isinstance(claim, Claim) or claim.presigned:
         raise AdminError(
-            "AccessDenied", "presigned URLs are not taken here; sign the headers, with version 4"
+            "AccessDenied", "presigned URLs are not accepted here; sign the headers with signature version 4"
         )
     if request.body_exists and claim.payload_hash in (UNSIGNED_PAYLOAD, *STREAMING_PAYLOADS):
         raise AdminError("AccessDenied", "sign the body too: x-amz-content-sha256 must be its digest")
 
 
 def json_reply(status: int, document: object, now: int) -> Reply:
-    """A JSON answer that no cache keeps: it may hold a secret."""
+    """Return a JSON reply that no cache may store, since it may contain a secret."""
     body = msgspec.json.encode(document)
     headers: list[Header] = [
         ("Content-Type", "application/json"),
@@ -257,7 +258,7 @@ def json_reply(status: int, document: object, now: int) -> Reply:
 
 
 def admin_error_reply(request: MeshRequest, error: AdminError, now: int) -> Reply:
-    """`error` in the native protocol's shape."""
+    """Render `error` in the shape of the native protocol."""
     request.trace.code = error.code
     document = {
         "code": error.code,
@@ -270,12 +271,13 @@ def admin_error_reply(request: MeshRequest, error: AdminError, now: int) -> Repl
 
 
 async def read_document(request: MeshRequest, kind: type[T]) -> T:
-    """The request's JSON body. Raises AdminError BadRequest, which names the place and quotes no value."""
+    """Decode the request's JSON body. Raises AdminError BadRequest, which names the place and quotes no
+    value."""
     body = await request.read()
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AdminError("BadRequest", f"the body does not fit: {error}") from None
+        raise AdminError("BadRequest", f"the body is not valid: {error}") from None
 
 
 _read = read_document
@@ -289,12 +291,12 @@ def _query(raw: str, known: tuple[str, ...]) -> Query:
     pairs = [pair for pair in parse_qsl(raw, keep_blank_values=True) if not pair[0].startswith("X-Amz-")]
     query = dict(pairs)
     if len(query) != len(pairs):
-        raise AdminError("BadRequest", "a query parameter stands twice")
+        raise AdminError("BadRequest", "a query parameter is given twice")
     for name in query:
         if name not in known:
             raise AdminError(
                 "BadRequest",
-                f"unknown query parameter {name[:80]!r}; known here: {', '.join(known) or 'none'}",
+                f"unknown query parameter {name[:80]!r}; known parameters: {', '.join(known) or 'none'}",
             )
     return query
 
@@ -314,7 +316,7 @@ def _flag(query: Query, name: str) -> bool:
 
 
 class StsEndpoint:
-    """One a worker; holds no state of its own."""
+    """Issues temporary credentials and answers whoami. One instance per worker; stateless."""
 
     def __init__(self, sessions: CredentialService, clock: Clock) -> None:
         self._sessions, self._clock = sessions, clock
@@ -323,7 +325,7 @@ class StsEndpoint:
         return "<SessionEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
-        """Both of them signed."""
+        """Return the routes; both require a signature."""
         return [
             HttpRoute("POST", "/-/sts", self._sts),
             HttpRoute("GET", "/-/whoami", self._whoami),

@@ -1,7 +1,7 @@
 """Bucket API: buckets with origins or their own replication factor (`/-/buckets`), and cache residency.
 
-Law: parse, call the service, answer JSON. Root only: an origin is a location that this node reads with
-its own credentials. `DELETE /-/residence/BUCKET` evicts only what is cached from an origin.
+A handler parses, calls the service and answers JSON. Root only: an origin is a location that this node reads
+with its own credentials. `DELETE /-/residence/BUCKET` evicts only data that is cached from an origin.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BUCKETS_PREFIX = "/-/buckets/"
 def backed_bucket_routes(
     admin: BackedAdmin, counts: ReplicationFactors
 ) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """The endpoint's routes, once the native protocol is there."""
+    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
     return lambda native: BackedBucketEndpoint(admin, counts, native).routes()
 
 
 class BackedBucketEndpoint:
-    """One a worker."""
+    """The bucket API. One instance per worker."""
 
     def __init__(self, admin: BackedAdmin, counts: ReplicationFactors, native: BatchEndpoint) -> None:
         self._admin, self._counts, self._native = admin, counts, native
@@ -94,12 +94,12 @@ _RESIDENCE_PREFIX = "/-/residence/"
 
 
 def cache_residency_routes(residence: CacheResidency) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """The endpoint's routes, once the native protocol is there."""
+    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
     return lambda native: CacheResidencyEndpoint(residence, native).routes()
 
 
 class CacheResidencyEndpoint:
-    """One a worker."""
+    """The residency API. One instance per worker."""
 
     def __init__(self, residence: CacheResidency, native: BatchEndpoint) -> None:
         self._residence, self._native = residence, native
@@ -115,7 +115,7 @@ class CacheResidencyEndpoint:
         ]
 
     async def count(self, request: MeshRequest, identity: Identity) -> Reply:
-        """`?prefix=PREFIX`; without a bucket: of the whole node."""
+        """Answer `?prefix=PREFIX`; without a bucket, the usage of the whole node."""
         if not _resident_bucket(request):
             return self._native.reply_json(await self._residence.node_usage(identity))
         prefix = parse_query(request, ("prefix",)).get("prefix", "")

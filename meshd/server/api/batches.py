@@ -1,8 +1,7 @@
 """Batch API: snapshots, plans, frames, gather and views. JSON in; JSON or one body with Content-Length out.
 
-Law: parse, call the service, send. Every error is `{"error": {code, message, request_id, detail,
-help}}`. Unknown query parameters are refused, because a typing error must not change which rows are
-returned.
+A handler parses, calls the service and sends. Every error is `{"error": {code, message, request_id, detail,
+help}}`. Unknown query parameters are refused, because a typing error must not change which rows are returned.
 """
 
 from __future__ import annotations
@@ -88,11 +87,11 @@ STATUS: Mapping[Code, int] = {
     "NotImplemented": 501,
 }
 MAX_CONCURRENT_REQUESTS = 32
-"""Snapshots, plans, views and trials of ops that one worker makes at a time."""
+"""Snapshots, plans, views and op trials that one worker makes concurrently."""
 MAX_STREAM_BYTES = 512 << 20
 STREAM_BYTES = 1 << 20
-"""What a stream of blobs holds of its client's pace: buffers here and in the kernel."""
-_ITEM_FACTOR = 30  # bytes held for each of a gather's body (measured): items, records, where they lie
+"""Bytes that a stream of blobs buffers for its client, here and in the kernel."""
+_ITEM_FACTOR = 30  # bytes of memory per byte of a gather's body (measured): items, records, locations
 _ROW_BYTES = 1 << 11
 _STREAMS = "streams of samples"
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -115,8 +114,9 @@ def batch_api_routes(
     mesh: ClusterView | None = None,
     desk: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
-    """The routes of the native protocol, all of them signed; `also` make those of other endpoints. Answers
-    say the version of the map of `mesh`, if there are several nodes, and where the `desk` is."""
+    """Return the routes of the native protocol, all of them signed; `also` makes those of other endpoints. In
+    a cluster, replies tell the version of the map of `mesh`; they also tell where the `desk` for local
+    handover is."""
     native = BatchEndpoint(datasets, batches, gathers, views, clock, mesh, desk)
     return [
         HttpRoute(
@@ -135,7 +135,7 @@ def batch_api_routes(
 
 
 class BatchEndpoint:
-    """One a worker. Its only state is how much is under way, and for whom."""
+    """The batch API. One instance per worker; its only state is the work in progress, by account."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class BatchEndpoint:
         return f"<NativeEndpoint {self._works!r}, {self._streams!r}>"
 
     def limit_concurrency(self, handler: Handler) -> Handler:
-        """`handler`, a bounded number of times at once: for what holds a thread or much memory. Beyond, Busy,
-        but not for those who have less than an even share."""
+        """Bound the concurrency of a handler that holds a thread or much memory. Beyond the bound callers get
+        Busy, except those who have less than an even share."""
 
         async def bound(request: MeshRequest, identity: Identity) -> Reply:
             with _admission(self._works, identity, 1, "requests of this kind"):
@@ -166,12 +166,12 @@ class BatchEndpoint:
         return bound
 
     def handle_errors(self, handler: Handler) -> Handler:
-        """`handler` with its errors turned into the protocol's documents."""
+        """Turn the errors of a handler into the protocol's documents."""
 
         async def guard(request: MeshRequest, identity: Identity) -> Reply:
             refuse = partial(self._refusal, request.trace)
             if request.method == "HEAD":
-                return refuse(BatchError("MethodNotAllowed", "there is no HEAD here; use GET"))
+                return refuse(BatchError("MethodNotAllowed", "HEAD is not supported here; use GET"))
             try:
                 return await handler(request, identity)
             except BatchError as error:
@@ -272,7 +272,7 @@ class BatchEndpoint:
         return self._clock.now_ms() // 1000
 
     def reply_json(self, document: Any) -> Reply:
-        """An answer."""
+        """Return a JSON reply."""
         return self._reply(200, "application/json", json.dumps(document).encode())
 
     def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
@@ -280,7 +280,8 @@ class BatchEndpoint:
         return Reply(status, headers, body, self._now())
 
     def location_headers(self) -> list[Header]:
-        """What tells the SDK that there are more nodes, and where a job on this host finds frames."""
+        """Return the headers that tell the SDK the cluster map's version, and jobs on this host where to get
+        frames."""
         headers = [] if self._mesh is None else map_headers(self._mesh)
         return headers if self._local_frames is None else [*headers, self._local_frames.location_header]
 
@@ -306,7 +307,7 @@ class BatchEndpoint:
 
 
 def _note_report(request: MeshRequest) -> None:
-    """Count what the loader says of itself, if it does."""
+    """Count what the loader reports about itself, if it does."""
     report = parse_report(request.headers.get(LOADER_REPORT_HEADER))
     if report is None:
         return
@@ -320,11 +321,11 @@ def _note_report(request: MeshRequest) -> None:
 
 @contextmanager
 def _admission(room: Admission, identity: Identity, units: int, what: str) -> Iterator[None]:
-    """Room for a request while it is answered. Raises BatchError Busy."""
+    """Hold capacity while a request is answered. Raises BatchError Busy."""
     try:
         room.admit(identity.account, units)
     except AdmissionRejectedError as error:
-        raise busy(f"this process of the node has too many {what} under way") from error
+        raise busy(f"this process of the node is handling too many {what}") from error
     try:
         yield
     finally:
@@ -332,7 +333,7 @@ def _admission(room: Admission, identity: Identity, units: int, what: str) -> It
 
 
 def caller_of(request: MeshRequest, identity: Identity) -> Caller:
-    """Who asks, and how."""
+    """Return the caller: the identity and the request's context."""
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
@@ -343,7 +344,7 @@ async def send_frame(
     more: Sequence[Header] = (),
     desk: LocalFrameService | None = None,
 ) -> Reply:
-    """A finished frame, from its memory, or where to fetch it as such; its handle is closed."""
+    """Send a finished frame from its memory, or a ticket to fetch it locally; closes its handle."""
     asked = request.headers.get(HANDS, "")
     handed = desk.offer_frame(frame, asked) if desk is not None and asked else None
     headers = [
@@ -368,7 +369,7 @@ async def send_frame(
 async def send_stream(
     request: MeshRequest, outgoing: StreamBody, now: int, more: Sequence[Header] = ()
 ) -> Reply:
-    """Blobs as they are read. What cannot be read any more cuts the connection."""
+    """Send blobs as they are read. If data becomes unreadable, the connection is closed."""
     headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows)), *more]
     keep_alive = request.keep_alive
     connection = connection_header(request, keep_alive)
@@ -390,7 +391,7 @@ async def send_stream(
 
 
 async def _pump(outlet: ResponseWriter, outgoing: StreamBody) -> None:
-    """Every chunk, at the client's pace."""
+    """Write every chunk at the client's pace."""
     left = outgoing.size
     async with aclosing(outgoing.chunks) as chunks:
         async for chunk in chunks:
@@ -401,7 +402,7 @@ async def _pump(outlet: ResponseWriter, outgoing: StreamBody) -> None:
                 left -= sum(span.length for span in chunk)
                 await outlet.write_data(b"", chunk)
     if left:
-        raise UnreadableError(f"{left} bytes fewer than promised")
+        raise UnreadableError(f"{left} bytes fewer than announced")
 
 
 def _headers(content_type: str, size: int) -> list[Header]:
@@ -409,26 +410,26 @@ def _headers(content_type: str, size: int) -> list[Header]:
 
 
 def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
-    """What follows `prefix`, cut at `/`; the first part is a hash. Raises BatchError NoSuchKey,
+    """Return the parts of the path after `prefix`; the first part is a hash. Raises BatchError NoSuchKey,
     BadRequest.
     """
     parts = tuple(request.raw_path.partition("?")[0].removeprefix(prefix).split("/"))
     if len(parts) not in counts:
         raise BatchError("NoSuchKey", f"there is nothing at {request.raw_path[:200]}")
     if not _HASH.fullmatch(parts[0]):
-        raise BatchError("BadRequest", f"{parts[0][:80]!r} is no hash of 64 lower-case hex digits")
+        raise BatchError("BadRequest", f"{parts[0][:80]!r} is not a hash of 64 lower-case hex digits")
     return parts
 
 
 def parse_query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
-    """The query without its signature. Raises BatchError BadRequest for a parameter not `known`."""
+    """Return the query without its signature. Raises BatchError BadRequest for an unknown parameter."""
     raw = request.raw_path.partition("?")[2]
     if raw.count("&") > _MAX_PARAMETERS:
         raise BatchError("BadRequest", f"more than {_MAX_PARAMETERS} query parameters")
     pairs = [pair for pair in parse_qsl(raw, keep_blank_values=True) if not _of_signature(pair[0])]
     query = dict(pairs)
     if len(query) != len(pairs):
-        raise BatchError("BadRequest", "a query parameter stands twice")
+        raise BatchError("BadRequest", "a query parameter is given twice")
     for name in query:
         if name not in known:
             raise BatchError("BadRequest", f"unknown query parameter {name[:80]!r}{suggestion(name, known)}")
@@ -446,11 +447,15 @@ def _number(text: str, name: str) -> int:
 
 
 def store_batch_error(error: StoreError) -> BatchError:
-    """What the store could not do, in the protocol's words."""
+    """Translate an error of the store into the protocol's."""
     if isinstance(error, DiskFullError):
-        return BatchError("Busy", "the node's disk is full", help="free some room", retry_after=60)
+        return BatchError(
+            "Busy", "the node's disk is full", help="delete data or enlarge the disk", retry_after=60
+        )
     if isinstance(error, CorruptExtentError):
         _log.error("corrupt extent, not served: %s", error)
         what = error.name or "stored bytes"
-        return BatchError("InternalError", f"{what}: damaged on the disk and not served; run meshd fsck")
-    return BatchError("InternalError", f"the store refused: {type(error).__name__}")
+        return BatchError(
+            "InternalError", f"{what}: damaged on the disk, so it is not served; run meshd fsck"
+        )
+    return BatchError("InternalError", f"the store failed: {type(error).__name__}")

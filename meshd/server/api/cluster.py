@@ -1,6 +1,6 @@
 """Cluster API over signed JSON: `GET /-/map` for every caller, `/-/cluster` and node changes for root.
 
-Law: parse, call the service, answer. The map says where nodes are, and nothing about what they hold.
+A handler parses, calls the service and answers. The map says where nodes are, and nothing about their data.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 _NODES = "/-/cluster/nodes/"
-_UNAVAILABLE = "nodes are changed in the control store alone; data is read and written without it meanwhile"
+_UNAVAILABLE = "node changes need the control store; data can still be read and written without it"
 
 
 class ClusterEndpoint:
-    """One a worker; holds no state of its own."""
+    """The cluster API. One instance per worker; stateless."""
 
     def __init__(self, mesh: ClusterView, admin: ClusterAdmin, clock: Clock) -> None:
         self._mesh, self._admin, self._clock = mesh, admin, clock
@@ -45,7 +45,7 @@ class ClusterEndpoint:
         return f"<ClusterEndpoint of {self._mesh!r}>"
 
     def routes(self) -> list[HttpRoute]:
-        """All of them signed."""
+        """Return the routes; all of them require a signature."""
         return [
             HttpRoute("GET", "/-/map", self._map),
             HttpRoute("GET", "/-/cluster", self._status),

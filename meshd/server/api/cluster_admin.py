@@ -49,8 +49,8 @@ Action = Literal["drain", "undrain", "replace", "lost", "remove", "reweigh", "sc
 
 
 class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /-/cluster/nodes/ID`. `weight` goes with `reweigh`; `anyway` with `lost`: what only this
-    node has is given up."""
+    """Body of `POST /-/cluster/nodes/ID`. `weight` belongs to `reweigh`. `anyway` belongs to `lost`: it gives
+    up data that only this node has."""
 
     action: Action
     weight: int = 0
@@ -58,7 +58,7 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterAdmin:
-    """One a worker; all state is the control store's."""
+    """Executes cluster administration. One instance per worker; all state is in the control store."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ClusterAdmin:
         return f"<ClusterAdmin of {self._mesh!r}>"
 
     async def status(self) -> dict[str, Any]:
-        """Returns the cluster map in words and numbers, and the reports of the rebalancers."""
+        """Return the cluster map in words and numbers, and the reports of the rebalancers."""
         cluster, alive, trouble = self._mesh.current_map(), None, ""
         if not self._mesh.standalone:
             try:
@@ -157,21 +157,22 @@ class ClusterAdmin:
         }
 
     async def change(self, node_id: str, wanted: NodeChange) -> dict[str, Any]:
-        """Raises AdminError NoSuchNode, NotNow; ControlError."""
+        """Execute a change. Raises AdminError NoSuchNode, NotNow; ControlError."""
         if wanted.action == "scrub":
             return await self._scrub(node_id)
         if self._mesh.standalone:
             raise AdminError(
                 "NotNow",
                 "this node is the only one of its mesh",
-                help="start nodes with --control etcd://… to have several; `meshd dev --nodes 3` tries it",
+                help="start nodes with --control etcd://… to form a mesh of several; "
+                "try it with `meshd dev --nodes 3`",
             )
         node = self._node(node_id)
         if wanted.action in ("lost", "replace", "remove") and await probe_map_version(node) is not None:
             raise AdminError(
                 "NotNow",
-                f"{node_id} still answers",
-                help="stop it first; to take its share from it without loss, drain it",
+                f"{node_id} is still running",
+                help="stop it first, or drain it to move its data away without loss",
             )
         cluster = await self._maps.update_map(lambda present: self._changed(present, node_id, wanted))
         found = cluster.node(node_id)
@@ -184,7 +185,7 @@ class ClusterAdmin:
         }
 
     async def _forget(self, node_id: str) -> None:
-        """What a node that is none of the mesh any more was asked and told."""
+        """Remove the requests to, and the reports of, a node that has left the cluster."""
         for topic in (PROGRESS_TOPIC, REQUEST_TOPIC, STATUS_TOPIC, DOMAINS, DIRECTORIES):
             await self._control.delete(f"{topic}/{node_id}")
 
@@ -192,15 +193,17 @@ class ClusterAdmin:
         node = self._mesh.current_map().node(node_id)
         if node is None:
             raise AdminError(
-                "NoSuchNode", f"there is no node {node_id[:80]!r}", help="see `mesh cluster status`"
+                "NoSuchNode",
+                f"there is no node {node_id[:80]!r}",
+                help="list the nodes with `mesh cluster status`",
             )
         return node
 
     async def _scrub(self, node_id: str) -> dict[str, Any]:
-        """Have a node look at all its bytes now; `asked` is the number of the request."""
+        """Have a node scrub all its bytes now; `asked` is the number of the request."""
         node, place = self._node(node_id), f"{REQUEST_TOPIC}/{node_id}"
         if node.state == "down":
-            raise AdminError("NotNow", f"{node_id} is down", help="see `mesh cluster status`")
+            raise AdminError("NotNow", f"{node_id} is down", help="list the nodes with `mesh cluster status`")
         entry = await self._control.get(place)
         asked = ScrubRequest(1 if entry is None else json.loads(entry.value)["number"] + 1)
         await self._control.put(place, msgspec.json.encode(asked))
@@ -234,8 +237,8 @@ class ClusterAdmin:
             return
         raise AdminError(
             "NotNow",
-            f"{node_id} may have objects of which no other node that is up has a copy",
-            help="bring it, or the other nodes that are away, back; `mesh cluster lost NODE --anyway` gives "
+            f"{node_id} may have objects of which no other available node has a copy",
+            help="start it, or the other nodes that are away, again; `mesh cluster lost NODE --anyway` gives "
             "those objects up",
         )
 
@@ -271,7 +274,7 @@ def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, 
 
 
 def _empty(cluster: ClusterMap, node: Node) -> bool:
-    """Whether nothing that is needed is on a node: it may be stopped and removed."""
+    """Whether a node has no data that is needed, so that it may be stopped and removed."""
     return (node.leaving or node.state == "down") and not any(
         share.node_id == node.node_id for share in cluster.current_shares
     )

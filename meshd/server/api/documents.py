@@ -1,7 +1,7 @@
 """Document API: stored plans and snapshots, their users and expiry, and removal (`/-/documents/`).
 
-Law: parse, call the service, answer JSON with the batch API's errors. The earlier path `/-/kept/` answers the
-same, with a `Deprecation` header (RFC 9745), for one release.
+A handler parses, calls the service and answers JSON with the batch API's errors. The earlier path `/-/kept/`
+answers the same, with a `Deprecation` header (RFC 9745), for one release.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 
 def document_routes(documents: DocumentAdmin) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """The endpoint's routes, once the native protocol is there."""
+    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
     return lambda native: DocumentEndpoint(documents, native).routes()
 
 
 class DocumentEndpoint:
-    """One a worker; holds no state."""
+    """The document API. One instance per worker; stateless."""
 
     def __init__(self, documents: DocumentAdmin, native: BatchEndpoint) -> None:
         self._documents, self._native = documents, native
@@ -54,7 +54,7 @@ class DocumentEndpoint:
         ]
 
     async def get(self, request: MeshRequest, identity: Identity) -> Reply:
-        """A page of a kind, or one document."""
+        """Answer a page of a kind, or one document."""
         kind, digest = _document_path(request)
         caller = caller_of(request, identity)
         if digest:
@@ -63,19 +63,19 @@ class DocumentEndpoint:
         query = parse_query(request, ("after", "limit"))
         after, limit = query.get("after", ""), query.get("limit", str(_LIMIT))
         if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_PAGE:
-            raise BatchError("BadRequest", f"limit is a number from 1 to {MAX_PAGE}, not {limit[:40]!r}")
+            raise BatchError("BadRequest", f"limit must be a number from 1 to {MAX_PAGE}, not {limit[:40]!r}")
         if after and not _HASH.fullmatch(after):
-            raise BatchError("BadRequest", "after is the hash that `next` of the page before says")
+            raise BatchError("BadRequest", "after must be the hash in `next` of the preceding page")
         return self._native.reply_json(await self._documents.list_documents(caller, kind, after, int(limit)))
 
     async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
-        """`?force=1`: also one that was used lately."""
+        """Remove a document; with `?force=1` also one that was used recently."""
         kind, digest = _document_path(request)
         if not digest:
-            raise BatchError("BadRequest", f"say which: DELETE {PREFIX}{kind}/HASH")
+            raise BatchError("BadRequest", f"the hash is missing: use DELETE {PREFIX}{kind}/HASH")
         force = parse_query(request, ("force",)).get("force", "0")
         if force not in {"0", "1"}:
-            raise BatchError("BadRequest", f"force is 0 or 1, not {force[:40]!r}")
+            raise BatchError("BadRequest", f"force must be 0 or 1, not {force[:40]!r}")
         caller = caller_of(request, identity)
         return self._native.reply_json(
             await self._documents.remove_document(caller, kind, digest, force=force == "1")
@@ -83,7 +83,7 @@ class DocumentEndpoint:
 
 
 def _deprecated(handler: Handler) -> Handler:
-    """`handler` under the earlier path: its replies say so and name the new one."""
+    """Serve `handler` under the earlier path: its replies are marked deprecated and name the new path."""
 
     async def answer(request: MeshRequest, identity: Identity) -> Reply:
         reply = await handler(request, identity)
@@ -96,7 +96,7 @@ def _deprecated(handler: Handler) -> Handler:
 
 
 def _document_path(request: MeshRequest) -> tuple[Kind, str]:
-    """The kind, and the hash or "". Raises BatchError NoSuchKey, BadRequest."""
+    """Return the kind, and the hash or "". Raises BatchError NoSuchKey, BadRequest."""
     path = request.raw_path.partition("?")[0]
     kind, _, digest = path.removeprefix(EARLIER_PREFIX).removeprefix(PREFIX).partition("/")
     if kind not in KINDS:
@@ -104,5 +104,5 @@ def _document_path(request: MeshRequest) -> tuple[Kind, str]:
             "NoSuchKey", f"there is nothing at {path[:200]}; use {PREFIX} with one of {', '.join(KINDS)}"
         )
     if digest and not _HASH.fullmatch(digest):
-        raise BatchError("BadRequest", f"{digest[:80]!r} is no hash of 64 lower-case hex digits")
+        raise BatchError("BadRequest", f"{digest[:80]!r} is not a hash of 64 lower-case hex digits")
     return kind, digest

@@ -1,6 +1,6 @@
 """Health and metrics endpoints: `/-/healthy`, `/-/ready`, `/metrics`. Unsigned: probes cannot sign.
 
-Law: they reveal nothing about data, names or keys, and answer even when the rest of the node has failed.
+They reveal nothing about data, names or keys, and answer even when the rest of the node has failed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def health_routes(
     *,
     legacy_metric_names: bool = True,
 ) -> list[HttpRoute]:
-    """Returns the routes. `trouble` says in words why the node should get no traffic; empty text when it
-    should. `map_version` is that of the cluster map this process uses."""
+    """Return the routes. `trouble` returns why the node should get no traffic; empty if it should.
+    `map_version` returns the version of the cluster map that this process uses."""
 
     def reply(status: int, body: bytes, *more: Header, kind: str = "text/plain; charset=utf-8") -> Reply:
         headers = [("Content-Type", kind), ("Cache-Control", "no-store"), ("Content-Length", str(len(body)))]
@@ -45,7 +45,7 @@ def health_routes(
 
     async def scrape(_: MeshRequest) -> Reply:
         flush_request_counters()
-        body = await asyncio.to_thread(  # reads a file of every process
+        body = await asyncio.to_thread(  # reads a file per process
             metrics.render_metrics, legacy_names=legacy_metric_names
         )
         return reply(200, body, kind=metrics.CONTENT_TYPE)

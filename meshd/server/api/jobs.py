@@ -1,6 +1,6 @@
 """Job API: start, list, wait for and cancel jobs (`/-/jobs`).
 
-Law: parse, call the job service, answer JSON with the batch API's errors.
+A handler parses, calls the job service and answers JSON with the batch API's errors.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 def job_routes(desk: JobService) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """The endpoint's routes, once the native protocol is there."""
+    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
     return lambda native: JobEndpoint(desk, native).routes()
 
 
 class JobEndpoint:
-    """One a worker."""
+    """The job API. One instance per worker."""
 
     def __init__(self, desk: JobService, native: BatchEndpoint) -> None:
         self._service, self._native = desk, native
@@ -59,18 +59,18 @@ class JobEndpoint:
         return self._native.reply_json({"jobs": self._service.list_all(caller_of(request, identity))})
 
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
-        """`?wait=SECONDS`: when it has ended, or after so long."""
+        """Answer a job; with `?wait=SECONDS`, once it has ended or after that time."""
         wait = parse_query(request, ("wait",)).get("wait", "0")
         if _SECONDS.fullmatch(wait) is None:
-            raise BatchError("BadRequest", f"wait is a number of seconds, not {wait[:40]!r}")
+            raise BatchError("BadRequest", f"wait must be a number of seconds, not {wait[:40]!r}")
         caller = caller_of(request, identity)
         return self._native.reply_json(await self._service.wait(caller, _job_id(request), float(wait)))
 
     async def cancel(self, request: MeshRequest, identity: Identity) -> Reply:
-        """`?pause=1`: to be started again."""
+        """Cancel a job; with `?pause=1` it can be started again."""
         pause = parse_query(request, ("pause",)).get("pause", "0")
         if pause not in {"0", "1"}:
-            raise BatchError("BadRequest", f"pause is 0 or 1, not {pause[:40]!r}")
+            raise BatchError("BadRequest", f"pause must be 0 or 1, not {pause[:40]!r}")
         caller = caller_of(request, identity)
         found = await self._service.cancel(caller, _job_id(request), pause=pause == "1")
         return self._native.reply_json(found)

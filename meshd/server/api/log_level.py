@@ -23,13 +23,13 @@ MAX_SECONDS: Final = 86_400
 
 
 class LevelDuration(msgspec.Struct, forbid_unknown_fields=True):
-    """For how long."""
+    """Body of `PUT /-/admin/log-level/LEVEL`: for how long it holds."""
 
     seconds: int = DEFAULT_SECONDS
 
 
 class LogLevelStatus(msgspec.Struct, frozen=True):
-    """What the processes of a node log. `seconds_left` 0: as its settings say."""
+    """The log level of a node's processes. `seconds_left` is 0 while the configured level holds."""
 
     node: str
     level: str
@@ -38,7 +38,7 @@ class LogLevelStatus(msgspec.Struct, frozen=True):
 
 
 class LogLevelService:
-    """`tell` has all processes of the node look at `verbosity` again."""
+    """Shows and changes the log level. `tell` makes all processes of the node read `verbosity` again."""
 
     def __init__(
         self,
@@ -55,30 +55,30 @@ class LogLevelService:
         return f"<Loudness of {self._node}, {self._verbosity!r}>"
 
     def current_level(self) -> LogLevelStatus:
-        """The level now."""
+        """Return the present level."""
         asked = self._verbosity.requested()
         left = max(0, round(asked.until - self._clock.monotonic())) if asked else 0
         level = asked.level if asked and left else self._configured
         return LogLevelStatus(self._node, level, self._configured, left)
 
     def set_level(self, level: str, wanted: LevelDuration) -> LogLevelStatus:
-        """All processes of the node log at `level` for so long. Raises AdminError BadRequest."""
+        """Set the level of all processes of the node for a limited time. Raises AdminError BadRequest."""
         if level not in LOG_LEVELS:
             raise AdminError(
-                "BadRequest", f"a log level is one of {', '.join(LOG_LEVELS)}, not {level[:20]!r}"
+                "BadRequest", f"the log level must be one of {', '.join(LOG_LEVELS)}, not {level[:20]!r}"
             )
         if not 1 <= wanted.seconds <= MAX_SECONDS:
             raise AdminError(
                 "BadRequest",
                 f"seconds must be from 1 to {MAX_SECONDS} (a day), not {wanted.seconds}",
-                help="a level that is to stay is a setting: --log-level, and a restart",
+                help="for a permanent level, set --log-level and restart the node",
             )
         self._verbosity.request_level(level, self._clock.monotonic() + wanted.seconds)
         self._tell()
         return self.current_level()
 
     def reset_level(self) -> LogLevelStatus:
-        """All processes of the node log as its settings say."""
+        """Return all processes of the node to the configured level."""
         self._verbosity.reset_level()
         self._tell()
         return self.current_level()

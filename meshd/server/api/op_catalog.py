@@ -1,7 +1,7 @@
 """Op API: the catalog of transform ops (`/-/ops`) and user modules (`/-/modules`).
 
-Law: parse, call the service, answer JSON with the batch API's errors. Any signed caller may read the
-catalog; it contains none of the node's data. The body of a pushed module is the source file, unchanged.
+A handler parses, calls the service and answers JSON with the batch API's errors. Any signed caller may read
+the catalog; it contains none of the node's data. The body of a pushed module is the source file, unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPS_PREFIX = "/-/ops"
 
 
 def op_catalog_routes(user_ops: UserModules, clock: Clock) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """The routes of the op library, once the native protocol is there: refusals are its."""
+    """Return a function that makes the catalog's routes, given the endpoint whose error handling they use."""
     endpoint = OpCatalogEndpoint(clock, user_ops)
     return lambda native: [
         HttpRoute("GET", OPS_PREFIX, native.handle_errors(endpoint.list_all)),
@@ -43,7 +43,7 @@ def op_catalog_routes(user_ops: UserModules, clock: Clock) -> Callable[[BatchEnd
 
 
 class OpCatalogEndpoint:
-    """One a worker; holds no state."""
+    """The op catalog. One instance per worker; stateless."""
 
     def __init__(self, clock: Clock, user_ops: UserModules) -> None:
         self._clock, self._user_ops = clock, user_ops
@@ -60,7 +60,7 @@ class OpCatalogEndpoint:
             version = self._user_ops.latest_version(name) if is_user_op(name) else ""
             return self._json(op_docs.describe_op(registry.find(name, version, "")))
         except UnknownOpError as error:
-            raise BatchError("NoSuchKey", error.message, help="see them all with: mesh op ls") from error
+            raise BatchError("NoSuchKey", error.message, help="list the ops with `mesh op ls`") from error
 
     def _json(self, document: Any) -> Reply:
         body = json.dumps(document).encode()
@@ -72,12 +72,12 @@ MODULES_PREFIX = "/-/modules"
 
 
 def user_module_routes(user_ops: UserModules, tests: OpTrials) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """The endpoint's routes, once the native protocol is there."""
+    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
     return lambda native: UserModuleEndpoint(user_ops, tests, native).routes()
 
 
 class UserModuleEndpoint:
-    """One a worker."""
+    """The API of user modules. One instance per worker."""
 
     def __init__(self, user_ops: UserModules, tests: OpTrials, native: BatchEndpoint) -> None:
         self._user_ops, self._tests, self._native = user_ops, tests, native
@@ -95,10 +95,10 @@ class UserModuleEndpoint:
         ]
 
     async def push(self, request: MeshRequest, identity: Identity) -> Reply:
-        """`?name=NAME`, `draft=1`: to be taken by its version alone."""
+        """Push a module: `?name=NAME`; with `draft=1` it can be used only by its version."""
         query = parse_query(request, ("name", "draft"))
         if query.get("draft", "0") not in ("0", "1"):
-            raise BatchError("BadRequest", "draft is 0 or 1")
+            raise BatchError("BadRequest", "draft must be 0 or 1")
         draft = query.get("draft") == "1"
         caller, source = caller_of(request, identity), await request.read()
         return self._native.reply_json(
@@ -110,7 +110,7 @@ class UserModuleEndpoint:
         return self._native.reply_json({"modules": self._user_ops.list_all(caller_of(request, identity))})
 
     async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
-        """`?version=sha256:HEX`: that build alone."""
+        """Remove a module; with `?version=sha256:HEX` only that build."""
         version = parse_query(request, ("version",)).get("version", "")
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{MODULES_PREFIX}/"))
         return self._native.reply_json(

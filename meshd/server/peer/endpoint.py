@@ -1,7 +1,7 @@
 """Endpoint for other nodes under `/-/peer/`: authenticates the caller, checks the body, frames the reply.
 
-Law: only nodes that know the cluster's secret get in; a node with a different cluster map gets 421.
-Nothing of a body is read before the handler asks for it.
+Only nodes that know the cluster's secret get in; a node with a different cluster map gets 421. Nothing of a
+body is read before the handler asks for it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PeerCaller:
     map_version: int
 
     async def iter_body(self, request: MeshRequest) -> AsyncIterator[bytes]:
-        """The body, verified. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
+        """Yield the body, verified. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
         head = request_head(request, _MAX_HEADERS)
         frames = framing.FrameDecoder()
         try:
@@ -59,7 +59,7 @@ class PeerCaller:
             raise S3Error("BadDigest", str(error)) from error
 
     async def read_raw_body(self, request: MeshRequest, limit: int) -> bytes:
-        """The whole body as it came, not verified. Raises S3Error as `read_body`."""
+        """Return the whole body as received, not verified. Raises S3Error as `read_body` does."""
         head, found = request_head(request, _MAX_HEADERS), bytearray()
         async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
             found += data
@@ -68,8 +68,8 @@ class PeerCaller:
         return bytes(found)
 
     async def read_body(self, request: MeshRequest, limit: int | None) -> bytes:
-        """The whole body, of at most `limit` bytes; None: of any length. Raises as `iter_body`, and S3Error
-        EntityTooLarge."""
+        """Return the whole body, of at most `limit` bytes; None: of any length. Raises as `iter_body` does,
+        and S3Error EntityTooLarge."""
         found: list[bytes] = []
         size = 0
         async for piece in self.iter_body(request):
@@ -84,8 +84,8 @@ PeerHandler = Callable[["MeshRequest", PeerCaller], Awaitable["Reply"]]
 
 
 def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
-    """A route for other nodes at `prefix` (beginning with `/-/peer/`; everything below it when it ends in
-    `/`). The handler may raise S3Error, and StaleMapError when this node uses another map than the caller.
+    """Return a route for other nodes at `prefix` (beginning with `/-/peer/`; everything under it if it ends
+    in `/`). The handler may raise S3Error, and StaleMapError if this node uses another map than the caller.
     Typed calls are mounted by `peer_routes`; this is for what they cannot express."""
     if not prefix.startswith(PREFIX):
         raise ValueError(f"{prefix} is not under {PREFIX}")
@@ -125,7 +125,7 @@ class PeerAuthenticator:
         return self._clock.now_ms() // 1000
 
     def authenticate_peer(self, request: MeshRequest) -> PeerCaller:
-        """The caller. Raises S3Error AccessDenied, SignatureDoesNotMatch, …."""
+        """Return the caller. Raises S3Error AccessDenied, SignatureDoesNotMatch and others."""
         head = request_head(request, _MAX_HEADERS)
         claim = read_claim(head)
         version = head.headers.get(MAP_HEADER, "")
@@ -139,14 +139,14 @@ class PeerAuthenticator:
 
 
 def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
-    """A complete response to a node, framed with its checksum."""
+    """Return a complete response to a node, framed with its checksum."""
     content = framing.frame_body(body)
     return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
 
 
 async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:
-    """A response to a node that is produced as it is sent, each piece with its checksum. An error before the
-    first piece is raised; a later one closes the connection."""
+    """Send a response to a node while it is produced, each piece with its checksum. An error before the first
+    piece is raised; a later one closes the connection."""
     transport, keep_alive = request.transport, request.keep_alive
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the peer closed the connection")

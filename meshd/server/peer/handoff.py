@@ -1,7 +1,7 @@
 """Handoff of connections that rebalancing uses to the rebalance process.
 
-Law: a connection is handed off whole, between two responses, and its request is authenticated again in the
-new process. TLS connections and connections used for other calls stay.
+A connection is handed off whole, between two responses, and its request is authenticated again in the new
+process. TLS connections and connections used for other calls stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LAST_WORD: Final = 0.5
 
 
 class HandedConnection(msgspec.Struct, frozen=True):
-    """A connection travels with this message, and the bytes of a request that were already read from it."""
+    """Accompanies a connection; contains the bytes of a request that were already read from it."""
 
     request: bytes
 
@@ -50,12 +50,12 @@ HAND_OFF: Method[HandedConnection, None] = Method("hand-off", HandedConnection, 
 
 
 def handoff_routes(routes: Sequence[HttpRoute], door: WorkerSocket) -> list[HttpRoute]:
-    """The same routes, whose calls continue in the process that listens at `door`."""
+    """Return the same routes, with handlers that hand the connection to the process listening at `door`."""
     return [peer_route(route.method, route.prefix, _HandoffHandler(route, door).hand_off) for route in routes]
 
 
 class _HandoffHandler:
-    """One route."""
+    """Hands off the calls of one route."""
 
     def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
         self._here, self._door = cast("UnsignedHandler", route.handler), door
@@ -75,7 +75,8 @@ class _HandoffHandler:
         client = self._door.client()
         try:
             await client.notify(HAND_OFF, HandedConnection(_head(request) + body), [fd])
-            transport.abort()  # at once, or it reads what the other process should; the fd there stays
+            # At once, or it would read the other process's input; the descriptor there stays open.
+            transport.abort()
         except MeshdError as error:
             raise S3Error("ServiceUnavailable", f"The connection cannot be handed off: {error}") from error
         finally:
@@ -91,7 +92,7 @@ def _head(request: MeshRequest) -> bytes:
 
 
 class HandoffServer:
-    """Answers connections that were handed off. Create it in the running loop."""
+    """Serves connections that were handed off. Create it in the running loop."""
 
     def __init__(
         self, routes: Sequence[HttpRoute], gate: PeerAuthenticator, clock: Clock, http: HttpSettings
@@ -105,7 +106,7 @@ class HandoffServer:
         return f"<HandoffServer, {self._server.connection_count} connections>"
 
     async def adopt_connection(self, guest: HandedConnection, fds: Sequence[int]) -> None:
-        """Takes a connection over."""
+        """Take a connection over."""
         if len(fds) != 1:
             return
         sock = socket.socket(fileno=os.dup(fds[0]))

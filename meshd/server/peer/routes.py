@@ -1,7 +1,7 @@
 """Peer routes: mounts the registered handlers of typed calls as routes of the server.
 
-Law: everything that the handlers of all calls share is done here, once: read and decode the request, wait
-for the caller's cluster map, map errors, encode and frame the response.
+Everything that the handlers of all calls share is done here, once: read and decode the request, wait for the
+caller's cluster map, map errors, encode and frame the response.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_HERE = 409
 
 
 def peer_routes(mesh: ClusterView, clock: Clock, *services: object) -> list[HttpRoute]:
-    """The routes of all calls that these services have handlers for."""
+    """Return the routes of all calls for which these services have handlers."""
     return [
         peer_route(each.call.method, each.call.path, _TypedRoute(each, mesh, clock).handle)
         for service in services
@@ -80,8 +80,8 @@ class _TypedRoute:
         return CallContext(caller.node_id, caller.map_version, lambda: caller.iter_body(request), read_body)
 
     async def _read_request(self, request: MeshRequest, context: CallContext) -> Any:
-        """The request's message. Of a call with a target the body is left to the handler, unless it must be
-        empty."""
+        """Return the request's message. For a call with a target the body is left to the handler, unless it
+        must be empty."""
         call = self._call
         whole = call.target is None or (call.max_bytes == 0 and call.method != "GET")
         return call.decode_request(request.raw_path, await context.read_body() if whole else b"")

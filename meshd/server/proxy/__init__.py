@@ -1,5 +1,5 @@
 """Forwarding of client requests to the nodes that own their names, and relaying of the responses.
 
-Law: a forwarded request carries the client's own signature, and the owner decides. A request is
-forwarded at most once.
+A forwarded request carries the client's own signature, and the owner decides. A request is forwarded at most
+once.
 """

@@ -1,8 +1,8 @@
 """Fans out requests that concern several owners: DeleteObjects, and keys that may name archive members.
 
-Law: each node that owns some of the keys gets the client's own request, verifies it and deletes its
-keys; the results are merged here. A key that may name an archive member is looked up on every possible
-owner, then routed by what it names.
+Each node that owns some of the keys gets the client's own request, verifies it and deletes its keys; the
+results are merged here. A key that may name an archive member is looked up on every possible owner, then
+routed by what it names.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
 
 AIM_KEYS: Final = "keys"
-"""`Hop.aim` of a DeleteObjects: the keys that the node asked decides about."""
+"""`Hop.aim` of a DeleteObjects: the receiving node handles the keys of which it is the primary."""
 AIM_MEMBERS: Final = "members"
 """`Hop.aim` of a listing that leads into an archive."""
 _PATIENCE: Final = 15.0
 
 
 class FanOut:
-    """One a process."""
+    """Fans requests out. One instance per process."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class FanOut:
     # --- names that may be members --------------------------------------------------------------------
 
     async def resolve_members(self, operation: ops.Operation) -> ops.Operation:
-        """As `MemberService.addressed`, wherever the archive lies. Raises S3Error SlowDown."""
+        """Resolve archive members as `MemberService` does, wherever the archive is. Raises S3Error
+        SlowDown."""
         if (
             isinstance(operation, ops.GetObject)
             and MEMBER_SEPARATOR in operation.key
@@ -89,7 +90,8 @@ class FanOut:
         return None
 
     async def archive_of(self, operation: ops.ListObjects) -> ObjectName | None:
-        """The archive that a listing leads into; None for any other listing. Raises S3Error SlowDown."""
+        """Return the archive that a listing leads into; None for any other listing. Raises S3Error
+        SlowDown."""
         paths = member_paths(operation.prefix)
         if not paths:
             return None
@@ -104,7 +106,7 @@ class FanOut:
     # --- deletions --------------------------------------------------------------------------------------
 
     def local_keys(self, bucket: str, asked: DeleteRequest, hop: Hop) -> DeleteRequest:
-        """The keys that this node decides about, by the map of the node that asks. Raises
+        """Return the keys of which this node is the primary, by the map of the calling node. Raises
         MisdirectedError."""
         version = self._mesh.current_map().version
         if version != hop.map_version:
@@ -119,8 +121,8 @@ class FanOut:
         asked: DeleteRequest,
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
     ) -> DeleteResult:
-        """Deletes the keys wherever they are decided about; `here` does it for this node's own. Raises
-        S3Error SlowDown when some cannot be decided now."""
+        """Delete the keys on their primaries; `here` deletes this node's own. Raises S3Error SlowDown if the
+        primaries of some do not answer."""
         deadline = self._clock.monotonic() + _PATIENCE
         left = asked.keys
         results: list[DeleteResult] = []
@@ -140,9 +142,7 @@ class FanOut:
             left = tuple(again)
             if left:
                 if self._clock.monotonic() > deadline:
-                    raise S3Error(
-                        "SlowDown", f"Nobody decides about {len(left)} of these keys now; try again."
-                    )
+                    raise S3Error("SlowDown", f"No primary answers for {len(left)} of these keys; try again.")
                 await self._mesh.wait_for_newer_map(version, 0.5)
         return _merge_results(asked, results)
 
@@ -168,7 +168,7 @@ class FanOut:
         asked: DeleteRequest,
         version: int,
     ) -> tuple[list[DeleteKey], DeleteResult | None]:
-        """The keys of one node, and what became of them; None when they must be asked for again."""
+        """Delete the keys of one node; the result is None if they must be tried again."""
         if node is None:
             return keys, None
         if node.node_id == self._mesh.node_id:
@@ -182,7 +182,7 @@ class FanOut:
             await self._mesh.report_suspect(node.node_id, version)
             if error.begun:
                 raise S3Error(
-                    "SlowDown", f"Node {node.node_id} went away; some keys may be deleted. Try again."
+                    "SlowDown", f"Node {node.node_id} disconnected; some keys may be deleted. Try again."
                 ) from error
             return keys, None
         if status != 200:
@@ -191,7 +191,7 @@ class FanOut:
 
 
 def _merge_results(asked: DeleteRequest, results: Sequence[DeleteResult]) -> DeleteResult:
-    """One answer, in the order in which the keys were asked."""
+    """Merge the results, in the order of the requested keys."""
     deleted: dict[tuple[str, str], DeletedKey] = {}
     failed: dict[tuple[str, str], DeleteFailure] = {}
     for result in results:

@@ -1,9 +1,8 @@
 """Forwards requests to the nodes that own their names, and their responses to the client.
 
-Law: the owner verifies the client's signature and makes every decision; the forwarder only finds the
-owner. A request that did not start may be retried on another node; a request that may have been executed
-is never sent twice. Invariant: a node that receives a forwarded request answers it or replies 421; it
-never forwards it again.
+The owner verifies the client's signature and makes every decision; the forwarder only finds the owner. A
+request that did not start may be retried on another node; a request that may have been executed is never sent
+twice. A node that receives a forwarded request answers it or replies 421; it never forwards it again.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
     from meshwire.s3.parse_request import RequestHead
 
-_PATIENCE: Final = 15.0  # seconds until a name that nobody answers for is given up
-_HOLD: Final = 64 << 10  # bodies up to here are read before they are sent: they can be sent twice
+_PATIENCE: Final = 15.0  # seconds without an answering owner before a request fails
+_HOLD: Final = 64 << 10  # smaller bodies are buffered before they are sent, so they can be resent
 _SILENCE: Final = 60.0
 _PART_SILENCE: Final = 20.0
-_LIVENESS_CHECK: Final = 2.0  # seconds without an answer until it is asked whether the node is there at all
-_SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set them. Nothing was stored."
-_CHANGED: Final = "The nodes that hold this name changed; nothing was stored. Try again."
-_ALL_DAMAGED: Final = "The object is damaged on every node that holds it; put it again."
+_LIVENESS_CHECK: Final = 2.0  # seconds without a response before the node's liveness is checked
+_SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set the clocks. Nothing was stored."
+_CHANGED: Final = "The owners of this name changed; nothing was stored. Try again."
+_ALL_DAMAGED: Final = "The object is damaged on every node that stores it; upload it again."
 _PAUSE: Final = 0.05
 _READS: Final = (
     ops.GetObject,
@@ -80,7 +79,7 @@ _WRITES: Final = (
 
 
 class ObjectName(NamedTuple):
-    """What a request is about; `reading`: any node that has it may answer."""
+    """The name that a request concerns; `reading`: any node of its read set may answer."""
 
     bucket: str
     key: str
@@ -88,7 +87,7 @@ class ObjectName(NamedTuple):
 
 
 def object_name_of(operation: ops.Operation) -> ObjectName | None:
-    """The one name an operation is about; None for those about a bucket, or several names."""
+    """Return the single name that an operation concerns; None for buckets and for several names."""
     if isinstance(operation, _READS):
         return ObjectName(operation.bucket, operation.key, reading=True)
     if isinstance(operation, _WRITES):
@@ -97,7 +96,7 @@ def object_name_of(operation: ops.Operation) -> ObjectName | None:
 
 
 class AlreadyAnsweredError(Exception):
-    """Another node has answered, and the answer is sent."""
+    """Another node has answered, and its response has been sent."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__("another node has answered")
@@ -105,39 +104,40 @@ class AlreadyAnsweredError(Exception):
 
 
 class MisdirectedError(Exception):
-    """By the map of this node, version `version`, another node answers for the name."""
+    """By the map of this node, version `version`, another node is responsible for the name."""
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"another node answers by version {version} of the map")
+        super().__init__(f"another node is responsible by version {version} of the map")
         self.version = version
 
 
 class _ForwardState:
-    """A client's request, and what was heard of it from the nodes that were asked."""
+    """A client's request, and what is known from the nodes that were tried."""
 
     def __init__(
         self, request: MeshRequest, name: ObjectName, trace: RequestTrace, aim: str, sending: UpstreamRequest
     ) -> None:
         self.request, self.name, self.trace, self.aim, self.sending = request, name, trace, aim, sending
         self.unresponsive: set[str] = set()
-        """Nodes that gave no answer: they are asked again once all were."""
+        """Nodes that did not answer: they are tried again after all others."""
         self.damaged: set[str] = set()
-        """Nodes on which the object is damaged: they are not asked again."""
+        """Nodes on which the object is damaged: they are not tried again."""
 
     def may_have_executed(self, error: PeerUnreachableError) -> bool:
-        """Whether a node that cannot be reached any more may have carried it out, or has what would have to
-        be sent again."""
+        """Whether a node that became unreachable may have executed the request, or has parts of a body that
+        cannot be sent again."""
         sending = self.sending
         return sending.body_started or (error.begun and not self.name.reading and not sending.streams)
 
     def require_resendable(self, refusal: str) -> None:
-        """Raises S3Error SlowDown with that text when it cannot be sent again."""
+        """Raise S3Error SlowDown with the text `refusal` if the request cannot be sent again."""
         if self.sending.body_started:
             raise S3Error("SlowDown", refusal)
 
 
 class Forwarder:
-    """Passes requests on. One a process. `buckets` gives this process's revision of the table of buckets."""
+    """Forwards requests. One instance per process. `buckets` returns this process's revision of the bucket
+    table."""
 
     def __init__(
         self,
@@ -160,17 +160,17 @@ class Forwarder:
         return self._mesh
 
     def is_local(self, name: ObjectName) -> bool:
-        """Whether this node answers."""
+        """Whether this node may answer for the name."""
         mesh = self._mesh
         return (
             mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_primary(name.bucket, name.key)
         )
 
-    # --- asked by another node ------------------------------------------------------------------------
+    # --- requests from another node -------------------------------------------------------------------
 
     def hop_of(self, request: MeshRequest) -> Hop | None:
-        """What the node says that passed this request on; None for a client's own. Raises S3Error
-        AccessDenied."""
+        """Return the hop that a forwarding node added; None for a request that came from a client. Raises
+        S3Error AccessDenied."""
         value = request.headers.get(HOP_HEADER)
         if value is None:
             return None
@@ -178,14 +178,14 @@ class Forwarder:
         return self._hops.verify_hop(value, request.method, request.raw_path, authorization)
 
     def hop_of_head(self, head: RequestHead) -> Hop | None:
-        """`hop_of` of a head that was read here. Raises S3Error AccessDenied."""
+        """Like `hop_of`, for a parsed head. Raises S3Error AccessDenied."""
         value = head.headers.get(HOP_HEADER)
         if value is None:
             return None
         return self._hops.verify_hop(value, head.method, head.raw_path, head.headers.get("authorization", ""))
 
     def is_current_with(self, hop: Hop) -> bool:
-        """Whether this node knows as much as the one that passed a whole request on."""
+        """Whether this node is up to date with the node that forwarded a whole request."""
         return (
             not hop.aim
             and self._mesh.current_map().version >= hop.map_version
@@ -195,8 +195,8 @@ class Forwarder:
     def idle_upstream(
         self, connection: Connection, bucket: str, key: str, head: RequestHead
     ) -> tuple[HttpConnection, bytes] | None:
-        """A free connection to a node that answers reads of a name, and the line to be added to the head with
-        its end; None when there is none at this moment."""
+        """Return an idle connection to a node that may answer reads of a name, and the header line that
+        completes the head; None if there is none at this moment."""
         for node in self._candidates(ObjectName(bucket, key, reading=True)):
             wire = self._peers.idle_connection(node)
             if wire is not None:
@@ -217,7 +217,7 @@ class Forwarder:
         return None
 
     async def catch_up(self, hop: Hop) -> None:
-        """Know what the node knew that passed the request on: its map, and its buckets."""
+        """Wait for the map and the bucket table of the forwarding node."""
         if hop.map_version > self._mesh.current_map().version:
             await self._mesh.wait_for_newer_map(hop.map_version - 1, 1.0)
         for _ in range(20):
@@ -226,8 +226,8 @@ class Forwarder:
             await asyncio.sleep(_PAUSE)
 
     async def require_local(self, name: ObjectName, hop: Hop) -> None:
-        """Raises MisdirectedError unless this node answers for the name, and has since it was asked; S3Error
-        SlowDown when it may not any more, and cannot find out."""
+        """Raise MisdirectedError unless this node is responsible for the name, and was since the request was
+        routed; S3Error SlowDown if it may not be any more and cannot find out."""
         if self.is_local(name):
             await self.wait_until_current(name, 1.0)
         left = 0 if name.reading else self._mesh.last_absence_version(self._mesh.node_id)
@@ -235,22 +235,22 @@ class Forwarder:
             raise MisdirectedError(self._mesh.current_map().version)
 
     async def wait_until_current(self, name: ObjectName, patience: float = 5.0) -> None:
-        """Makes sure that the map by which this node answers a read is one it is still in. Raises S3Error
-        SlowDown. Writes need no such question: the other owners refuse them."""
+        """Make sure that the map by which this node answers a read is current. Raises S3Error SlowDown.
+        Writes need no such check: the other owners refuse them."""
         if not name.reading or self._mesh.lease_valid:
             return
         why = await self._read_barrier.wait_until_current(name.bucket, name.key, patience)
         if why:
             raise S3Error(
                 "SlowDown",
-                f"This node {why}, and what it has of this name may be old. Ask another node, or try again.",
+                f"This node {why}, so its data of this name may be outdated. Ask another node, or try again.",
             )
 
-    # --- asked by a client ----------------------------------------------------------------------------
+    # --- requests from a client -----------------------------------------------------------------------
 
     async def forward_part(self, request: MeshRequest, node: Node, aim: str) -> tuple[int, bytes]:
-        """(status, body) of what a node answers to its part of a deletion whose body is held. Raises
-        PeerUnreachableError, MisdirectedError; S3Error SlowDown when nobody may wait for it any more."""
+        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises
+        PeerUnreachableError, MisdirectedError; S3Error SlowDown if the caller has given up."""
         answer = PeerResponse()
         wire = answer.wire = await self._peers.acquire_connection(node)
         try:
@@ -276,9 +276,10 @@ class Forwarder:
         begun: PartialBody | None = None,
         damaged: bool = False,
     ) -> Reply | None:
-        """The answer of the node that answers for a name, sent already; None when it turns out to be this
-        one, or when those that hold it have it `damaged`, as this one has. Raises S3Error SlowDown when none
-        answers, ConnectionError when the client is gone. `begun`: a body of which a part was read."""
+        """Send a request to a node that is responsible for its name and relay the response. Returns None if
+        this node turns out to be responsible, or if `damaged` (this node's copy is damaged) and all other
+        copies are damaged too. Raises S3Error SlowDown if no node answers, ConnectionError if the client is
+        gone. `begun`: a body of which a part was read."""
         sending = UpstreamRequest(request, head, self._body_timeout, begun)
         await sending.buffer_small_body(_HOLD)
         errand = _ForwardState(request, name, trace, aim, sending)
@@ -305,17 +306,17 @@ class Forwarder:
                 return sending.reply()
 
     def _require_caller(self) -> None:
-        """Raises S3Error SlowDown when nobody may wait any more for the write that is to be sent next: by the
-        map that its hop says, so nothing is waited for in between."""
+        """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,
+        without an await in between, since the hop carries the same map version."""
         try:
             reject_if_abandoned(self._mesh)
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
 
     async def _forward_to(self, node: Node, errand: _ForwardState, version: int, left: float) -> bool:
-        """Whether a node has answered the client. If not, what it said is noted, so that the next is asked.
-        `version`: of the map by which it was chosen; `left`: seconds. Raises S3Error SlowDown when none may
-        be asked any more."""
+        """Try one node; return whether it answered the client. If not, its status is recorded, so that the
+        next node is tried. `version` is that of the map by which it was chosen; `left` is in seconds. Raises
+        S3Error SlowDown if no further node may be tried."""
         try:
             kept_back = await self._try(node, errand)
         except PeerUnreachableError as error:
@@ -343,14 +344,14 @@ class Forwarder:
         return False
 
     async def _wait_for_newer_map(self, theirs: int, version: int, left: float) -> None:
-        """A node goes by another map than the one it was chosen by: wait for the newer of the two."""
+        """Wait for the newer of two maps when a node uses another map than this one."""
         if theirs > version:
             await self._mesh.wait_for_newer_map(theirs - 1, min(left, 2.0))
         else:
             await asyncio.sleep(_PAUSE)
 
     def _candidates(self, name: ObjectName) -> Sequence[Node]:
-        """Who may answer, the nearest first."""
+        """Return the nodes that may answer, the nearest first."""
         route = self._mesh.route_for(name.bucket, name.key)
         if not name.reading:
             return () if route.primary is None else (route.primary,)
@@ -360,8 +361,8 @@ class Forwarder:
         return sorted(route.read_set, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
 
     async def _try(self, node: Node, errand: _ForwardState) -> ResponseHead | None:
-        """Send it to one node. The head of an answer that says it is not the one; None when it has answered.
-        Raises PeerUnreachableError while nothing of an answer went out."""
+        """Send the request to one node. Returns None if it has answered, otherwise the head of its status
+        response. Raises PeerUnreachableError if nothing of a response was sent to the client."""
         request, sending = errand.request, errand.sending
         wire = await self._peers.acquire_connection(node)
         relay = ResponseRelay(request.connection, wire, sending.connection_header, is_peer_status)
@@ -384,7 +385,7 @@ class Forwarder:
                 raise
             if relay.aborted_by_peer:
                 metrics.forwarded.labels("broken").inc()
-            raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+            raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
         finally:
             request.connection.on_lost = None
             sending.relay = relay
@@ -395,7 +396,7 @@ class Forwarder:
     async def _follow(
         self, node: Node, wire: HttpConnection, relay: ResponseRelay, sending: UpstreamRequest
     ) -> ResponseHead | None:
-        """Until the answer is sent, or none comes."""
+        """Wait until the response is sent, or none comes."""
         body = asyncio.ensure_future(sending.stream_body(relay, wire)) if sending.streams else None
         waiting: set[asyncio.Future[Any]] = {relay.outcome}
         if body is not None:
@@ -406,7 +407,7 @@ class Forwarder:
                     waiting, timeout=_LIVENESS_CHECK, return_when=asyncio.FIRST_COMPLETED
                 )
                 if body is not None and body in done:
-                    body.result()  # what is wrong with the client's body is the client's to hear
+                    body.result()  # an error in the client's body is reported to the client
                     waiting.discard(body)
                 if not done and relay.head is None:
                     await self._check_liveness(node, relay)
@@ -417,25 +418,25 @@ class Forwarder:
                 await asyncio.gather(body, return_exceptions=True)
 
     async def _check_liveness(self, node: Node, relay: ResponseRelay) -> None:
-        """No answer for a while: is the node there? One that the map has given up is not waited for."""
+        """Check whether a silent node is alive; one that the map marks as away or down is given up."""
         version = self._mesh.current_map().version
         await self._mesh.report_suspect(node.node_id, version)
         known = self._mesh.current_map().node(node.node_id)
         if (known is None or known.state in ("away", "down")) and relay.head is None:
-            relay.fail(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
+            relay.fail(PeerUnreachableError(f"node {node.node_id} is not available any more", begun=True))
 
     def _no_owner_error(self, nodes: Sequence[Node]) -> S3Error:
         if not nodes:
             return S3Error(
                 "SlowDown",
-                "No node that has all of this name's writes answers at present; try again.",
+                "No node that has all writes of this name answers at present; try again.",
                 headers={"retry-after": str(self._mesh.retry_after_absence)},
             )
         names = ", ".join(node.node_id for node in nodes)
-        return S3Error("SlowDown", f"The nodes that hold this name ({names}) do not answer; try again.")
+        return S3Error("SlowDown", f"The nodes that store this name ({names}) do not answer; try again.")
 
     def signed_hop(self, request: MeshRequest, aim: str = "") -> str:
-        """`x-mesh-hop` for a client's request."""
+        """Return the value of `x-mesh-hop` for a client's request."""
         transport = request.transport
         tls = None if transport is None else transport.get_extra_info("ssl_object")
         hop = Hop(
@@ -455,6 +456,6 @@ class Forwarder:
 def _unknown_outcome(node: Node) -> S3Error:
     return S3Error(
         "SlowDown",
-        f"Node {node.node_id} went away before it answered; the request may have taken place or not. "
-        "Try again.",
+        f"Node {node.node_id} disconnected before it answered; the request may or may not have been "
+        "executed. Try again.",
     )

@@ -1,9 +1,9 @@
 """Headers between nodes: the signed `x-mesh-hop` of a forwarded request, map version and status replies.
 
-Law: a hop carries only facts that the receiving node cannot know (client address, TLS), signed with a
-key of the cluster. It grants no rights: the receiving node authenticates and authorizes the client from
-the client's own signature. An S3 client never gets 421 (RFC 9110 §15.5.20). A single node sends none of
-these headers. Invariant: a forwarded request is never forwarded again.
+A hop carries only facts that the receiving node cannot know (client address, TLS), signed with a key of the
+cluster. It grants no rights: the receiving node authenticates and authorizes the client from the client's own
+signature. An S3 client never gets 421 (RFC 9110 §15.5.20). A single node sends none of these headers. A
+forwarded request is never forwarded again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 HOP_HEADER: Final = "x-mesh-hop"
 _PURPOSE: Final = "hops"
 _FIELDS: Final = 9
-_INVALID_HOP = "This request says that a node of this mesh passed it on, and none of them did."
+_INVALID_HOP = "The x-mesh-hop header of this request was not signed by a node of this mesh."
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """`sender`: the node that was asked, going by `map_version`; `buckets` is its revision of that table.
-    `remote`, `secure` and `tls` are the client's connection. `aim` is what of the request is wanted: all of
-    it (empty), or a part (`members`, `keys`)."""
+    """`sender` is the node that the client asked; `map_version` and `buckets` are its versions of the map and
+    the bucket table. `remote`, `secure` and `tls` describe the client's connection. `aim` is the wanted part
+    of the request: all of it (empty), `members` or `keys`."""
 
     sender: str
     map_version: int
@@ -49,19 +49,21 @@ class Hop:
 
     @property
     def transport(self) -> None:
-        """It has none of its own here; `request_context` reads connections and hops alike."""
+        """None, since a hop has no transport; `request_context` accepts connections and hops alike."""
         return
 
 
 class ClockSkewError(S3Error):
-    """The sender's clock and this node's differ by minutes: nobody knows whose is right."""
+    """The clocks of the sender and of this node differ by minutes; which one is right is unknown."""
 
     def __init__(self) -> None:
-        super().__init__("AccessDenied", "The clocks of two nodes of this mesh differ by minutes: set them.")
+        super().__init__(
+            "AccessDenied", "The clocks of two nodes of this mesh differ by minutes: set the clocks."
+        )
 
 
 class HopSigner:
-    """Writes and reads them. One a process; `derive` is `NodeSecret.derive`."""
+    """Signs and verifies hops. One instance per process; `derive` is `ClusterSecret.derive_key`."""
 
     def __init__(self, derive: Callable[[str], bytes], clock: Clock) -> None:
         self._derive, self._clock = derive, clock
@@ -71,14 +73,14 @@ class HopSigner:
         return "<Hops>"
 
     def sign_hop(self, hop: Hop, method: str, target: str, authorization: str) -> str:
-        """The header's value, for this one request."""
+        """Return the header's value for this one request."""
         secure = "1" if hop.secure else "0"
         fields = (hop.sender, str(hop.map_version), str(hop.buckets), hop.remote, secure, hop.tls, hop.aim)
         text = ",".join((*fields, str(self._clock.now_ms())))
         return f"{text},{self._mac(text, method, target, authorization)}"
 
     def verify_hop(self, value: str, method: str, target: str, authorization: str) -> Hop:
-        """Raises S3Error AccessDenied, SkewedError."""
+        """Verify a header and return its hop. Raises S3Error AccessDenied, ClockSkewError."""
         text, _, mac = value.rpartition(",")
         fields = text.split(",")
         if len(fields) != _FIELDS - 1:
@@ -87,7 +89,7 @@ class HopSigner:
         if not hmac.compare_digest(expected.encode(), mac.encode("utf-8", "surrogateescape")):
             raise S3Error("AccessDenied", _INVALID_HOP)
         sender, version, buckets, remote, secure, tls, aim, sent = fields
-        if abs(self._clock.now_ms() - int(sent)) > 1000 * MAX_SKEW:  # a request's way included
+        if abs(self._clock.now_ms() - int(sent)) > 1000 * MAX_SKEW:  # including the request's travel time
             raise ClockSkewError
         return Hop(sender, int(version), int(buckets), remote, secure == "1", tls, aim)
 
@@ -103,8 +105,8 @@ SKEWED_HEADER: Final = "x-mesh-skewed"
 
 
 class LocalDamageError(Exception):
-    """The bytes that were asked for cannot be had as they were written on this node; nothing was sent.
-    `told`: what a client hears if no other node has them."""
+    """The requested bytes are unreadable on this node; nothing was sent. `told`: the client's error if no
+    other node has them."""
 
     def __init__(self, told: S3Error) -> None:
         super().__init__("damaged on this node")
@@ -112,25 +114,25 @@ class LocalDamageError(Exception):
 
 
 def map_headers(mesh: ClusterView) -> list[Header]:
-    """What tells the SDK that there are more nodes."""
+    """Return the header that tells the SDK the version of the cluster map; none on a single node."""
     return [] if mesh.single_node else [(MAP_HEADER, str(mesh.current_map().version))]
 
 
 def stale_map_reply(version: int, now: int) -> Reply:
-    """421: this node goes by version `version` of the map."""
-    message = f"this node goes by version {version} of the cluster map"
+    """Return 421: this node uses version `version` of the map."""
+    message = f"this node uses version {version} of the cluster map"
     return _status_reply(421, "MisdirectedRequest", message, MAP_HEADER, str(version), now)
 
 
 def damaged_reply(now: int) -> Reply:
-    """503: what this node has of it is damaged."""
-    message = "what this node has of it is damaged; ask another one that holds it"
+    """Return 503: this node's copy is damaged."""
+    message = "this node's copy is damaged; ask another node that stores it"
     return _status_reply(503, "Damaged", message, DAMAGED_HEADER, "1", now)
 
 
 def clock_skew_reply(now: int) -> Reply:
-    """503: this node's clock and that of the node that asked differ by minutes."""
-    message = "the clocks of two nodes of this mesh differ by minutes: set them"
+    """Return 503: the clocks of this node and the sender differ by minutes."""
+    message = "the clocks of two nodes of this mesh differ by minutes: set the clocks"
     return _status_reply(503, "Skewed", message, SKEWED_HEADER, "1", now)
 
 
@@ -141,20 +143,20 @@ def _status_reply(status: int, code: str, message: str, header: str, value: str,
 
 
 def is_stale_map_reply(head: ResponseHead) -> bool:
-    """Whether a node says that it goes by another map."""
+    """Whether a node reports that it uses another map."""
     return head.status == 421 and head.headers.get(MAP_HEADER, "").isdigit()
 
 
 def is_damaged_reply(head: ResponseHead) -> bool:
-    """Whether a node says that its copy is damaged."""
+    """Whether a node reports that its copy is damaged."""
     return head.status == 503 and DAMAGED_HEADER in head.headers
 
 
 def is_clock_skew_reply(head: ResponseHead) -> bool:
-    """Whether a node says that it has another time."""
+    """Whether a node reports a clock skew."""
     return head.status == 503 and SKEWED_HEADER in head.headers
 
 
 def is_peer_status(head: ResponseHead) -> bool:
-    """Whether an answer is for the node that asked, and not for its client."""
+    """Whether a response is meant for the forwarding node, not for its client."""
     return is_stale_map_reply(head) or is_damaged_reply(head) or is_clock_skew_reply(head)

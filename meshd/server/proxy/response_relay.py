@@ -1,9 +1,9 @@
 """Relays another node's response to the client as it arrives, with a fast path that needs no task.
 
-Law: bytes move to the client in the callback that received them, or by splice when both sockets are
-plain and much is left. A slow client slows down the other node. The fast path serves only requests that
-are safe to repeat: if no byte of a response came, the request takes the regular path. Invariant: either
-nothing of a response goes out, or all of it, or the client's connection is cut.
+Bytes move to the client in the callback that received them, or by splice when both sockets are plain and much
+is left. A slow client slows down the other node. The fast path serves only requests that are safe to repeat:
+if no byte of a response came, the request takes the regular path. Either nothing of a response is sent, or
+all of it, or the client's connection is cut.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from meshd.server.sendfile import DirectSender
 
 
-_SPLICED: Final = 96 << 10  # so much must be left for it to be worth the trouble
-_HIGH: Final = 256 << 10  # bytes queued for the client before the other node is made to wait
-_IDLE_SECONDS: Final = 120.0  # a client that takes nothing for so long is given up
-_SILENCE: Final = 60.0  # seconds: of a node in the middle of an answer
+_SPLICED: Final = 96 << 10  # below this, splicing is not worthwhile
+_HIGH: Final = 256 << 10  # bytes queued for the client above which the other node is slowed down
+_IDLE_SECONDS: Final = 120.0  # a client that reads nothing for this time is disconnected
+_SILENCE: Final = 60.0  # seconds of silence from a node in the middle of a response
 _HOP_BY_HOP = (b"connection", b"keep-alive")
 
 
 class ResponseRelay:
-    """One answer on its way. `protocol` is the client's connection; `finish` says at the last moment whether
-    it is closed afterwards. `outcome` is set once: None when all of the answer went out, the head of one that
-    must not (`kept_back` says so), the error when nothing came or it broke off."""
+    """Relays one response. `protocol` is the client's connection; `connection` returns, at the last moment,
+    the value of the Connection header. `outcome` is set once: None if the whole response was sent, the head
+    of a response that must not be sent (`kept_back` decides), or the error if none came or it broke off."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class ResponseRelay:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[ResponseHead | None] = self._loop.create_future()
         self.body_requested: asyncio.Future[bool] = self._loop.create_future()
-        """Whether the request's body is asked for."""
+        """Whether the other node asks for the request's body."""
         self.head: ResponseHead | None = None
-        """Of the answer that is being handed on."""
+        """The head of the response that is being relayed."""
         self.sent = 0
-        """Bytes of its body."""
+        """Bytes of its body that were relayed."""
         self.closes_connection = False
-        """Whether the client's connection is to be closed after it."""
+        """Whether the client's connection must be closed after it."""
         self.aborted_by_peer = False
-        """Whether the other node broke it off when a part of it was out."""
+        """Whether the other node broke off after a part was sent."""
         self._chunked = False
-        self._early: bytes | None = None  # what goes out before the rest is spliced
+        self._early: bytes | None = None  # data to send before the rest is spliced
         self._helper: asyncio.Task[None] | None = None
         self._pump: Splice | None = None
         self._own: socket.socket | None = None
@@ -73,20 +73,20 @@ class ResponseRelay:
         return f"<Relay from {self._wire!r}, {self.sent} bytes sent>"
 
     def cancel(self) -> None:
-        """The client is gone: ask no more."""
+        """Stop: the client is gone."""
         self._stop()
         if not self.outcome.done():
             self.outcome.cancel()
             self._wire.abort()
 
     def fail(self, error: Exception) -> None:
-        """No answer is waited for any more; one of which a part is out is cut."""
+        """Fail with `error`; a partly sent response is cut."""
         if self.outcome.done():
             return
         self._wire.abort()
         self._fail(error)
 
-    # --- what the other node's connection tells -------------------------------------------------------
+    # --- called by the other node's connection --------------------------------------------------------
 
     def on_continue(self) -> None:
         if not self.body_requested.done():
@@ -109,7 +109,7 @@ class ResponseRelay:
         self._wire.patience = _SILENCE
         word = self._connection()
         self._chunked = head.length is None
-        if self._chunked:  # its end is the connection's: rare, and the same for every client
+        if self._chunked:  # it ends with the connection: rare, and valid for every client
             word = "close"
         self.closes_connection = word == "close"
         text = _rewritten(head, word)
@@ -150,14 +150,14 @@ class ResponseRelay:
         if self.outcome.done():
             return
         self.outcome.set_exception(error)
-        self.outcome.exception()  # whoever waits is told; it may have left
+        self.outcome.exception()  # marks it as retrieved, since there may be no waiter
         if self.head is not None:
             self.aborted_by_peer = isinstance(error, PeerUnreachableError)
             if self._protocol.transport is not None:
                 self._protocol.transport.abort()
 
     def _stop(self) -> None:
-        """Move nothing more. Idempotent."""
+        """Stop moving data. Idempotent."""
         helper, self._helper = self._helper, None
         if helper is not None and helper is not asyncio.current_task():
             helper.cancel()
@@ -169,14 +169,14 @@ class ResponseRelay:
         if own is not None:
             own.close()
 
-    # --- a slow client, a large answer ------------------------------------------------------------------
+    # --- slow clients, large responses ------------------------------------------------------------------
 
     def _is_encrypted(self, transport: asyncio.Transport) -> bool:
         other = self._wire.transport
         return is_encrypted(transport) or other is None or is_encrypted(other)
 
     async def _await_client(self) -> None:
-        """Until the client has taken most of what waits for it."""
+        """Wait until the client has read most of what is queued."""
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
                 await self._protocol.drain()
@@ -187,7 +187,7 @@ class ResponseRelay:
             self._wire.resume()
 
     def _splice(self) -> None:
-        """Send what is here past the transport's queue, and the rest without reading it."""
+        """Send the data at hand past the transport's queue, and splice the rest."""
         early, self._early = self._early, None
         if self.outcome.done() or early is None:
             return
@@ -209,9 +209,9 @@ class ResponseRelay:
             self._start(past)
 
     async def _splice_behind(self, transport: asyncio.Transport) -> None:
-        """When all that is queued for the client is with the kernel: what is spliced overtakes the queue."""
+        """Wait until the queue for the client is empty, since spliced data overtakes it; then splice."""
         try:
-            await asyncio.sleep(0)  # what uvloop was given in this turn it queues in the next
+            await asyncio.sleep(0)  # uvloop queues data of this turn in the next one
             if transport.get_write_buffer_size():
                 low, high = transport.get_write_buffer_limits()
                 transport.set_write_buffer_limits(high=0)
@@ -264,7 +264,7 @@ def _client_gone() -> ConnectionResetError:
 
 
 def _rewritten(head: ResponseHead, connection: str) -> bytes:
-    """The head as it came, but for what is about the connection it came on."""
+    """Return the head as received, except for headers about its own connection."""
     raw = head.raw
     if "connection" in head.headers or "keep-alive" in head.headers or "transfer-encoding" in head.headers:
         lines = raw[:-4].split(b"\r\n")
@@ -276,12 +276,12 @@ def _rewritten(head: ResponseHead, connection: str) -> bytes:
     return raw
 
 
-_FIRST_BYTE: Final = 2.0  # seconds of silence until the request takes the ordinary way
+_FIRST_BYTE: Final = 2.0  # seconds of silence before the request takes the regular path
 
 
 class ProxiedResponse(PendingResponse):
-    """`data` is the client's only request, as it came on `protocol`. `ended` is called once, on a turn of the
-    loop of its own, when the answer is out, none came, or the client is gone."""
+    """Proxies `data`, the client's only request, received on `protocol`. `ended` is called once, in a turn of
+    the loop of its own, when the response was sent, none came, or the client is gone."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class ProxiedResponse(PendingResponse):
         return self.relay.closes_connection
 
     def start(self, sent: bytes, *, head_only: bool) -> None:
-        """Ask with `sent`."""
+        """Send `sent` to the other node."""
         self.relay.outcome.add_done_callback(self._done)
         self._wire.send_request(self.relay, sent, patience=_FIRST_BYTE, head_only=head_only)
 

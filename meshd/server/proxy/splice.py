@@ -1,7 +1,7 @@
 """Moves bytes between two sockets inside the kernel: splice(2) through a pipe.
 
-Law: runs in the callbacks of both sockets, without a task; the slower side sets the pace. Invariant:
-`done` is called once, and then the pipe is empty or the transfer has failed.
+It runs in the callbacks of both sockets, without a task; the slower side sets the pace. `done` is called
+once; then the pipe is empty or the transfer has failed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from meshd.rpc.peer_client import PeerUnreachableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PIPE: Final = 1 << 20  # what is asked for; how much one may have is the system's
-_TURN: Final = 4 << 20  # bytes until other connections get their turn
+_PIPE: Final = 1 << 20  # requested size; the system may grant less
+_TURN: Final = 4 << 20  # bytes before other connections get their turn
 _GATHERED: Final = 128 << 10
-_KEPT: Final = 32  # pipes
+_KEPT: Final = 32  # pipes kept for reuse
 _IDLE_SECONDS: Final = 120.0  # without a byte moved
 _FLAGS: Final = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 
 class _Pipe:
-    """A pipe that holds nothing."""
+    """An empty pipe."""
 
     _kept: Final[list[_Pipe]] = []
 
@@ -43,7 +43,7 @@ class _Pipe:
 
     @classmethod
     def take(cls) -> _Pipe:
-        """One that is kept, or a new one. Raises OSError."""
+        """Return a kept pipe or a new one. Raises OSError."""
         return cls._kept.pop() if cls._kept else cls()
 
     def give_back(self, *, empty: bool) -> None:
@@ -55,8 +55,8 @@ class _Pipe:
 
 
 class Splice:
-    """Moves `left` bytes from `source` to `drain`, non-blocking sockets of which the loop watches neither;
-    both stay open. `moved` is called when some bytes went out, `done` at the end with what went wrong:
+    """Moves `left` bytes from `source` to `drain`, non-blocking sockets that the loop does not watch; both
+    stay open. `moved` is called when bytes were sent, `done` at the end with the error, if any:
     PeerUnreachableError or OSError (TimeoutError: no byte for minutes)."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Splice:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that went out."""
+        """Bytes that were sent."""
         return self._passed
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class Splice:
         self._pipe.give_back(empty=not self._held)
 
     def _step(self) -> None:
-        """As much as can be moved now."""
+        """Move as much as possible now."""
         if self._closed:
             return
         turn = self._passed + _TURN
@@ -136,7 +136,7 @@ class Splice:
         except BlockingIOError:
             return 0
         if not taken:
-            raise PeerUnreachableError("a node closed the connection in the middle of an answer", begun=True)
+            raise PeerUnreachableError("a node closed the connection in the middle of a response", begun=True)
         self._left -= taken
         self._held += taken
         return taken
@@ -153,7 +153,7 @@ class Splice:
         return given
 
     def _ask_for(self, least: int) -> None:
-        """Have the source be readable when so many bytes are there."""
+        """Make the source readable only when `least` bytes have arrived."""
         if least != self._least:
             self._least = least
             with suppress(OSError):
@@ -181,9 +181,9 @@ class Splice:
         self._reading = self._writing = False
 
     def _look(self) -> None:
-        """Whether anything was moved since the last look."""
+        """Fail if nothing was moved since the last check."""
         if self._passed == self._seen:
-            self._end(TimeoutError(f"no byte of an answer moved for {_IDLE_SECONDS:.0f} seconds"))
+            self._end(TimeoutError(f"no byte of a response moved for {_IDLE_SECONDS:.0f} seconds"))
             return
         self._seen = self._passed
         self._watchdog = self._loop.call_later(_IDLE_SECONDS, self._look)

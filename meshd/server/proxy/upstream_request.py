@@ -1,7 +1,7 @@
 """A client's request as sent to another node: its head unchanged, its body buffered or streamed.
 
-Law: everything the client signed goes out unchanged; connection headers stay behind (RFC 9110 §7.6.1).
-Invariant: a request is resent only while no part of its body has been sent.
+Everything the client signed is sent unchanged; connection headers are not forwarded (RFC 9110 §7.6.1). A
+request is resent only while no part of its body has been sent.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NOT_SENT: Final = frozenset(
 
 
 class PartialBody(NamedTuple):
-    """A body that was begun to be read: what was read, and what is left."""
+    """A partly read body: the part that was read, and the rest."""
 
     received: Sequence[bytes]
     rest: AsyncIterator[bytes]
 
 
 class UpstreamRequest:
-    """One request on its way, to one node after the other until one answers."""
+    """One request, sent to one node after the other until one answers."""
 
     def __init__(
         self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: PartialBody | None
@@ -45,14 +45,14 @@ class UpstreamRequest:
         announced = request.body_exists or "expect" in request.headers
         self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
         self.streams = False
-        """Whether the body goes out as it comes."""
+        """Whether the body is sent as it arrives."""
         self.body_started = False
-        """Whether a part of it has: then the request cannot be begun again."""
+        """Whether a part of the body was sent, so that the request cannot be sent again."""
         self.received = 0
         self.relay: ResponseRelay | None = None
 
     async def buffer_small_body(self, most: int) -> None:
-        """Read the body now if it is small, and whoever sends it does not wait to be asked."""
+        """Read the body now if it is small and the client does not wait for `100 Continue`."""
         length = self._request.content_length
         self.streams = self._begun is not None
         if self.streams or self._body is None or self._request.held_body is not None:
@@ -64,7 +64,7 @@ class UpstreamRequest:
         self.received = len(self._request.held_body)
 
     def head_bytes(self, hop: str) -> bytes:
-        """The request as it goes out, a body that is held included."""
+        """Return the request's bytes, including a buffered body."""
         return upstream_head(self._request, hop, streams=self.streams)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -79,8 +79,8 @@ class UpstreamRequest:
             yield data
 
     async def stream_body(self, relay: ResponseRelay, wire: HttpConnection) -> None:
-        """Send the body when it is asked for. Raises S3Error for one that does not come as it should,
-        ConnectionError when the client is gone."""
+        """Send the body when the node asks for it. Raises S3Error if it does not arrive properly,
+        ConnectionError if the client is gone."""
         assert self._body is not None
         if not await relay.body_requested:
             return
@@ -103,17 +103,17 @@ class UpstreamRequest:
                 wire.send_body(b"0\r\n\r\n")
                 wire.finish_body()
         except PeerUnreachableError:
-            return  # the relay hears of it, too
+            return  # the relay gets the error too
         finally:
             wire.sending = False
 
     def connection_header(self) -> str:
-        """What the answer says of the client's connection; asked when its head is here."""
+        """Return the Connection header of the response; called when its head has arrived."""
         request = self._request
         return connection_header(request, request.keep_alive and not must_close_connection(request))
 
     def reply(self) -> StreamedReply:
-        """What was sent."""
+        """Return the reply that was sent."""
         relay = self.relay
         assert relay is not None
         assert relay.head is not None
@@ -122,8 +122,7 @@ class UpstreamRequest:
 
 
 def upstream_head(request: MeshRequest, hop: str, *, streams: bool = False) -> bytes:
-    """A client's request as it goes to another node: a body that is held included, one that `streams`
-    announced."""
+    """Return a client's request for another node: with a buffered body, or announcing one that `streams`."""
     lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
     lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
     held = None if streams else request.held_body

@@ -1,8 +1,8 @@
-"""Admission of a request: one sequence for every way in, from the signature to the permission.
+"""Admission of a request: one sequence for every endpoint, from the signature to the permission.
 
-Law: a request is authenticated, then accounted to its tenant, then authorized, in this order; nothing of its
-body is read before. A request whose body took its time is admitted once more, by what holds then. The limits
-on connections come first (`connection_limits`), and a forwarded request's origin is its client's connection.
+A request is authenticated, then accounted to its tenant, then authorized, in this order; nothing of its body
+is read before. A request whose body took long is admitted once more, by the state at that time. Connection
+limits apply first (`connection_limits`). The origin of a forwarded request is its client's connection.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Identified(NamedTuple):
-    """Who asks, and what policies may know of the request."""
+    """The signer, and the facts about the request for policies."""
 
     signer: VerifiedSigner
     context: RequestContext
 
 
 class Admitted(NamedTuple):
-    """Who may do what, and what policies know of the request."""
+    """The operation, its signer, and the facts about the request for policies."""
 
     operation: Operation
     signer: VerifiedSigner
@@ -42,7 +42,7 @@ class Admitted(NamedTuple):
 
 
 class RequestAdmission:
-    """Admits requests, or raises S3Error. One a process."""
+    """Admits requests, or raises S3Error. One instance per process."""
 
     def __init__(self, authenticator: Authenticator, access: Authorizer) -> None:
         self._authenticator, self._access = authenticator, access
@@ -53,8 +53,7 @@ class RequestAdmission:
     def identify(
         self, head: RequestHead, origin: MeshRequest | Connection | Hop, trace: RequestTrace
     ) -> Identified:
-        """Authenticate the request that came from `origin`, and account it to its tenant. Nothing is
-        authorized yet."""
+        """Authenticate the request from `origin`, and account it to its tenant. Authorizes nothing."""
         signer = self._authenticator.authenticate(head, trace)
         set_tenant(signer.identity.account)
         return Identified(signer, request_context(origin, head, signer))
@@ -67,9 +66,11 @@ class RequestAdmission:
         trace: RequestTrace,
         resolve: Callable[[Operation], Operation] | None = None,
     ) -> Admitted:
-        """Identify, then authorize. `resolve` says what the operation means, which only an authenticated
-        client may learn."""
-        if isinstance(operation, Preflight):  # browsers do not sign it: the bucket's CORS rules decide
+        """Identify, then authorize. `resolve` determines what the operation means, which only an
+        authenticated client may learn."""
+        if isinstance(
+            operation, Preflight
+        ):  # browsers do not sign preflights: the bucket's CORS rules decide
             return Admitted(operation, ANONYMOUS, request_context(origin, head, ANONYMOUS))
         signer, context = self.identify(head, origin, trace)
         if resolve is not None:
@@ -84,7 +85,7 @@ class RequestAdmission:
         signer: VerifiedSigner,
         context: RequestContext,
     ) -> VerifiedSigner:
-        """Admit a request once more whose body has arrived, perhaps over hours: keys and policies may have
+        """Admit a request again after its body has arrived, perhaps over hours: keys and policies may have
         changed. Without an `operation` it is only authenticated."""
         signer = self._authenticator.reauthenticate(head, signer)
         if operation is not None:

@@ -1,8 +1,8 @@
 """Request authentication: from the HTTP head to the verified signer; virtual-host bucket names.
 
-Law: signatures are verified over the raw target as it was sent, never over a normalized one. The secret
-key does not leave this module. Only subdomains of configured domains name a bucket; any other host (an
-address, a load balancer's name) is path style.
+Signatures are verified over the raw target as sent, never over a normalized one. The secret key does not
+leave this module. Only subdomains of configured domains name a bucket; any other host (an address, a load
+balancer's name) is path style.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 
 class VirtualHosts:
-    """`domains`, such as `s3.example.com`: their subdomains are buckets."""
+    """Maps hosts to buckets: the subdomains of `domains`, such as `s3.example.com`, are buckets."""
 
     def __init__(self, domains: Iterable[str] = ()) -> None:
-        # The longest first: of `example.com` and `s3.example.com`, the latter is no bucket of the former.
+        # The longest first: if both are domains, `s3.example.com` is not a bucket of `example.com`.
         self._domains = tuple(sorted(domains, key=len, reverse=True))
 
     def __repr__(self) -> str:
         return f"<Hosts below {', '.join(self._domains) or 'no domain'}>"
 
     def bucket_of(self, host: str) -> str:
-        """The bucket of a Host header, unchecked; empty for path style. The port is of no matter."""
+        """Return the bucket of a Host header, unchecked; empty for path style. The port is ignored."""
         if not self._domains or not host:
             return ""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
@@ -60,9 +60,9 @@ class VirtualHosts:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedSigner:
-    """Without a signature it is ANYONE, and `claim` and `verified` are None; `verified` alone is None with
-    version 2, for no chunk can chain onto its signature. `then`: when it was found, in seconds since 1970;
-    `tables`: the state of the tables of identities by which it was."""
+    """A verified signer. Without a signature it is ANONYMOUS, and `claim` and `verified` are None. With
+    version 2, `verified` is None, since chunks cannot chain onto its signature. `verified_at` is in seconds
+    since 1970; `identity_tables` is the state of the identity tables at that time."""
 
     identity: Identity
     claim: Claim | SigV2Claim | None
@@ -72,8 +72,8 @@ class VerifiedSigner:
 
 
 _SIGV2_HEADER_REFUSED = (
-    "This server takes signature version 2 in presigned URLs and forms, but not in the Authorization header. "
-    "Please use AWS4-HMAC-SHA256 (signature version s3v4 in most clients), or have the server started with "
+    "This server accepts signature version 2 in presigned URLs and forms, but not in the Authorization "
+    "header. Please use AWS4-HMAC-SHA256 (signature version s3v4 in most clients), or start the server with "
     "--sigv2 all."
 )
 _NO_SECRET = "of no key"
@@ -83,7 +83,8 @@ ANONYMOUS = VerifiedSigner(ANONYMOUS_IDENTITY, None, None)
 
 
 def request_head(request: MeshRequest, max_bytes: int, hosts: VirtualHosts = PATH_STYLE) -> RequestHead:
-    """The head as `meshwire` reads it. Raises S3Error RequestHeaderSectionTooLarge above `max_bytes`."""
+    """Return the head in the form of `meshwire`. Raises S3Error RequestHeaderSectionTooLarge above
+    `max_bytes`."""
     raw_path, _, raw_query = _origin_form(request.raw_path).partition("?")
     if request.head_size + len(raw_path) + len(raw_query) > max_bytes:
         raise S3Error("RequestHeaderSectionTooLarge")
@@ -93,7 +94,7 @@ def request_head(request: MeshRequest, max_bytes: int, hosts: VirtualHosts = PAT
 
 
 def _origin_form(target: str) -> str:
-    """RFC 9112 §3.2.2: a server accepts the absolute form, too."""
+    """Return the target in origin form. RFC 9112 §3.2.2: a server must also accept the absolute form."""
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")
@@ -103,8 +104,7 @@ def _origin_form(target: str) -> str:
 def request_context(
     request: MeshRequest | Connection | Hop, head: RequestHead, signer: VerifiedSigner
 ) -> RequestContext:
-    """What policies may ask about the connection (that of the client, where another node was asked: a hop)
-    and the headers."""
+    """Return the facts for policies about the connection (of the client, if a hop) and the headers."""
     claim, secure = signer.claim, request.secure
     presigned = claim is not None and claim.presigned
     return RequestContext(
@@ -119,13 +119,13 @@ def request_context(
 
 
 def _hoisted(head: RequestHead) -> Mapping[str, str]:
-    """The headers of a presigned URL, as `parse_request` reads them."""
+    """Return the headers of a presigned URL, as `parse_request` reads them."""
     query = read_query(head.raw_query)
     return with_presigned_headers(head.headers, query, read_auth_mechanism(head.headers, query))
 
 
 def _tls_version(request: MeshRequest | Connection | Hop) -> str:
-    """As conditions compare it: `1.3`."""
+    """Return the TLS version as conditions compare it: `1.3`."""
     if isinstance(request, Hop):
         return request.tls
     connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
@@ -134,7 +134,7 @@ def _tls_version(request: MeshRequest | Connection | Hop) -> str:
 
 
 def _verify(claim: Claim | SigV2Claim, head: RequestHead, secret_key: str, now: int) -> Verified | None:
-    """None for version 2."""
+    """Verify a signature; returns None for version 2."""
     if isinstance(claim, SigV2Claim):
         verify_sigv2(claim, head, secret_key, now)
         return None
@@ -142,14 +142,14 @@ def _verify(claim: Claim | SigV2Claim, head: RequestHead, secret_key: str, now: 
 
 
 class Authenticator:
-    """Verifies signatures; `sigv2`: see `HttpSettings`. One per process."""
+    """Verifies signatures. One per process. `sigv2`: see `HttpSettings`."""
 
     def __init__(self, sessions: CredentialService, clock: Clock, *, sigv2: str = "presigned") -> None:
         self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
 
     def authenticate(self, head: RequestHead, trace: RequestTrace) -> VerifiedSigner:
-        """Who signed `head`; `trace` is told. Raises S3Error for everything that is not a valid signature or
-        no signature at all."""
+        """Return the signer of `head` and record it in `trace`. Raises S3Error for everything but a valid
+        signature or none at all."""
         claim = read_claim(head) or self._read_old(head)
         if claim is None:
             return ANONYMOUS
@@ -160,8 +160,8 @@ class Authenticator:
         return signer
 
     def reauthenticate(self, head: RequestHead, signer: VerifiedSigner) -> VerifiedSigner:
-        """Who signed `head` by now: its body took its time, and what was disabled, revoked or changed
-        meanwhile carries out nothing more. Raises S3Error as `authenticate`."""
+        """Return the signer of `head` after its body has arrived, so that a key that was disabled, revoked or
+        changed meanwhile has no effect. Raises S3Error as `authenticate` does."""
         claim = signer.claim
         if claim is None or signer.identity_tables is self._sessions.table_state:
             return signer
@@ -178,7 +178,7 @@ class Authenticator:
         return VerifiedSigner(identity, claim, _verify(claim, head, secret_key, now), now, tables)
 
     def authenticate_form(self, claim: FormClaim, trace: RequestTrace) -> Identity:
-        """Who signed an upload form's policy; `trace` is told. Raises S3Error."""
+        """Return the signer of an upload form's policy and record it in `trace`. Raises S3Error."""
         trace.access_key = claim.access_key
         if claim.scope is None and self._sigv2 == "off":
             raise S3Error("InvalidRequest", SIGV4_REQUIRED_MESSAGE)

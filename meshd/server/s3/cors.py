@@ -1,7 +1,7 @@
 """CORS response headers, on every S3 response, errors included.
 
-Law: the bucket comes from the request target alone, because a request that cannot be parsed or is
-refused needs the headers too: without them a browser hides the error from the page.
+The bucket comes from the request target alone, because a request that cannot be parsed or is refused needs
+the headers too: without them a browser hides the error from the page.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def cors_headers(buckets: BucketService, head: RequestHead) -> list[Header]:
-    """What goes with the answer to `head`, whatever it is. Preflights are answered by their own rule."""
+    """Return the headers for any response to `head`. Preflights are answered by their own rule."""
     if head.method == "OPTIONS":
         return []
     bucket = head.host_bucket or _first(head.raw_path)
     rules = buckets.cors_rules(bucket) if bucket else ()
-    # A browser names the method in preflights only; other clients may ask so what a page would be told.
+    # A browser names the method only in preflights; other clients may ask with it what a page would get.
     method = head.headers.get("access-control-request-method") or head.method
     return cors_response_headers(rules, head.headers.get("origin"), method) if rules else []
 

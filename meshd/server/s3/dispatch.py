@@ -1,7 +1,7 @@
 """Dispatches each S3 operation to its service.
 
-Law: one table maps the operation's type to a few lines. XML request bodies are parsed here, because only
-here they are still bytes.
+One table maps the operation's type to a few lines. XML request bodies are parsed here, because further down
+they are no longer bytes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.
 
 
 class S3Call:
-    """One admitted request on its way: who asks for what, and the body still to be read. `admitted` is the
-    operation as it was asked for; `born`: see `Versions.born`, of its bucket then."""
+    """One admitted request: its signer, its operation, and its unread body. `admitted` is the operation as
+    requested; `born`: see `VersionLookup.bucket_created`, of its bucket at that time."""
 
     __slots__ = (
         "admitted",
@@ -76,11 +76,11 @@ class S3Call:
 
     @property
     def identity(self) -> Identity:
-        """Who asks."""
+        """The identity of the signer."""
         return self.signer.identity
 
     def url(self, bucket: str, key: str) -> str:
-        """Where the object is, by the name under which this node was asked."""
+        """Return the object's URL, by the name under which this node was addressed."""
         scheme = "https" if self.context.secure else "http"
         folder = "" if self.head.host_bucket else f"/{bucket}"
         return (
@@ -92,7 +92,7 @@ class S3Call:
 
 
 class OperationDispatcher:
-    """Carries out operations. One per process; holds no state of its own."""
+    """Executes operations. One per process; stateless."""
 
     def __init__(
         self, deps: ServerServices, admission: RequestAdmission, authenticator: Authenticator
@@ -137,7 +137,7 @@ class OperationDispatcher:
         return self._deps.mesh.single_node
 
     async def __call__(self, call: S3Call) -> Result:
-        """The operation's result. Raises S3Error."""
+        """Execute the operation and return its result. Raises S3Error."""
         call.born = self._deps.versions.bucket_created(getattr(call.operation, "bucket", ""))
         call.operation = await self._deps.views.redirect(self._deps.acls.resolve_operation(call.operation))
         if self._deps.backed is not None:
@@ -155,7 +155,8 @@ class OperationDispatcher:
         return result
 
     async def _document(self, call: S3Call, digests: BodyDigests) -> bytes:
-        """The whole body. Who sends it is admitted once more when it is here: it may come over hours."""
+        """Return the whole body. The signer is admitted again afterwards, since it may have taken hours to
+        arrive."""
         document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
         call.signer = self._admission.readmit(call.head, call.admitted, call.signer, call.context)
         return document
@@ -303,7 +304,9 @@ class OperationDispatcher:
         operation = cast("ops.PutObjectTagging", call.operation)
         document = await self._document(call, operation.digests)
         tags = parse_tagging(document)
-        self._deps.access.authorize(call.identity, operation, call.context, tags)  # now that they are known
+        self._deps.access.authorize(
+            call.identity, operation, call.context, tags
+        )  # now that the tags are known
         return await self._deps.tagging.put_tags(operation, tags)
 
     async def _delete_tags(self, call: S3Call) -> Result:
@@ -360,7 +363,7 @@ class OperationDispatcher:
 
     async def _complete(self, call: S3Call) -> Result:
         operation = cast("ops.CompleteMultipartUpload", call.operation)
-        # x-amz-checksum-* of a completion are of the object, not of this document.
+        # x-amz-checksum-* of a completion belong to the object, not to this document.
         document = await self._document(call, _NO_DIGESTS)
         done = await self._deps.uploads.complete_upload(operation, xml_documents.parse_complete(document))
         return replace(done, location=call.url(operation.bucket, operation.key))

@@ -1,7 +1,7 @@
 """The S3 endpoint: parse, authenticate, authorize, call the service, render the response.
 
-Law: knows no storage and makes no decision about objects. Invariant: the client gets exactly one
-response in S3's format with a request id, or a closed connection if the response had already started.
+It knows no storage and makes no decision about objects. The client gets exactly one response in S3's format
+with a request id, or a closed connection if the response had already started.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Up to here an answer is read and written in one piece; above, sendfile.
+# Smaller responses are read and written in one piece; larger ones use sendfile.
 SMALL_BYTES = 128 << 10
-# How often an object is looked up that writers replace between looking it up and opening its file.
+# How often an object is looked up again that writers replace before its file is opened.
 _FINDS = 8
 _ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for anonymous GET requests."
-# Refused while too many clients leave their answers unread: these would have to be kept in memory.
+# Refused while too many clients leave their responses unread, since these would have to be buffered.
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
 
 
 class PreparedRequest(NamedTuple):
-    """A request that this node carries out: `far` is the source of a copy that others hold, `error` why there
-    is none; `near`: of a read, the object that others hold, which may be read through copies of
-    this one's."""
+    """A request that this node executes. `remote_source` is the source of a copy that other nodes store,
+    `error` why there is none. `nearby_record`: of a read, the object of other nodes that may be read through
+    this node's copies."""
 
     operation: ops.Operation
     remote_source: Record | None = None
@@ -95,7 +95,7 @@ class S3Endpoint:
         self._hosts = VirtualHosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> Reply:
-        """One request, one answer."""
+        """Answer one request."""
         trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote)
         try:
             reply = await self._reply(request, trace)
@@ -109,7 +109,8 @@ class S3Endpoint:
         return reply
 
     async def _reply(self, request: MeshRequest, trace: RequestTrace) -> Reply:
-        """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
+        """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
+        gone."""
         try:
             head = request_head(request, self._deps.http.max_header_bytes, self._hosts)
             return await self._answer(request, head, trace)
@@ -174,7 +175,8 @@ class S3Endpoint:
         trace: RequestTrace,
         error: LocalDamageError,
     ) -> Reply:
-        """What is damaged here, as another owner has it. Raises S3Error when nobody has it whole."""
+        """Relay the response of another owner when this node's copy is damaged. Raises S3Error if all copies
+        are."""
         forwarder = self._deps.forwarder
         if forwarder is None or self._deps.mesh.single_node:
             raise error.client_error from error
@@ -192,8 +194,8 @@ class S3Endpoint:
     async def _forward_or_prepare(
         self, request: MeshRequest, head: RequestHead, trace: RequestTrace, forwarder: Forwarder
     ) -> Reply | PreparedRequest:
-        """The answer of the node that answers for the name asked about, or the request as this one carries it
-        out. Raises as `_reply`."""
+        """Return the response of the responsible node, or the request as this node executes it. Raises as
+        `_reply` does."""
         deps = self._deps
         trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
         operation = parse_request(head)
@@ -203,7 +205,7 @@ class S3Endpoint:
         if hop is not None:
             await forwarder.catch_up(hop)
             trace.remote = hop.remote
-            if isinstance(operation, ops.GetObject):  # who passed it on has looked where the archive lies
+            if isinstance(operation, ops.GetObject):  # the forwarding node has found the archive
                 operation = deps.members.resolve_member_key(operation)
             name = object_name_of(operation)
             if name is not None and not hop.aim:
@@ -214,7 +216,7 @@ class S3Endpoint:
         if isinstance(operation, ops.ListObjects) and MEMBER_SEPARATOR in operation.prefix:
             name, aim = await self._archive_of(operation), AIM_MEMBERS
         if isinstance(operation, ops.DeleteObjects):
-            with deps.control_snapshot():  # a body of those who have no right to it is not kept
+            with deps.control_snapshot():  # unauthorized bodies are not buffered
                 self._admission.admit(head, operation, request, trace)
             await self._hold(request, head)
         if name is not None and not deps.mesh.lease_valid and forwarder.is_local(name):
@@ -243,7 +245,7 @@ class S3Endpoint:
         context: RequestContext,
         trace: RequestTrace,
     ) -> Reply:
-        """An object of other nodes through this one's copies."""
+        """Answer with an object of other nodes through this node's copies."""
         deps, operation, record = self._deps, cast("ops.GetObject", asked.operation), asked.nearby_record
         assert deps.nearby_reader is not None
         assert record is not None
@@ -266,7 +268,7 @@ class S3Endpoint:
         return await scatterer.archive_of(operation)
 
     async def _prepared(self, operation: ops.Operation) -> PreparedRequest:
-        """With the source of a copy, where other nodes hold it."""
+        """Add the source of a copy, if other nodes store it."""
         far = self._deps.copy_sources
         if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
             return PreparedRequest(operation)
@@ -276,13 +278,13 @@ class S3Endpoint:
             return PreparedRequest(operation)
         try:
             record = await far.find_source(source)
-        except S3Error as error:  # told to whoever may know it: after admission
+        except S3Error as error:  # reported after admission, to callers who may know it
             return PreparedRequest(operation, None, error)
         REMOTE_RECORD.set(((source.bucket, source.key, source.version), record))
         return PreparedRequest(operation, record)
 
     async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
-        """Read a small body as it comes: it goes to several nodes."""
+        """Buffer a small body, since it goes to several nodes."""
         most = 2 * self._deps.http.max_xml_bytes
         pieces, size = [], 0
         with reserve_body_memory(request.content_length, most):
@@ -306,7 +308,7 @@ class S3Endpoint:
     async def _find(
         self, asked: ops.GetObject, operation: ops.GetObject
     ) -> tuple[ops.GetObject, LookupResult]:
-        """What is answered, and where it lies: for a view, the object that holds the result."""
+        """Return what to answer and where it is stored: for a view, the object that holds the result."""
         if operation.member is not None:
             return operation, await self._deps.members.find_member(operation)
         try:
@@ -314,7 +316,7 @@ class S3Endpoint:
         except S3Error as error:
             if operation is asked or error.code != "NoSuchKey":
                 raise
-        operation = cast("ops.GetObject", await self._deps.views.redirect(asked))  # evicted in between
+        operation = cast("ops.GetObject", await self._deps.views.redirect(asked))  # it was evicted in between
         return operation, self._deps.objects.find_object(operation)
 
     async def _get(
@@ -346,7 +348,7 @@ class S3Endpoint:
         if isinstance(opened, AssembledRead):
             return await self._send_spans(request, asked, opened, trace)
         for _ in range(_FINDS - 1):
-            with suppress(ReplacedError):  # nothing is sent yet
+            with suppress(ReplacedError):  # nothing has been sent yet
                 return await self._get_once(request, asked, opened, identity, context, trace)
         return await self._get_once(request, asked, opened, identity, context, trace)
 
@@ -369,18 +371,17 @@ class S3Endpoint:
         try:
             with objects.open_range(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
-                    await self._fetch(
-                        first_window(spans)
-                    )  # a device that gives errors is known before the head
+                    await self._fetch(first_window(spans))  # finds a failing device before the head is sent
                     viewed = asked if asked.bucket != operation.bucket else None
                     rest = body_resumer(self._deps, operation, found, spans, viewed)
                     keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
                 else:
                     await self._fetch(spans)
-                    # Read through the store, which verifies what is small enough to be verified on the way.
+                    # Read through the store, which verifies bytes that are few enough to be verified during
+                    # the read.
                     return Reply(status, headers, objects.read_range(operation, found), self._now())
         except (PartialReadError, CutShortError) as error:  # the connection is cut
-            log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
+            log.warning("a response was cut off", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
             again = await self._deps.views.rebuild_result(asked, found.record.etag)
@@ -394,7 +395,7 @@ class S3Endpoint:
 
     @staticmethod
     async def _fetch(spans: Sequence[Span]) -> None:
-        """See `fetch_cold`. Raises DiskFailedError."""
+        """Load cold pages; see `load_into_page_cache`. Raises DiskFailedError."""
         try:
             await load_into_page_cache(spans)
         except OSError as error:
@@ -433,9 +434,9 @@ def body_resumer(
     spans: Sequence[Span],
     viewed: ops.GetObject | None = None,
 ) -> BodyResumer:
-    """What an answer goes on with whose bytes cannot be read to their end: those of another owner, or of the
-    origin; of an object of a view (`viewed`: as it was asked for), those of one that is made anew. They are
-    noticed here."""
+    """Return the function that continues a response whose bytes cannot be read to their end: from another
+    owner or from the origin; for an object of a view (`viewed`: the request), from a rebuilt result. It also
+    reports the damage."""
 
     def rest(torn: PartialReadError) -> AsyncGenerator[bytes, None]:
         report_unsent_spans(spans, torn.sent)
@@ -455,12 +456,12 @@ def body_resumer(
 async def _resume_from_view(
     deps: ServerServices, viewed: ops.GetObject, found: LookupResult, torn: PartialReadError
 ) -> AsyncGenerator[bytes, None]:
-    """Raises CutShortError."""
+    """Yield the rest from a rebuilt result. Raises CutShortError."""
     try:
         data = await deps.views.rebuild_result(viewed, found.record.etag)
     except S3Error as error:
         metrics.reads_continued.labels("cut").inc()
-        raise CutShortError(f"{viewed.bucket}/{viewed.key} cannot be made again: {error}") from error
+        raise CutShortError(f"{viewed.bucket}/{viewed.key} cannot be rebuilt: {error}") from error
     if data is None:
         raise torn
     metrics.reads_continued.labels("made").inc()
@@ -476,7 +477,7 @@ def _report_damage(spans: Sequence[Span]) -> None:
 def object_response_head(
     operation: ops.GetObject, found: LookupResult, trace: RequestTrace
 ) -> tuple[int, list[Header]]:
-    """Status and headers of GET and HEAD."""
+    """Return status and headers of GET and HEAD."""
     headers = object_response_headers(
         found.head,
         window=(found.offset, found.length) if found.partial else None,

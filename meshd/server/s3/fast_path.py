@@ -1,8 +1,8 @@
 """Fast path for GET and HEAD of small objects: the callback that received the request writes the response.
 
-Law: it skips only work whose result is known (a body that cannot come, a task that would not wait, a
-cold page that is in memory) and calls the same functions for the rest. Anything unusual, and every
-refusal, is declined before it has any effect and takes the regular path.
+It skips only work whose result is known (a body that cannot come, a task that would not wait, a cold page
+that is in memory) and calls the same functions for the rest. Anything unusual, and every error, is declined
+before it has any effect and takes the regular path.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_HEAD = 8 << 10
-_AT_ONCE = 1 << 20  # larger answers are sent in turns
+_AT_ONCE = 1 << 20  # larger responses are sent in several turns
 _END = b"\r\n\r\n"
-# No query, and nothing that parsers could disagree on. Native routes begin with `/-/`.
+# No query, and nothing that parsers could read in two ways. Native routes begin with `/-/`.
 _REQUEST = re.compile(
     r"(GET|HEAD) (/(?!-/|metrics )(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})+) HTTP/1\.1\Z", re.A
 )
-# Headers that change nothing but what the functions called here make of them. No Origin (CORS), no Expect,
-# nothing of a body; Connection only to say what is so anyway.
+# Headers that have no effect beyond the functions called here. No Origin (CORS), no Expect, nothing about a
+# body; Connection only with its default value.
 _HEADERS = (
     "accept",
     "accept-encoding",
@@ -71,7 +71,7 @@ _KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title(
 
 
 class FastPath:
-    """Answers what it can. One per process; `answered` and `passed_on` count."""
+    """Answers the requests it can. One per process; `answered` and `passed_on` are counters."""
 
     def __init__(self, deps: ServerServices, admission: RequestAdmission) -> None:
         self._deps, self._admission = deps, admission
@@ -83,7 +83,7 @@ class FastPath:
         return f"<HotPath {self.answered} answered>"
 
     def try_respond(self, connection: Connection, data: bytes) -> bytes | None:
-        """The whole answer to the one request that `data` is, already counted; None to decline it."""
+        """Return the whole response to the only request in `data`, already counted; None to decline it."""
         if len(data) > self._longest:
             return None
         head = parse_simple_head(data)
@@ -96,7 +96,7 @@ class FastPath:
         except (S3Error, StoreError):
             answer = None
         except Exception:
-            log.exception("the short way failed; the request takes the ordinary one")
+            log.exception("the fast path failed; the request takes the regular path")
             answer = None
         if answer is None:
             trace.discard()
@@ -110,7 +110,7 @@ class FastPath:
         operation: GetObject,
         trace: RequestTrace,
     ) -> bool:
-        """Whether another node was asked, which answers: see `Connection.pass_on`."""
+        """Whether the request was proxied to another node: see `Connection.proxy_to_peer`."""
         forwarder = self._deps.forwarder
         if forwarder is None or MEMBER_SEPARATOR in operation.key:
             return False
@@ -137,7 +137,7 @@ class FastPath:
             hop = deps.forwarder.hop_of_head(head)
             if not deps.mesh.is_reader(operation.bucket, operation.key):
                 if deps.nearby_reader is not None and deps.nearby_reader.handles(operation):
-                    return None  # a copy of this node's may do
+                    return None  # a copy on this node may serve it
                 return (
                     b"" if hop is None and self._pass_on(connection, data, head, operation, trace) else None
                 )
@@ -170,7 +170,7 @@ class FastPath:
     def _send(
         self, connection: Connection, operation: GetObject, found: LookupResult, trace: RequestTrace
     ) -> bytes | None:
-        """A larger answer, sent in this moment from the page cache if the connection takes it."""
+        """Send a larger response at once from the page cache, if the connection accepts it."""
         span = self._deps.objects.span_now(found)
         if span is None:
             return None
@@ -185,7 +185,7 @@ class FastPath:
         return b""
 
     def _body(self, operation: GetObject, found: LookupResult) -> bytes | None:
-        if found.head.tag_count:  # who may learn of them is asked on the ordinary way
+        if found.head.tag_count:  # the regular path checks who may learn the count
             return None
         if operation.head or not found.length:
             return b""
@@ -193,7 +193,7 @@ class FastPath:
 
 
 def parse_simple_head(data: bytes) -> RequestHead | None:
-    """The head, if `data` is exactly one head that could not be read in two ways."""
+    """Return the head if `data` is exactly one head that could not be read in two ways."""
     if data.find(_END) != len(data) - 4 or not data.isascii():
         return None
     request, *lines = data[:-4].decode().split("\r\n")

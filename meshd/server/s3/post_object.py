@@ -1,8 +1,7 @@
 """POST Object: uploads by HTML form. Fields come first, then the file, which streams into the store.
 
-Law: the form is authenticated, checked against its policy and authorized before a byte of its file is
-passed on. Invariant: nothing is stored unless the form ended properly and its file had the size the
-policy allows.
+The form is authenticated, checked against its policy and authorized before a byte of its file is passed on.
+Nothing is stored unless the form ended properly and its file had a size that the policy allows.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ _OF_CLIENT = frozenset({"referer", "user-agent"})
 
 
 class PostObjectHandler:
-    """Carries out PostObject. One per process; holds no state of its own."""
+    """Executes PostObject. One per process; stateless."""
 
     def __init__(self, deps: ServerServices, authenticator: Authenticator) -> None:
         self._deps, self._authenticator = deps, authenticator
 
     async def __call__(self, call: S3Call, operation: PostObject) -> PostStored:
-        """Raises S3Error: MalformedPOSTRequest, AccessDenied, InvalidPolicyDocument, EntityTooLarge, …, and
-        what storing raises."""
+        """Store the file of a form. Raises S3Error: MalformedPOSTRequest, AccessDenied,
+        InvalidPolicyDocument, EntityTooLarge and others, and what storing raises."""
         if call.identity is not ANONYMOUS_IDENTITY:
             raise S3Error("InvalidArgument", "A form is signed by its policy, not by a header or a query.")
         form = _Form(call, operation.content_type)
@@ -91,8 +90,8 @@ class PostObjectHandler:
         )
 
     async def _forward_to_owner(self, call: S3Call, put: PutObject, form: _Form) -> None:
-        """Have the node store it that decides about its key. Raises AnsweredError when one did,
-        MisdirectedError when another one was to."""
+        """Forward the form to the primary of its key. Raises AlreadyAnsweredError if that has answered,
+        MisdirectedError if another node should have been asked."""
         forwarder = self._deps.forwarder
         if self._deps.mesh.single_node or forwarder is None:
             return
@@ -103,14 +102,14 @@ class PostObjectHandler:
             begun = PartialBody(form.received, form.source)
             reply = await forwarder.forward(call.request, call.head, name, call.trace, begun=begun)
             if reply is None:
-                raise S3Error("SlowDown", "The nodes that hold this name change just now; try again.")
+                raise S3Error("SlowDown", "The owners of this name are changing; try again.")
             call.trace.mark_forwarded()
             raise AlreadyAnsweredError(reply)
 
     def _check_policy(
         self, call: S3Call, bucket: str, claim: FormClaim | None, fields: dict[str, str]
     ) -> tuple[Identity, PostPolicy]:
-        """Who signed, and what they allow; a form without policy is anybody's."""
+        """Return the signer and the policy; a form without a policy is anonymous."""
         if claim is None:
             return call.identity, _NO_POLICY
         identity = self._authenticator.authenticate_form(claim, call.trace)
@@ -120,14 +119,14 @@ class PostObjectHandler:
 
 
 def _policy_headers(sent: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
-    """The headers that policies see. The upload is made of the form: an x-amz-* header of the request that
-    carries it does nothing, so it counts for nothing; nor can a field say where a browser comes from."""
+    """Return the headers that policies see. The upload is defined by the form: an x-amz-* header of the
+    request has no effect, so it does not count; and a form field cannot claim where a browser comes from."""
     own = {n: value for n, value in sent.items() if not n.startswith("x-amz-") or n in EXPECTED_OWNER_HEADERS}
     return own | {n: value for n, value in form_headers(fields).items() if n not in _OF_CLIENT}
 
 
 def _signature(claim: FormClaim | None) -> str:
-    """As policies name it."""
+    """Return the signature version as policies name it."""
     if claim is None:
         return ""
     return SIGV2_NAME if claim.scope is None else SIGV4_NAME
@@ -144,7 +143,7 @@ class _Form:
             raise _malformed(error) from None
         self.source = call.body.iter_raw()
         self.received: list[bytes] = []
-        """What was read of the form as it came, its fields and perhaps some of its file."""
+        """The received parts of the form: its fields and perhaps some of its file."""
         self._first: list[bytes] = []
         self._digest: BodyDigest | None = None
 
@@ -153,11 +152,11 @@ class _Form:
         return None
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         await self.source.aclose()
 
     async def read_fields(self) -> None:
-        """Up to the beginning of the file. Raises S3Error."""
+        """Read up to the beginning of the file. Raises S3Error."""
         async for data in self.source:
             self.received.append(data)
             self._first = self._feed(data)
@@ -184,7 +183,7 @@ class _Form:
         raise S3Error("NotImplemented")
 
     async def _file(self) -> AsyncIterator[bytes]:
-        """The file's bytes; what follows the file is read and dropped, so that the connection lives on."""
+        """Yield the file's bytes; what follows is read and dropped, so that the connection can be kept."""
         size = 0
         pieces, self._first = self._first, []
         while True:
