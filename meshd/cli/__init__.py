@@ -1,6 +1,6 @@
 """The `meshd` command: `serve`, `dev`, `admin`, `fsck`, `inspect`.
 
-Law: a command parses, calls and prints; nothing else lives here. Commands are imported on first use, so
+A command parses, calls and prints; there is no other logic here. Commands are imported on first use, so
 `meshd --help` is quick and `serve` sets the environment before anything heavy is loaded.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "serve": ("meshd.cli.serve", "serve", "Run a storage node."),
-    "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, to try it."),
+    "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, for trials."),
     "admin": ("meshd.cli.admin", "admin", "Manage users, keys and policies; temporary credentials."),
     "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
-    "inspect": ("meshd.cli.inspect_store", "inspect", "Look at a record, a data file, or statistics."),
+    "inspect": ("meshd.cli.inspect_store", "inspect", "Show a record, a data file, or statistics."),
 }
 
 
@@ -40,7 +40,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises NoSuchCommand with what may have been meant."""
+        """Resolve a command. Raises NoSuchCommand with similar commands."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
@@ -62,7 +62,7 @@ def meshd() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exits 0, 1 (it failed) or 2 (it was asked wrongly)."""
+    """Run the command line; exits with 0, 1 (failure) or 2 (usage error)."""
     try:
         meshd.main(args=arguments, prog_name="meshd")
     except MeshdError as error:

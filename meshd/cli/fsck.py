@@ -1,7 +1,7 @@
 """`meshd fsck`: verifies every stored object, and rebuilds the index from the data files.
 
-Law: exit status 0 means clean, 1 damage or failure, 2 a usage error. The report goes to stdout, progress
-to stderr.
+The exit status is 0 if the store is clean, 1 for damage or failure, 2 for a usage error. The report goes to
+stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 @click.command()
-@click.option("--rebuild", "anew", is_flag=True, help="Make the index anew from the data files first.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
+@click.option("--rebuild", "anew", is_flag=True, help="First rebuild the index from the data files.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @store_options
 def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
     """Verify every object of a stopped node: index, tar headers and checksums of all bytes.
 
-    Exit status: 0 clean, 1 damaged. --rebuild needs only the data files; the old index is kept beside the
+    Exit status: 0 clean, 1 damaged. --rebuild needs only the data files; the old index is kept next to the
     new one.
 
     \b
@@ -91,5 +91,5 @@ def _say(report: CheckReport, rebuilt: dict[str, Any]) -> None:
         click.echo("clean")
     else:
         click.echo(
-            f"{len(report.problems)} problems: restore these objects from a copy, or upload them again"
+            f"{len(report.problems)} problems: restore these objects from a backup, or upload them again"
         )

@@ -1,7 +1,6 @@
 """`meshd inspect`: shows records, versions, segments and statistics of a store, running or stopped.
 
-Law: read-only. Tables for people on stdout, `--json` for programs; long output streams, one JSON
-document a line.
+Read-only. It prints tables on stdout, or with `--json` one JSON document per line, as a stream.
 """
 
 from __future__ import annotations
@@ -37,18 +36,24 @@ _FIND = [
         "--config", "config_file", type=click.Path(path_type=Path), help="YAML file with the node's settings."
     ),
     click.option(
-        "--index-dir", type=click.Path(path_type=Path), help="Where the index is, when not below the data."
+        "--index-dir",
+        type=click.Path(path_type=Path),
+        help="Directory of the index, if it is not in the data directory.",
     ),
     click.option(
-        "--disk", "disks", multiple=True, type=click.Path(path_type=Path), help="A disk; once for each."
+        "--disk",
+        "disks",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="Directory of a disk; repeatable.",
     ),
     click.option("--data-dir", type=click.Path(path_type=Path), help="The node's data directory."),
 ]
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say which store; the command gets `settings`. StoreErrors become one line and
-    status 1, ConfigErrors status 2.
+    """Add the options that locate a store; the command gets `settings`. A StoreError becomes one line and
+    exit status 1, a ConfigError status 2.
     """
 
     @functools.wraps(command)
@@ -76,11 +81,11 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def inspect() -> None:
-    """Look at a record, a data file, or statistics; the daemon may be running."""
+    """Show a record, a data file, or statistics; the daemon may be running."""
 
 
 class ReadOnlyStore:
-    """A read-only look at a store; a context manager."""
+    """A store opened read-only; a context manager."""
 
     def __init__(self, settings: StoreSettings) -> None:
         if not (settings.index_dir / "data.mdb").exists():
@@ -107,11 +112,11 @@ class ReadOnlyStore:
 @inspect.command()
 @click.argument("bucket")
 @click.argument("key")
-@click.option("--version", default=None, help="A version's id, or null; else the current one.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--version", default=None, help="A version id, or null; by default the current version.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @store_options
 def record(settings: StoreSettings, bucket: str, key: str, version: str | None, as_json: bool) -> None:
-    """Show what the index has of an object, and where its bytes lie.
+    """Show an object's record in the index, and where its bytes are stored.
 
     \b
     meshd inspect record photos train/cat/1.jpg --data-dir ./data
@@ -121,7 +126,7 @@ def record(settings: StoreSettings, bucket: str, key: str, version: str | None, 
         found = index.get(bucket, key) if version is None else index.find_version(bucket, key, version)
         if found is None:
             raise click.ClickException(
-                f"no object {bucket}/{key}; meshd inspect versions shows others, a listing other keys"
+                f"no object {bucket}/{key}; list the bucket for other keys, or run meshd inspect versions"
             )
         document = _document(sight, found)
     if as_json:
@@ -140,7 +145,7 @@ def record(settings: StoreSettings, bucket: str, key: str, version: str | None, 
 @inspect.command()
 @click.argument("bucket")
 @click.argument("key")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document a version.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per version.")
 @store_options
 def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> None:
     """List versions and delete markers of a key, the newest first.
@@ -151,7 +156,7 @@ def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> N
     with ReadOnlyStore(settings) as sight, sight.index.read_transaction() as txn:
         found = list(sight.index.versions.all_versions(txn, object_key(bucket, key)))
     if not found:
-        raise click.ClickException(f"{bucket}/{key} has no version; list the bucket to see what there is")
+        raise click.ClickException(f"{bucket}/{key} has no versions; list the bucket to see its keys")
     rows = [_version(record) for record in found]
     if as_json:
         for row in rows:
@@ -205,12 +210,12 @@ def _document(sight: ReadOnlyStore, found: Record) -> dict[str, Any]:
 
 @inspect.command()
 @click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document a member.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per member.")
 @store_options
 def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
     """List the members of a data file.
 
-    FILE is its number in hexadecimal, or its name.
+    FILE is its number in hexadecimal, or its file name.
 
     \b
     meshd inspect segment 00000000000a --data-dir ./data
@@ -219,11 +224,11 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
         try:
             number = int(Path(file).name.split(".")[0], 16)
         except ValueError as error:
-            raise click.ClickException(f"{file!r} is no number in hexadecimal, nor a file name") from error
+            raise click.ClickException(f"{file!r} is neither a hexadecimal number nor a file name") from error
         with sight.index.read_transaction() as txn:
             info = sight.index.get_file(txn, number)
         if info is None:
-            raise click.ClickException(f"the index knows no data file {number:012x}; see meshd inspect stats")
+            raise click.ClickException(f"the index has no data file {number:012x}; see meshd inspect stats")
         with DataFileScan(info.disk, number, sight.disks.path(info.disk, number)) as survey:
             rows = [_member(sight, found) for found in survey.members(info.end)]
     if as_json:
@@ -264,7 +269,7 @@ def _members_table(path: str, info: DataFile, rows: list[dict[str, Any]]) -> Tab
 
 
 @inspect.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @store_options
 def stats(settings: StoreSettings, as_json: bool) -> None:
     """Count objects, data files and bytes.

@@ -1,7 +1,7 @@
 """Settings of a node: frozen dataclasses, one table of options, one loader.
 
-Law: settings are validated once, here, and passed down as values; nothing else reads flags,
-configuration files or MESHD_* settings.
+Settings are validated once, here, and passed down as values; nothing else reads flags, configuration files or
+MESHD_* settings.
 """
 
 from meshd.config.loader import load_settings

@@ -1,7 +1,7 @@
 """Loader: a node's settings from flags, environment and configuration file.
 
-Law: precedence is flags, then environment (MESHD_*), then the configuration file, then the default. An
-error is one line: the setting, where it came from, what would be accepted.
+Precedence is flags, then environment (MESHD_*), then the configuration file, then the default. An error is
+one line: the setting, its source, and what would be accepted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MIN_TOMBSTONE_TTL = 3600.0
 def load_settings(
     flags: Mapping[str, object], *, config_file: Path | None = None, env: Mapping[str, str] | None = None
 ) -> NodeSettings:
-    """The node's settings from flags (None means not given), MESHD_* variables and a YAML file.
+    """Load the node's settings from flags (None means not given), MESHD_* variables and a YAML file.
 
-    Raises ConfigError, which names the setting, where it came from and what would be accepted.
+    Raises ConfigError, which names the setting, its source and what would be accepted.
     """
     environment = os.environ if env is None else env
     given: dict[str, object] = {}
@@ -58,9 +58,8 @@ def load_settings(
 
 
 def _rename_settings(given: dict[str, object], sources: dict[str, str]) -> tuple[str, ...]:
-    """Moves settings given under an earlier name to the new one; returns a warning for each.
-
-    Raises ConfigError when a setting is given under both names."""
+    """Move settings given under an earlier name to the new one; return a warning for each. Raises ConfigError
+    if a setting is given under both names."""
     warnings = []
     for old, new in RENAMED.items():
         if old in given:
@@ -115,7 +114,8 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _one_line(error: yaml.YAMLError) -> str:
-    """The problem and its place, without the source lines PyYAML quotes: they may hold a secret."""
+    """Return the problem and its place, without the source lines that PyYAML quotes: they may hold a
+    secret."""
     mark = getattr(error, "problem_mark", None)
     place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     return f"{getattr(error, 'problem', None) or 'unreadable characters'}{place}"
@@ -124,7 +124,9 @@ def _one_line(error: yaml.YAMLError) -> str:
 def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> NodeSettings:
     value = cast("Mapping[str, Any]", values)
     if value["data-dir"] is None:
-        raise ConfigError("data-dir is required: say where the node keeps its data, as in --data-dir ./data")
+        raise ConfigError(
+            "data-dir is required: set the directory of the node's data, as in --data-dir ./data"
+        )
     if (value["tls-cert"] is None) != (value["tls-key"] is None):
         given, missing = ("tls-key", "tls-cert") if value["tls-cert"] is None else ("tls-cert", "tls-key")
         raise ConfigError(f"{given} needs {missing}: give the certificate and its private key, or neither")
@@ -194,19 +196,19 @@ def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> No
 
 
 def _connections(value: Mapping[str, Any]) -> int:
-    """Open connections of one worker."""
+    """Return the maximum connections of one worker."""
     wanted: int = value["max-connections"]
     workers: int = value["workers"]
     if wanted < workers:
         raise ConfigError(
-            f"max-connections: {wanted} are too few for {workers} workers, each of which needs one: say at "
-            f"least {workers}, or fewer workers"
+            f"max-connections: {wanted} are too few for {workers} workers, each of which needs one: set at "
+            f"least {workers}, or use fewer workers"
         )
     return wanted // workers
 
 
 def _tombstone_ttl(value: Mapping[str, Any]) -> float:
-    """Returns how long deletions are remembered: longer than a node may be away before it is given up."""
+    """Return how long deletions are remembered; longer than an absent node is waited for."""
     seconds: float = value["tombstone-ttl"]
     least = max(_MIN_TOMBSTONE_TTL, 2 * value["down-after"])
     if seconds < least:
@@ -221,14 +223,12 @@ def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
     control = value["control"]
     if value["control-ca"] is not None:
         if not isinstance(control, ControlAddress) or not control.tls:
-            raise ConfigError(
-                "control-ca: give it with --control etcds://…, whose certificates it vouches for"
-            )
+            raise ConfigError("control-ca needs --control etcds://…, whose certificates it verifies")
         control = replace(control, ca=value["control-ca"])
     host = value["listen"][0]
     if control is not None and not value["advertise"] and host in ("0.0.0.0", "::"):
         raise ConfigError(
-            f"advertise is required where the node listens on every address ({host}): say under which URL "
+            f"advertise is required if the node listens on every address ({host}): set the URL under which "
             "others reach it, as in --advertise http://10.0.0.5:9000"
         )
     return ClusterSettings(

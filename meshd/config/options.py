@@ -1,8 +1,7 @@
 """Options: the one table of settings (name, parser, default) and the parsers of single values.
 
-Law: flags, environment variables and configuration files use the same name and the same parser. A
-parser's ValueError names what would be accepted and nothing else; `loader` adds the setting and its
-source.
+Flags, environment variables and configuration files use the same name and the same parser. A parser's
+ValueError says only what would be accepted; `loader` adds the setting and its source.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ _UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", st
 
 
 def cores() -> int:
-    """CPUs this process may run on (an affinity mask or cpuset counts, unlike `os.cpu_count`)."""
+    """Return the CPUs this process may run on (unlike `os.cpu_count`, counting an affinity mask or
+    cpuset)."""
     return len(os.sched_getaffinity(0))
 
 
 def parse_size(text: object) -> int:
-    """Bytes of `4096`, `64KiB`, `1.5G`: decimal units and, with an i, binary ones. Raises ValueError."""
+    """Parse `4096`, `64KiB` or `1.5G`: decimal units and, with an i, binary ones. Raises ValueError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError("expected a size such as 64MiB or 2GB")
@@ -99,7 +99,7 @@ def parse_switch(text: object) -> bool:
 
 
 def parse_sigv2(text: object) -> str:
-    """`on` and `off` are from when this was a switch."""
+    """Parse which requests may use version 2; `on` and `off` are accepted from when it was a switch."""
     if str(text).lower() in _SWITCH:
         return "all" if parse_switch(text) else "off"
     if text not in SIGV2:
@@ -124,7 +124,7 @@ def parse_audit(text: object) -> Path:
 
 
 def parse_local(text: object) -> bool | Path:
-    """On, off, or where."""
+    """Parse on, off or a directory."""
     return parse_switch(text) if str(text).lower() in _SWITCH else parse_path(text)
 
 
@@ -152,8 +152,8 @@ _KUBERNETES_NAME = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 
 
 def parse_control(value: object) -> ControlAddress | KubernetesAddress | None:
-    """`embedded` → None; `etcd://HOST:PORT[,HOST:PORT][/PREFIX]` and `kubernetes://NAMESPACE/NAME` → their
-    addresses. Raises ValueError."""
+    """Parse `embedded` (None), `etcd://HOST:PORT[,HOST:PORT][/PREFIX]` or `kubernetes://NAMESPACE/NAME`.
+    Raises ValueError."""
     text = str(value)
     if text == "embedded":
         return None
@@ -213,7 +213,7 @@ def parse_weight(text: object) -> int:
 
 
 def parse_listen(text: object) -> tuple[str, int]:
-    """`HOST:PORT`, `:PORT`, `[v6]:PORT` → (host, port). Raises ValueError."""
+    """Parse `HOST:PORT`, `:PORT` or `[v6]:PORT` into (host, port). Raises ValueError."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]*)):(\d{1,5})", str(text))
     if match is None or int(match[3]) > 65535:
         raise ValueError("expected HOST:PORT, such as 127.0.0.1:9000 or [::1]:9000")
@@ -221,12 +221,12 @@ def parse_listen(text: object) -> tuple[str, int]:
 
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-"""From the one that tells most."""
+"""From the most to the least verbose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting under its one name: `--name`, `MESHD_NAME`, `name:` in the file."""
+    """One setting, under one name: `--name`, `MESHD_NAME`, `name:` in the file."""
 
     name: str
     parse: Callable[[object], object]
@@ -238,12 +238,12 @@ class Option:
 
 
 def env_name(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return "MESHD_" + name.replace("-", "_").upper()
 
 
 RENAMED: Final[Mapping[str, str]] = {"transforms": "transform-workers", "remember-removals": "tombstone-ttl"}
-"""Settings by the name that they had before; accepted for one release, with a warning."""
+"""Settings by their earlier name; accepted for one release, with a warning."""
 
 
 OPTIONS: Mapping[str, Option] = {

@@ -1,6 +1,6 @@
 """Settings of a node, field by field: frozen dataclasses. Sizes in bytes, times in seconds.
 
-Law: values and what follows from them, nothing else; `loader` knows where they come from.
+Values and what follows from them, nothing else; `loader` knows their sources.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ LogFormat = Literal["text", "json"]
 
 
 class ConfigError(Exception):
-    """A setting, the configuration file or the users file is not acceptable. One line."""
+    """A setting, the configuration file or the users file is invalid. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Where and how objects are kept. Sizes in bytes."""
+    """Where and how objects are stored. Sizes in bytes."""
 
     data_dir: Path
-    """Holds `lock`, `run/`, `control/`, credentials, and (unless told otherwise) data and index."""
+    """Holds `lock`, `run/`, `control/`, credentials and, by default, data and index."""
     disks: tuple[Path, ...]
-    """Directories of the data files; objects spread over them. Default: the data directory itself."""
+    """Directories of the data files; objects are spread over them. Default: the data directory itself."""
     index_dir: Path
-    """Holds the LMDB index; wants the fastest device. Default: `<data_dir>/index`."""
+    """Holds the LMDB index; use the fastest device. Default: `<data_dir>/index`."""
     durability: Durability = "commit"
-    """commit: a PUT is on disk before it is answered. relaxed: for caches; a power cut may lose the last."""
+    """commit: a PUT is on disk before it is answered. relaxed: for caches; a power cut may lose the
+    latest."""
     small_object_bytes: int = 1 << 20
     """Objects up to this size share segments; larger ones get a file of their own."""
     segment_bytes: int = 256 << 20
@@ -36,14 +37,14 @@ class StoreSettings:
     index_map_bytes: int = 64 << 30
     """Address space reserved for the index; not memory, not disk."""
     tombstone_seconds: float = 0.0
-    """How long deletions are remembered, in a mesh: a node away for longer comes back as an empty one. 0: a
-    node of its own, nobody has to be told."""
+    """How long deletions are remembered, in a cluster: a node that is away for longer comes back empty. 0: a
+    single node, where no other node must learn of them."""
     family: int = 0
-    """Where numbers of disks and data files begin: those of a store beside another one must not be its."""
+    """Where the numbers of disks and data files begin; a store next to another one must use other numbers."""
 
     @property
     def evictable(self) -> bool:
-        """Whether nothing in it is the only copy: it does without disks that fail, unasked."""
+        """Whether nothing in it is the only copy, so that it runs without failed disks unasked."""
         return self.family != 0
 
     @property
@@ -56,7 +57,7 @@ class StoreSettings:
 
     @classmethod
     def at(cls, data_dir: Path, **changes: Any) -> StoreSettings:
-        """Settings for one directory with every default derived from it."""
+        """Return settings for one directory, with every default derived from it."""
         data_dir = Path(data_dir)
         defaults: dict[str, Any] = {"disks": (data_dir,), "index_dir": data_dir / "index"}
         return cls(data_dir, **(defaults | changes))
@@ -69,11 +70,11 @@ class HttpSettings:
     host: str = "127.0.0.1"
     """Address to listen on. Loopback by default: without `tls_cert` the daemon speaks plain HTTP."""
     port: int = 9000
-    """TCP port; 0 takes a free one and says which in the ready line."""
+    """TCP port; 0 chooses a free one, which the ready line shows."""
     tls_cert: Path | None = None
-    """PEM file: the server's certificate, then those that vouch for it. With it the endpoint is https."""
+    """PEM file: the server's certificate, then its chain. With it the endpoint is https."""
     tls_key: Path | None = None
-    """PEM file: its private key, without a password. Both files are read again when they change."""
+    """PEM file: its private key, without a password. Both files are reloaded when they change."""
     domains: tuple[str, ...] = ()
     """Names of this endpoint whose subdomains are buckets: `s3.example.com` for `BUCKET.s3.example.com`."""
     max_header_bytes: int = 64 << 10
@@ -81,22 +82,22 @@ class HttpSettings:
     max_xml_bytes: int = 2 << 20
     """Largest XML or JSON body (DeleteObjects of 1,000 long keys fits)."""
     body_timeout: float = 120.0
-    """A request body that brings nothing for this long is given up (408-like, nothing is stored). One that
-    was refused is read and dropped for no longer altogether, so that its client comes to read why."""
+    """A request body that brings nothing for this long is given up (RequestTimeout, nothing is stored). A
+    refused body is read and dropped for at most this time in total, so that its client can read the error."""
     idle_timeout: float = 75.0
     """A keep-alive connection without a request is closed after this."""
     head_timeout: float = 20.0
-    """A request line and headers whose end does not come within this are given up."""
+    """A request head that is not complete after this time is given up."""
     max_connections: int = 16_384
-    """Open connections of one worker. Beyond, those idle longest are closed; a new one is refused (503) if
-    none is."""
+    """Maximum connections of one worker. Beyond, the longest idle ones are closed; a new one is refused (503)
+    if none is idle."""
     drain_timeout: float = 30.0
-    """After SIGTERM, running requests get this long to finish."""
+    """Time for running requests after SIGTERM."""
     sigv2: str = "presigned"
-    """Which requests may be signed with version 2: `presigned` (URLs, boto3's default, and forms), `all` (the
-    Authorization header too, which leaves most of a request unsigned), or `off`."""
+    """Which requests may be signed with version 2: `presigned` (URLs, boto3's default, and forms), `all`
+    (also the Authorization header, which leaves most of a request unsigned), or `off`."""
     backlog: int = 1024
-    """Connections the kernel queues for a worker."""
+    """Connections that the kernel queues for the listening socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +107,24 @@ class TransformSettings:
     processes: int = 2
     """Transform processes. Default: the cores this process may run on."""
     frame_cache_bytes: int = 1 << 30
-    """Finished batches kept in shared memory, least recently used out first. It is RAM of the machine."""
+    """Shared memory for finished batches, evicted by least recent use. It is RAM of the machine."""
     local_frames: bool | Path = True
-    """Whether jobs on this host get batches as shared memory, and in which directory they find them. True:
-    `run/local` in the data directory; a path: one that pods mount."""
+    """Whether jobs on this host get batches as shared memory, and the directory where they find them. True:
+    `run/local` in the data directory; a path: a directory that pods mount."""
     process_bytes: int = 2 << 30
-    """Memory a transform process may take for its samples, beyond what it begins with."""
+    """Memory that a transform process may use for its samples, in addition to its initial memory."""
     user_ops: bool = True
-    """Whether ops that users pushed are run, and pushed. They run confined, in processes of their own."""
+    """Whether ops of users may be pushed and run. They run in a sandbox, in processes of their own."""
     user_op_seconds: float = 30.0
-    """The longest an op of a user's may take for one sample, whatever it declares."""
+    """Maximum time of a user's op per sample, whatever it declares."""
     user_op_memory: int = 4 << 30
-    """The most memory a process for users' ops may take beyond its imports, whatever they declare."""
+    """Maximum memory of a process for users' ops beyond its imports, whatever they declare."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """An etcd cluster, and where in it: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX]`, or `etcds`
-    for TLS."""
+    """An etcd cluster and a prefix in it: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX]`, or
+    `etcds` for TLS."""
 
     members: tuple[tuple[str, int], ...]
     prefix: str = "/shardmesh/"
@@ -131,7 +132,7 @@ class ControlAddress:
     login: tuple[str, str] | None = None
     """User and password."""
     ca: Path | None = None
-    """PEM file of who vouches for its certificates. Default: the system's."""
+    """PEM file of CA certificates for its certificates. Default: the system's."""
 
     def __repr__(self) -> str:
         hosts = ",".join(f"{host}:{port}" for host, port in self.members)
@@ -140,8 +141,8 @@ class ControlAddress:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAddress:
-    """A store on the Kubernetes API, and which one: `kubernetes://NAMESPACE/NAME`. Without a namespace: the
-    pod's own."""
+    """A control store on the Kubernetes API: `kubernetes://NAMESPACE/NAME`. Without a namespace: the pod's
+    own."""
 
     namespace: str
     name: str
@@ -152,35 +153,36 @@ class KubernetesAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """This node among others. Without `control` it is the only one."""
+    """This node's place in a cluster. Without `control` it is a single node."""
 
     control: ControlAddress | KubernetesAddress | None = None
-    """Where the control store is; None: in the data directory, and the node is the only one."""
+    """The control store; None: a local one in the data directory of a single node."""
     zone: str = ""
-    """What fails together: copies are kept in different zones."""
+    """Failure domain: copies are placed in different zones."""
     rack: str = ""
-    """What is near each other."""
+    """Network locality: reads prefer nodes of the same rack."""
     roles: tuple[str, ...] = ("store", "cache", "compute")
-    """What this node is for."""
+    """The roles of this node."""
     weight: int = 0
-    """Its share of the data, in a unit that is the same for all nodes. 0: GiB of its disks."""
+    """Its share of the data, in the same unit for all nodes. 0: GiB of its disks."""
     copies: int = 2
-    """How many nodes keep each object, of buckets that say nothing else. Counts when a mesh is founded."""
+    """Nodes that store each object of buckets without a factor of their own. Used when a cluster is
+    founded."""
     advertise: str = ""
     """URL under which peers and the SDK reach this node. Default: where it listens."""
     lease: float = 5.0
-    """Seconds without a word after which a node is looked after, and counts as away."""
+    """Seconds without a renewed lease after which a node is probed, and counts as away."""
     down_after: float = 900.0
-    """Seconds after which a node that is away is given up, if every object of it has another copy."""
+    """Seconds after which a node that is away counts as down, if all of its objects have other copies."""
     peer_ca: Path | None = None
-    """PEM file of who vouches for other nodes' certificates, beside those this machine trusts."""
+    """PEM file of CA certificates for other nodes, in addition to those this machine trusts."""
     repair_interval: float = 6 * 3600.0
-    """Seconds between two comparisons with the other owners that nothing else asks for."""
+    """Seconds between two periodic comparisons with the other owners."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Everything one daemon needs to know, validated."""
+    """All validated settings of one daemon."""
 
     node_id: str
     """Names the node in metrics, logs and the cluster map. Default: the host name."""
@@ -189,53 +191,56 @@ class NodeSettings:
     transform: TransformSettings = field(default_factory=TransformSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     workers: int = 1
-    """HTTP processes on the one port. Default: min(4, cores). With 1, the coordinator lives in the worker."""
+    """HTTP processes on the port. Default: min(4, cores). With 1, the worker also runs the coordinator's
+    work."""
     lost_disks: tuple[Path, ...] = ()
-    """Disks that are gone for good: the node starts without what was on them, whoever else has it."""
+    """Disks that are lost permanently: the node starts without them, even if no other node has their data."""
     users_file: Path | None = None
     """YAML list of users; read at start and on SIGHUP."""
     hang_timeout: float = 60.0
     """Seconds after which a process whose event loop stands still is killed and replaced."""
     view_cache_bytes: int = 10 << 30
-    """Results of views and inflated archives kept on the disks; the least recently used go beyond."""
+    """Disk space for results of views and decompressed archives, evicted by least recent use."""
     archive_ratio: int = 50
-    """Bytes that an archive may have inflated for each of its own, beyond 64 MiB; more is refused."""
+    """Maximum ratio of an archive's decompressed to its own size, beyond 64 MiB; archives above it are
+    refused."""
     lifecycle_interval: float = 900.0
-    """Seconds from one look for what lifecycle rules remove to the next."""
+    """Seconds between two lifecycle sweeps."""
     scrub_interval: float = 14 * 86400.0
-    """Seconds from the beginning of one pass over all bytes in use to that of the next."""
+    """Seconds between the starts of two scrub passes over all bytes in use."""
     scrub_rate: int = 64 << 20
-    """Most bytes a second that such a pass reads."""
+    """Maximum bytes per second that a scrub pass reads."""
     cache_bytes: int = 0
-    """Most bytes kept of buckets that are backed by origins. Default (0): half of what is free at start."""
+    """Maximum bytes cached from origins. Default (0): half of the free space at start."""
     credentials_dir: Path | None = None
-    """Files of credentials for origins, by name. Default: `<data_dir>/origins`."""
+    """Directory of credentials files for origins, by name. Default: `<data_dir>/origins`."""
     origin_patience: float = 3.0
-    """Seconds that a reader of what is cached waits for an origin's word that it is still so."""
+    """Seconds that a reader of cached data waits for its revalidation by the origin."""
     stale_upload_days: int = 7
-    """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
+    """Days after which a multipart upload is aborted to which no lifecycle rule applies; 0: never."""
     keep_documents_days: int = 90
-    """Days without use after which a plan, snapshot or asset goes that nothing names; 0: never."""
+    """Days without use after which an unreferenced plan, snapshot or asset is removed; 0: never."""
     tombstone_ttl: float = 10 * 86400.0
-    """Seconds for which the deletion of one is remembered: longer than a node may be away."""
+    """Seconds for which deletions are remembered: longer than a node may be away."""
     audit_log: Path | None = None
-    """JSON lines, one a request; `-` is the standard output. Opened anew on SIGHUP."""
+    """JSON lines, one per request; `-` is the standard output. Reopened on SIGHUP."""
     audit_bytes: int = 0
-    """Size at which the audit log is renamed to `.1` and begun anew; 0: never, for lines are lost by it."""
+    """Size at which the audit log is renamed to `.1` and a new one begun; 0: never, since old lines get
+    lost."""
     audit_files: int = 10
-    """Renamed audit logs that are kept, where `audit_bytes` says that there are any."""
+    """Renamed audit logs to keep, if `audit_bytes` is set."""
     region: str = "us-east-1"
-    """What GetBucketLocation answers, and the region new buckets get."""
+    """The region that GetBucketLocation returns, and that new buckets get."""
     log_format: LogFormat = "text"
     log_level: str = "info"
     legacy_metric_names: bool = True
     """Whether `/metrics` repeats renamed metrics under their earlier names."""
     deprecations: tuple[str, ...] = ()
-    """Warnings about settings given under an earlier name, to be logged once at start."""
+    """Warnings about settings given under an earlier name; logged once at start."""
 
     @property
     def endpoint(self) -> str:
-        """URL under which others reach this node."""
+        """URL under which other nodes and clients reach this node."""
         if self.cluster.advertise:
             return self.cluster.advertise
         host = f"[{self.http.host}]" if ":" in self.http.host else self.http.host
@@ -248,18 +253,18 @@ class NodeSettings:
 
     @property
     def local_handover_dir(self) -> Path | None:
-        """Where jobs on this host find frames; None: nowhere."""
+        """Directory in which jobs on this host find frames; None if local handover is off."""
         where = self.transform.local_frames
         return where if isinstance(where, Path) else self.run_dir / "local" if where else None
 
     @property
     def metrics_dir(self) -> Path:
-        """Files through which the processes share their counters."""
+        """Files in which the processes share their counters."""
         return self.run_dir / "metrics"
 
     @property
     def cache_store(self) -> StoreSettings:
-        """The evictable store beside the durable one."""
+        """Settings of the evictable store next to the durable one."""
         store = self.store
         return StoreSettings(
             data_dir=store.data_dir / "cache",
@@ -274,31 +279,31 @@ class NodeSettings:
 
     @property
     def origin_credentials(self) -> Path:
-        """Files of credentials for origins."""
+        """Directory of credentials files for origins."""
         return self.credentials_dir or self.store.data_dir / "origins"
 
     @property
     def freshness_path(self) -> Path:
-        """When what is cached of origins was last known to be so."""
+        """File with the times at which cached objects were last known to be current."""
         return self.run_dir / "fresh"
 
     def fetch_socket(self, index: int) -> Path:
-        """Unix socket on which worker `index` fetches from origins for the others."""
+        """Return the Unix socket on which worker `index` fetches from origins for the others."""
         return self.run_dir / f"fetch-{index}.sock"
 
     @property
     def cache_manager_socket(self) -> Path:
-        """Unix socket on which the cache's policy is asked."""
+        """Unix socket of the cache manager."""
         return self.run_dir / "keeper.sock"
 
     @property
     def control_dir(self) -> Path:
-        """The embedded control store."""
+        """Directory of the embedded control store."""
         return self.store.data_dir / "control"
 
     @property
     def last_used_path(self) -> Path:
-        """When results of views were last read."""
+        """File with the times at which results of views were last read."""
         return self.store.data_dir / "view-uses"
 
     @property
@@ -308,9 +313,9 @@ class NodeSettings:
 
     @property
     def rebalancer_socket(self) -> Path:
-        """Unix socket on which the rebalancer is told what to fetch, and whom to serve."""
+        """Unix socket on which the rebalance process receives work and connections."""
         return self.run_dir / "rebalancer.sock"
 
     def transform_socket(self, index: int) -> Path:
-        """Unix socket of transform process `index`."""
+        """Return the Unix socket of transform process `index`."""
         return self.run_dir / f"transform-{index}.sock"

@@ -1,6 +1,6 @@
 """`meshd admin`: users, keys, policies, temporary credentials and the log level of a running node.
 
-Law: talks to the node only through its admin API, so it works from any host; imports nothing heavy. A
+It talks to the node only through its admin API, so it works from any host, and imports nothing heavy. A
 secret is printed once, when it is created, and never accepted on the command line.
 """
 
@@ -16,18 +16,18 @@ from meshd.cli.admin.users import user
 
 _EXAMPLES = """
 \b
-From nothing to a training pod that may read one prefix and nothing else:
+Create a user and credentials for a training pod that may read only one prefix:
   export MESHD_ROOT_ACCESS_KEY=… MESHD_ROOT_SECRET_KEY=…     # or --data-dir DIR on the node itself
   meshd admin user add ann
-  meshd admin key add ann --json > ann.json                  # the secret is shown this once
+  meshd admin key add ann --json > ann.json                  # the secret is shown only once
   meshd admin policy put read-train read-train.json
   meshd admin policy attach read-train --user ann
   meshd admin sts --keys ann.json --duration 12h --policy read-train.json
 
 \b
-Where the keys come from, first found: --keys FILE, --data-dir DIR (its root-credentials.json),
+Keys are taken from the first of: --keys FILE, --data-dir DIR (its root-credentials.json),
 MESHD_ROOT_ACCESS_KEY and MESHD_ROOT_SECRET_KEY, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
-Where the node is: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else http://127.0.0.1:9000.
+The node is: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else http://127.0.0.1:9000.
 """
 
 

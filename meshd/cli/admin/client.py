@@ -1,6 +1,6 @@
 """Client of a node's admin API: signed requests, and the options for endpoint and credentials.
 
-Law: credentials come from files and the environment, never from flags. A refusal becomes a message that
+Credentials come from files and the environment, never from flags. An error of the node becomes a message that
 says what to do.
 """
 
@@ -32,18 +32,20 @@ _ROOT = ("MESHD_ROOT_ACCESS_KEY", "MESHD_ROOT_SECRET_KEY", "")
 _AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _TIMEOUT = 30
 _OPTIONS = (
-    click.option("--endpoint", metavar="URL", help="The node.  [MESHD_ENDPOINT, AWS_ENDPOINT_URL]"),
+    click.option("--endpoint", metavar="URL", help="URL of the node.  [MESHD_ENDPOINT, AWS_ENDPOINT_URL]"),
     click.option(
-        "--keys", metavar="FILE", help="JSON with access_key and secret_key, as `key add --json` prints."
+        "--keys",
+        metavar="FILE",
+        help="JSON file with access_key and secret_key, as printed by `key add --json`.",
     ),
-    click.option("--data-dir", metavar="DIR", help="Use the root keys kept in this data directory."),
-    click.option("--ca-cert", metavar="FILE", help="Certificates to believe for https.  [MESH_CA_BUNDLE]"),
+    click.option("--data-dir", metavar="DIR", help="Use the root keys stored in this data directory."),
+    click.option("--ca-cert", metavar="FILE", help="CA certificates to trust for https.  [MESH_CA_BUNDLE]"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """A node and the keys to sign with."""
+    """A node, and the keys to sign requests with."""
 
     endpoint: str
     credential: Credential = field(repr=False)
@@ -52,7 +54,8 @@ class AdminClient:
     def request(
         self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
     ) -> Any:
-        """The answer to a request under `/-/`. Raises ClickException, which says what to do."""
+        """Send a request under `/-/` and return its response. Raises ClickException, which says what to
+        do."""
         target = "/-/" + "/".join(quote(part, safe="") for part in path)
         if query:
             target += "?" + urlencode({name: query[name] for name in sorted(query)}, quote_via=quote)
@@ -62,16 +65,16 @@ class AdminClient:
         except ssl.SSLError as error:
             raise click.ClickException(
                 f"{self.endpoint}: {error.reason or error}; give --ca-cert FILE if the node's certificate is "
-                "signed by an authority of your own"
+                "signed by your own authority"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise click.ClickException(
-                f"cannot reach {self.endpoint} ({error}); is the node running? Give --endpoint URL"
+                f"cannot reach {self.endpoint} ({error}); is the node running? Set --endpoint URL"
             ) from None
         return _document(status, answer)
 
     def list_all(self, *path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """Everything a list has, page by page."""
+        """Return all entries of a list, page by page."""
         found: list[dict[str, Any]] = []
         after = ""
         while True:
@@ -110,8 +113,8 @@ class AdminClient:
 def admin_client_options(
     *, own_keys_first: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options that say which node and which keys; the command gets `node`. `own_keys_first`: AWS_*
-    before MESHD_ROOT_*, for what is not root's alone."""
+    """Add the options for the endpoint and the keys; the command gets `node`. `own_keys_first`: prefer AWS_*
+    to MESHD_ROOT_*, for commands that do not need root."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -122,7 +125,7 @@ def admin_client_options(
             credential = find_keys(keys, data_dir, os.environ, sources)
             bundle = ca_cert or os.environ.get("MESH_CA_BUNDLE") or None
             if bundle is not None and not os.path.isfile(bundle):
-                raise click.UsageError(f"there is no file {bundle} with certificates (--ca-cert)")
+                raise click.UsageError(f"--ca-cert: there is no file {bundle}")
             return command(node=AdminClient(find_endpoint(endpoint, os.environ), credential, bundle), **rest)
 
         for option in reversed(_OPTIONS):
@@ -133,7 +136,7 @@ def admin_client_options(
 
 
 def find_endpoint(given: str | None, env: Mapping[str, str]) -> str:
-    """The node's URL. Raises UsageError unless it is one."""
+    """Return the node's URL. Raises UsageError unless it is valid."""
     endpoint = given or env.get("MESHD_ENDPOINT") or env.get("AWS_ENDPOINT_URL") or _DEFAULT_ENDPOINT
     where = urlsplit(endpoint)
     if (
@@ -142,7 +145,7 @@ def find_endpoint(given: str | None, env: Mapping[str, str]) -> str:
         or where.path not in ("", "/")
         or where.query
     ):
-        raise click.UsageError(f"{endpoint!r} is no endpoint; give one such as {_DEFAULT_ENDPOINT}")
+        raise click.UsageError(f"{endpoint!r} is not an endpoint; expected a URL such as {_DEFAULT_ENDPOINT}")
     return f"{where.scheme}://{where.netloc}"
 
 
@@ -152,7 +155,7 @@ def find_keys(
     env: Mapping[str, str],
     sources: Sequence[tuple[str, str, str]] = (_ROOT, _AWS),
 ) -> Credential:
-    """The keys to sign with. Raises UsageError, which says where they could come from."""
+    """Return the keys to sign with. Raises UsageError, which lists the possible sources."""
     if file and data_dir:
         raise click.UsageError("give --keys or --data-dir, not both")
     if file:
@@ -169,7 +172,7 @@ def find_keys(
 
 
 def _read(path: Path, lack: str) -> Credential:
-    """Keys of a JSON file: ours, or a document of `meshd admin sts`."""
+    """Read keys from a JSON file: ours, or a document of `meshd admin sts`."""
     try:
         document = json.loads(path.read_bytes())
         if "AccessKeyId" in document:
@@ -181,7 +184,7 @@ def _read(path: Path, lack: str) -> Credential:
         raise click.UsageError(f"cannot read {path}: {error.strerror}{lack}") from None
     except (ValueError, KeyError, TypeError):
         raise click.UsageError(
-            f"{path} has no key pair: expected JSON with access_key and secret_key"
+            f"{path} contains no key pair: expected JSON with access_key and secret_key"
         ) from None
 
 
@@ -191,7 +194,7 @@ def _document(status: int, answer: bytes) -> Any:
         error = document.get("error") if status >= 400 else None
     except (ValueError, AttributeError):
         raise click.ClickException(
-            f"the endpoint answered {status} and not as a meshd does; is it one?"
+            f"the endpoint answered {status}, but not like a meshd node; check the URL"
         ) from None
     if error is None:
         return document

@@ -31,29 +31,33 @@ Examples:
   meshd admin key add ann --name laptop
   meshd admin key add ann --policy read-train --json > key.json
   meshd admin key ls --user ann
-  meshd admin key disable MESH0GO8111SCTDGVYCF      # refused from this moment on; enable brings it back
+  meshd admin key disable MESH0GO8111SCTDGVYCF      # refused at once; `enable` reverses it
 """
 
 
 @click.group(epilog=_EXAMPLES)
 def key() -> None:
-    """Make, list, disable, enable and remove keys.
+    """Create, list, disable, enable and remove keys.
 
-    A key may do what its user may; with policies attached, only what one of them allows.
+    A key has the rights of its user; attached policies limit it to what one of them allows.
     """
 
 
 @key.command("add")
 @click.argument("user_id")
-@click.option("--name", default="", help="What it is for: laptop, ci, …")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Bound by it; repeat for more.")
-@click.option("--access-key", default="", help="Your own; the secret is then asked for, or read from stdin.")
+@click.option("--name", default="", help="Purpose of the key: laptop, ci, …")
+@click.option(
+    "--policy", "policies", multiple=True, metavar="NAME", help="Limit the key by this policy; repeatable."
+)
+@click.option(
+    "--access-key", default="", help="Use this access key; the secret is prompted for, or read from stdin."
+)
 @as_json
 @admin_client_options()
 def add(
     node: AdminClient, user_id: str, name: str, policies: tuple[str, ...], access_key: str, as_json: bool
 ) -> None:
-    """Make a key for a user. Its secret is shown this once; nobody can read it later.
+    """Create a key for a user. Its secret is shown only once and cannot be read later.
 
     \b
     meshd admin key add ann --name laptop
@@ -63,23 +67,26 @@ def add(
     made = node.request("POST", "admin", "keys", body=body | {"secret_key": secret})
     answer(made, as_json, lambda: show_one(made))
     if not as_json:
-        print_hint("keep the secret now: it is not shown again")
+        print_hint("save the secret now: it is not shown again")
 
 
 @key.command("ls")
-@click.option("--user", "user_id", default="", metavar="USER_ID", help="Only theirs.")
+@click.option("--user", "user_id", default="", metavar="USER_ID", help="Only keys of this user.")
 @as_json
 @admin_client_options()
 def ls(node: AdminClient, user_id: str, as_json: bool) -> None:
     """List keys.
 
-    `works` is no for a disabled key, and for one whose user is gone; `last used` is good to the hour.
+    `works` is no for a disabled key and for one whose user no longer exists; `last used` is accurate to the
+    hour.
 
     \b
     meshd admin key ls --user ann
     """
     found = node.list_all("admin", "keys", query={"user": user_id})
-    answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no keys; make one: meshd admin key add USER"))
+    answer(
+        found, as_json, lambda: show_rows(found, _COLUMNS, "no keys; create one: meshd admin key add USER")
+    )
 
 
 @key.command("show")
@@ -101,7 +108,7 @@ def show(node: AdminClient, access_key: str, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def disable(node: AdminClient, access_key: str, as_json: bool) -> None:
-    """Refuse a key from now on, and temporary credentials of it.
+    """Disable a key at once, with the temporary credentials created with it.
 
     \b
     meshd admin key disable MESH0GO8111SCTDGVYCF
@@ -114,7 +121,7 @@ def disable(node: AdminClient, access_key: str, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def enable(node: AdminClient, access_key: str, as_json: bool) -> None:
-    """Take a disabled key again.
+    """Enable a disabled key again.
 
     \b
     meshd admin key enable MESH0GO8111SCTDGVYCF
@@ -128,12 +135,12 @@ def enable(node: AdminClient, access_key: str, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def rm(node: AdminClient, access_key: str, yes: bool, as_json: bool) -> None:
-    """Remove a key for good. Its temporary credentials end with it.
+    """Remove a key permanently, with the temporary credentials created with it.
 
     \b
     meshd admin key rm MESH0GO8111SCTDGVYCF
     """
-    confirm(f"Remove the key {access_key} for good? (disable can be undone)", yes)
+    confirm(f"Remove the key {access_key} permanently? (`disable` can be undone)", yes)
     removed = node.request("DELETE", "admin", "keys", access_key)
     answer(removed, as_json, lambda: print_hint(f"removed {access_key}"))
 
@@ -145,15 +152,15 @@ def rm(node: AdminClient, access_key: str, yes: bool, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def revoke(node: AdminClient, access_key: str, before: str, yes: bool, as_json: bool) -> None:
-    """End the temporary credentials made with a key.
+    """Revoke the temporary credentials created with a key.
 
-    The key stays good, and new temporary credentials can be asked for at once.
+    The key stays valid, and new temporary credentials can be requested at once.
 
     \b
     meshd admin key revoke MESH0GO8111SCTDGVYCF
     meshd admin key revoke MESH0GO8111SCTDGVYCF --before 2026-11-22T03:00:00Z
     """
-    confirm(f"End the temporary credentials made with {access_key}?", yes)
+    confirm(f"Revoke the temporary credentials created with {access_key}?", yes)
     done = node.request("DELETE", "admin", "keys", access_key, "sessions", query=revoke_query(before))
     answer(done, as_json, lambda: print_hint(revoke_message(access_key, before)))
 

@@ -20,9 +20,11 @@ _COLUMNS = ("node", "level", "configured", "seconds_left")
 
 @click.command("log-level")
 @click.argument("level", required=False, type=click.Choice(LOG_LEVELS))
-@click.option("--for", "duration", metavar="TIME", help="Up to 24h; 900 is seconds.  [15m]")
-@click.option("--reset", is_flag=True, help="As the settings say, now.")
-@click.option("--node", "ids", multiple=True, metavar="ID", help="Another node of the mesh; repeat for more.")
+@click.option(
+    "--for", "duration", metavar="TIME", help="Duration, up to 24h; a plain number is seconds.  [15m]"
+)
+@click.option("--reset", is_flag=True, help="Return to the configured level now.")
+@click.option("--node", "ids", multiple=True, metavar="ID", help="Another node of the mesh; repeatable.")
 @click.option("--all", "everywhere", is_flag=True, help="Every node of the mesh.")
 @as_json
 @admin_client_options()
@@ -35,10 +37,10 @@ def log_level(
     everywhere: bool,
     as_json: bool,
 ) -> None:
-    """Show what a node logs, or change it for a while, without a restart.
+    """Show the log level of a node, or change it for a limited time without a restart.
 
-    All processes of the node follow at once. It ends by itself: what is to stay is a setting (--log-level of
-    `meshd serve`).
+    All processes of the node follow at once. The change ends by itself; for a permanent level use --log-level
+    of `meshd serve`.
 
     \b
     meshd admin log-level
@@ -47,7 +49,7 @@ def log_level(
     meshd admin log-level --reset --all
     """
     if (level and reset) or (duration and not level):
-        raise click.UsageError("give a LEVEL, with --for if you like; or --reset; or neither")
+        raise click.UsageError("give a LEVEL (optionally with --for), or --reset, or neither")
     body = {"seconds": parse_duration(duration)} if duration else {}
     shown, silent = [], []
     for each in _nodes(node, ids, everywhere):
@@ -73,7 +75,7 @@ def _ask(node: AdminClient, level: str | None, reset: bool, body: dict[str, int]
 
 
 def _nodes(node: AdminClient, ids: tuple[str, ...], everywhere: bool) -> list[AdminClient]:
-    """Those that are meant. Raises UsageError for one that is not in the mesh's map."""
+    """Return the chosen nodes. Raises UsageError for one that is not in the cluster map."""
     if not ids and not everywhere:
         return [node]
     known = {each["id"]: each["endpoint"] for each in node.request("GET", "map")["map"]["nodes"]}

@@ -1,6 +1,6 @@
 """Output of `meshd admin`: tables for people or JSON, prompts, hints, and options shared by its commands.
 
-Law: tables go only to stdout and hints only to stderr, so that either can be piped.
+Tables go only to stdout and hints only to stderr, so that either can be piped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
-yes = click.option("--yes", is_flag=True, help="Do not ask.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def show_json(document: object) -> None:
-    """The document, indented."""
+    """Print a document as indented JSON."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
-    """A table of these columns; `empty` says what to do when there is nothing."""
+    """Print a table of these columns; `empty` is the hint for an empty list."""
     from rich.table import Table
 
     rows = list(rows)
@@ -39,7 +39,7 @@ def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], empty: 
 
 
 def show_one(document: Mapping[str, Any]) -> None:
-    """A table of names and values."""
+    """Print a table of names and values."""
     from rich.table import Table
 
     table = Table(show_header=False)
@@ -49,21 +49,21 @@ def show_one(document: Mapping[str, Any]) -> None:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something that cannot be undone. Raises UsageError where nobody could answer."""
+    """Ask before an irreversible action. Raises UsageError without a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Add --yes to do it without being asked.")
+        raise click.UsageError(f"{question} Add --yes to confirm.")
     click.confirm(question, abort=True)
 
 
 def print_hint(text: str) -> None:
-    """A hint for people, beside the answer."""
+    """Print a hint to stderr."""
     click.echo(text, err=True)
 
 
 def answer(document: Any, as_json: bool, show: Callable[[], object]) -> None:
-    """`document` as JSON, or what `show` makes of it."""
+    """Print `document` as JSON, or call `show`."""
     if as_json:
         show_json(document)
     else:
@@ -88,16 +88,19 @@ def _print(table: object) -> None:
 
 
 before = click.option(
-    "--before", default="", metavar="TIME", help="Only those issued before: 2026-11-22T03:00:00Z.  [all]"
+    "--before",
+    default="",
+    metavar="TIME",
+    help="Only those issued before this time: 2026-11-22T03:00:00Z.  [all]",
 )
 
 
 def revoke_query(before: str) -> dict[str, str] | None:
-    """The query of the call."""
+    """Return the query of the request."""
     return {"before": before} if before else None
 
 
 def revoke_message(whose: str, before: str) -> str:
-    """What was done, in a sentence."""
+    """Describe what was revoked, in a sentence."""
     which = f"issued before {before}" if before else "issued until now"
-    return f"ended the temporary credentials of {whose} {which}; requests under way are answered"
+    return f"revoked the temporary credentials of {whose} {which}; requests in progress still complete"

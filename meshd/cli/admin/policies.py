@@ -24,17 +24,17 @@ A policy that lets its holder read one prefix (read-train.json):
 \b
 Examples:
   meshd admin policy put read-train read-train.json
-  meshd admin policy attach read-train --user ann        # adds the right to what ann may do
-  meshd admin policy attach read-train --key MESH0GO…    # this key may do nothing else
+  meshd admin policy attach read-train --user ann        # adds the right to those of ann
+  meshd admin policy attach read-train --key MESH0GO…    # limits this key to it
   meshd admin policy show read-train --json
 """
 
 
 @click.group(epilog=_EXAMPLES)
 def policy() -> None:
-    """Put, list, show, attach, detach and remove policies.
+    """Create, list, show, attach, detach and remove policies.
 
-    Attached to a user, a policy adds rights (and a Deny takes away); attached to a key, it bounds that key.
+    Attached to a user, a policy adds rights (and a Deny removes them); attached to a key, it limits that key.
     """
 
 
@@ -44,7 +44,8 @@ def policy() -> None:
 @as_json
 @admin_client_options()
 def put(node: AdminClient, name: str, file: IO[bytes], as_json: bool) -> None:
-    """Create or replace the policy NAME from FILE (- for stdin). It counts at once where it is attached.
+    """Create or replace the policy NAME from FILE (- for stdin). It takes effect at once where it is
+    attached.
 
     \b
     meshd admin policy put read-train read-train.json
@@ -64,7 +65,7 @@ def ls(node: AdminClient, as_json: bool) -> None:
     """
     found = node.list_all("admin", "policies")
     columns = ("name", "users", "keys", "created")
-    empty = "no policies; put one: meshd admin policy put NAME FILE"
+    empty = "no policies; create one: meshd admin policy put NAME FILE"
     answer(found, as_json, lambda: show_rows(found, columns, empty))
 
 
@@ -73,7 +74,7 @@ def ls(node: AdminClient, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def show(node: AdminClient, name: str, as_json: bool) -> None:
-    """Show a policy and its document; --json prints it all as JSON.
+    """Show a policy and its document; --json prints both as JSON.
 
     \b
     meshd admin policy show read-train --json
@@ -85,7 +86,9 @@ def show(node: AdminClient, name: str, as_json: bool) -> None:
 @policy.command("rm")
 @click.argument("name")
 @click.option(
-    "--force", is_flag=True, help="Even if it is attached: its holders are then refused everything."
+    "--force",
+    is_flag=True,
+    help="Remove it even if it is attached; those users and keys are then refused everything.",
 )
 @yes
 @as_json
@@ -125,7 +128,7 @@ def attach(node: AdminClient, name: str, user_id: str | None, access_key: str | 
 @as_json
 @admin_client_options()
 def detach(node: AdminClient, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
-    """Take a policy off a user or a key. A key without policies may do all that its user may.
+    """Detach a policy from a user or a key. A key without policies has all rights of its user.
 
     \b
     meshd admin policy detach read-train --user ann
@@ -139,7 +142,7 @@ def _holder(user_id: str | None, access_key: str | None) -> tuple[str, str]:
         return "users", user_id
     if access_key and not user_id:
         return "keys", access_key
-    raise click.UsageError("say to whom: either --user USER_ID or --key ACCESS_KEY")
+    raise click.UsageError("give either --user USER_ID or --key ACCESS_KEY")
 
 
 def _show(found: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""`meshd admin sts` and `whoami`: temporary credentials, printed as a `credential_process` prints them."""
+"""`meshd admin sts` and `whoami`: temporary credentials, in the format of a `credential_process`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _EXAMPLES = """
 \b
-In ~/.aws/config, for every program that uses botocore, with fresh credentials whenever it needs them:
+In ~/.aws/config, for programs that use botocore, which then refresh the credentials themselves:
   [profile train]
   endpoint_url = https://mesh.example:9000
   credential_process = meshd admin sts --endpoint https://mesh.example:9000 --keys /etc/mesh/ann.json
@@ -31,17 +31,20 @@ In a shell, or for a program:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--duration", default="1h", metavar="TIME", help="15m to 36h; 900 is seconds.  [1h]")
-@click.option("--policy", type=click.File("rb"), help="Narrower rights: a policy document; - for stdin.")
-@click.option("--name", default="", help="Shown in the audit log: a job, a pod.")
-@click.option("--env", is_flag=True, help="Print lines for a shell to evaluate, not JSON.")
+@click.option(
+    "--duration", default="1h", metavar="TIME", help="Lifetime, 15m to 36h; a plain number is seconds.  [1h]"
+)
+@click.option(
+    "--policy", type=click.File("rb"), help="Policy document that limits the rights further; - for stdin."
+)
+@click.option("--name", default="", help="Name in the audit log, such as a job or a pod.")
+@click.option("--env", is_flag=True, help="Print shell export lines instead of JSON.")
 @admin_client_options(own_keys_first=True)
 def sts(node: AdminClient, duration: str, policy: IO[bytes] | None, name: str, env: bool) -> None:
-    """Get temporary credentials of the key that signs.
+    """Get temporary credentials for the signing key.
 
-    They never may more than it, and end with it.
-
-    Prints what botocore expects of a credential_process.
+    They never have more rights than the key and never outlive it. The output is what botocore expects of a
+    credential_process.
     """
     body: dict[str, Any] = {"duration_seconds": parse_duration(duration), "name": name}
     if policy is not None:
@@ -54,7 +57,7 @@ def sts(node: AdminClient, duration: str, policy: IO[bytes] | None, name: str, e
 @as_json
 @admin_client_options(own_keys_first=True)
 def whoami(node: AdminClient, as_json: bool) -> None:
-    """Show who the node takes these keys for.
+    """Show the identity of the signing keys.
 
     \b
     meshd admin whoami
@@ -64,7 +67,7 @@ def whoami(node: AdminClient, as_json: bool) -> None:
 
 
 def parse_duration(text: str) -> int:
-    """Seconds of `900`, `15m`, `12h`. Raises UsageError; the node judges how long is too long."""
+    """Parse `900`, `15m` or `12h` into seconds. Raises UsageError; the node checks the limits."""
     match = re.fullmatch(r"([0-9]{1,9})([smh]?)", text)
     if match is None:
         raise click.UsageError(f"--duration: expected a time such as 15m, 12h or 900, not {text!r}")

@@ -30,7 +30,7 @@ Examples:
   meshd admin user add ann --name "Ann Example" --policy read-train
   meshd admin user ls
   meshd admin user show ann
-  meshd admin user revoke ann --yes      # the temporary credentials they have, not their keys
+  meshd admin user revoke ann --yes      # their temporary credentials, not their keys
   meshd admin user rm ann --yes
 """
 
@@ -45,9 +45,9 @@ def user() -> None:
 
 @user.command("add")
 @click.argument("user_id")
-@click.option("--name", default="", help="Shown as the owner of objects.  [USER_ID]")
-@click.option("--email", default="", help="For your own records.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Attach it; repeat for more.")
+@click.option("--name", default="", help="Display name, shown as the owner of objects.  [USER_ID]")
+@click.option("--email", default="", help="E-mail address, for your records.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Attach this policy; repeatable.")
 @as_json
 @admin_client_options()
 def add(
@@ -62,14 +62,14 @@ def add(
     made = node.request("POST", "admin", "users", body=body)
     answer(made, as_json, lambda: show_one(made))
     if not as_json:
-        print_hint(f"now give them a key: meshd admin key add {user_id}")
+        print_hint(f"next, create a key: meshd admin key add {user_id}")
 
 
 @user.command("ls")
 @as_json
 @admin_client_options()
 def ls(node: AdminClient, as_json: bool) -> None:
-    """List users. `origin` says where one comes from: admin (here), file (the users file), root.
+    """List users. `origin` is admin (created here), file (the users file) or root.
 
     \b
     meshd admin user ls
@@ -94,12 +94,12 @@ def show(node: AdminClient, user_id: str, as_json: bool) -> None:
 
 @user.command("set")
 @click.argument("user_id")
-@click.option("--name", help="Another display name.")
-@click.option("--email", help="Another address.")
+@click.option("--name", help="New display name.")
+@click.option("--email", help="New e-mail address.")
 @as_json
 @admin_client_options()
 def change(node: AdminClient, user_id: str, name: str | None, email: str | None, as_json: bool) -> None:
-    """Change a user's name or address.
+    """Change a user's display name or e-mail address.
 
     \b
     meshd admin user set ann --email ann@example.org
@@ -111,12 +111,16 @@ def change(node: AdminClient, user_id: str, name: str | None, email: str | None,
 
 @user.command("rm")
 @click.argument("user_id")
-@click.option("--force", is_flag=True, help="Even if they own buckets: these stay, and root can use them.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Remove the user even if they own buckets, which then stay and can be used by root.",
+)
 @yes
 @as_json
 @admin_client_options()
 def rm(node: AdminClient, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
-    """Remove a user with all their keys. They are refused from this moment on, everywhere.
+    """Remove a user with all their keys. They are refused everywhere at once.
 
     \b
     meshd admin user rm ann
@@ -134,14 +138,14 @@ def rm(node: AdminClient, user_id: str, force: bool, yes: bool, as_json: bool) -
 @as_json
 @admin_client_options()
 def revoke(node: AdminClient, user_id: str, before: str, yes: bool, as_json: bool) -> None:
-    """End a user's temporary credentials, of all their keys.
+    """Revoke the temporary credentials created with any key of a user.
 
-    The keys stay good, and new temporary credentials can be asked for at once.
+    The keys stay valid, and new temporary credentials can be requested at once.
 
     \b
     meshd admin user revoke ann
     meshd admin user revoke ann --before 2026-11-22T03:00:00Z
     """
-    confirm(f"End the temporary credentials of {user_id}?", yes)
+    confirm(f"Revoke the temporary credentials of {user_id}?", yes)
     done = node.request("DELETE", "admin", "users", user_id, "sessions", query=revoke_query(before))
     answer(done, as_json, lambda: print_hint(revoke_message(user_id, before)))
