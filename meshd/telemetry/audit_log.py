@@ -1,9 +1,9 @@
 """Audit log: one JSON line per request, with who did what to which object and the outcome.
 
-Law: contains no secret, no signature and no query string. Writing never delays a request: a thread
-writes the lines, and drops and counts those it cannot keep up with. Invariant: a line is written whole
-or not at all, also on a full disk, in the order of its process, and to the file that has the configured
-name at that moment; a rotating tool renames the file without a signal. The log can also rotate itself.
+It contains no secret, no signature and no query string. Writing never delays a request: a thread writes the
+lines, and drops and counts those it cannot keep up with. A line is written completely or not at all, even on
+a full disk, in the order of its process, and to the file that has the configured name at that moment, so a
+rotation tool can rename the file without a signal. The log can also rotate itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import msgspec
 from meshd.telemetry import metrics
 
 STDOUT: Final = Path("-")
-_FLUSH_DELAY = 0.1  # seconds a line may wait for others to be written with it
+_FLUSH_DELAY = 0.1  # seconds that a line may wait to be written together with others
 _MAX_BYTES = 16 << 20
 _log = logging.getLogger("meshd.audit")
 _encode = msgspec.json.Encoder().encode
 
 
 class AuditEntry(msgspec.Struct, omit_defaults=True):
-    """One line. Empty fields are left out; docs/access.md tells what each means."""
+    """One line. Empty fields are left out; docs/access.md describes the fields."""
 
     time: str
     request_id: str
@@ -61,21 +61,23 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A file of `size` bytes (0: of any) becomes `.1`, that one `.2`, and so on; `files` of them are kept."""
+    """Rotation: a file of `size` bytes (0: never) becomes `.1`, that one `.2`, and so on; `files` are
+    kept."""
 
     size: int = 0
     files: int = 10
 
 
 class AuditLog:
-    """Appends to a file or, with STDOUT, to the standard output. Make it in a running loop; close it."""
+    """Appends to a file or, with STDOUT, to the standard output. Create it in a running loop; it must be
+    closed."""
 
     def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, rotation: Rotation = Rotation()) -> None:
         self._path, self._max = path, max_bytes
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []
         self._waiting: asyncio.TimerHandle | None = None
-        self._buffered = self._handed = self._done = 0  # bytes; the thread alone counts what is done
+        self._buffered = self._handed = self._done = 0  # bytes; only the thread changes `_done`
         self._queue: queue.SimpleQueue[bytes | _Command] = queue.SimpleQueue()
         self._file = _File(path, rotation)
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
@@ -86,11 +88,11 @@ class AuditLog:
 
     @property
     def pending(self) -> int:
-        """Bytes that are not yet written."""
+        """Bytes that have not been written yet."""
         return self._buffered + self._handed - self._done
 
     def write_entry(self, entry: AuditEntry) -> None:
-        """Queue a line. Called in the loop; never waits."""
+        """Queue a line. Call it in the loop; it never waits."""
         line = _line(entry)
         if self.pending + len(line) > self._max:
             metrics.audit_dropped.inc()
@@ -101,17 +103,17 @@ class AuditLog:
             self._waiting = self._loop.call_later(_FLUSH_DELAY, self._hand_over)
 
     def reopen(self) -> None:
-        """Write what comes after this to the file that has the name then: the old one was renamed."""
+        """Reopen the file by its name for further lines, because the old file was renamed."""
         self._hand_over()
         self._queue.put(_REOPEN)
 
     def close(self, patience: float) -> None:
-        """Write what is left, waiting at most `patience` seconds for a disk or a reader."""
+        """Write the remaining lines, waiting at most `patience` seconds for a disk or a reader."""
         self._hand_over()
         self._queue.put(_STOP)
         self._thread.join(patience)
         if self._thread.is_alive():
-            _log.warning("audit lines are lost", extra={"bytes": self.pending})
+            _log.warning("audit lines were lost", extra={"bytes": self.pending})
 
     def _hand_over(self) -> None:
         if self._waiting is not None:
@@ -135,7 +137,7 @@ class AuditLog:
 
 
 def _line(entry: AuditEntry) -> bytes:
-    """What is no UTF-8 in what a client claims stands in it escaped."""
+    """Encode a line; text from clients that is not UTF-8 is escaped."""
     try:
         return _encode(entry) + b"\n"
     except UnicodeEncodeError:
@@ -161,7 +163,7 @@ _REOPEN, _STOP = _Command(), _Command()
 
 
 class _File:
-    """The file, opened when it is needed; used by one thread. Several processes append to the same one."""
+    """The file, opened on demand and used by one thread. Several processes append to the same file."""
 
     def __init__(self, path: Path, rotation: Rotation) -> None:
         self._path, self._rotation = path, rotation
@@ -171,7 +173,7 @@ class _File:
         self._why = 0
 
     def append_batch(self, batch: bytes) -> None:
-        """Write the lines; what cannot be written is counted as dropped."""
+        """Write lines; lines that cannot be written are counted as dropped."""
         whole = 0
         try:
             if self._fd >= 0 and self._is_left():
@@ -190,13 +192,13 @@ class _File:
         metrics.audit_dropped.inc(batch.count(b"\n", whole))
         if not self._failing:
             told = {"path": self._path, "why": os.strerror(self._why)}
-            _log.error("the audit log cannot be written", extra=told)
+            _log.error("cannot write to the audit log", extra=told)
         self._failing = True
         self.close()
 
     def _rotates(self) -> bool:
-        """Whether the name is another file's from here on: this one is full, or another process saw it was.
-        Where it cannot be renamed, it grows on: lines are worth more than its bound."""
+        """Rotate the file if it is full; return whether another file has its name now. A file that cannot be
+        renamed grows further: its lines matter more than its limit."""
         told = os.fstat(self._fd)
         if not stat.S_ISREG(told.st_mode) or told.st_size < self._rotation.size:
             return False
@@ -207,7 +209,7 @@ class _File:
         except OSError as error:
             if not self._stuck:
                 extra = {"path": self._path, "why": os.strerror(error.errno or 0)}
-                _log.error("the audit log is full and cannot be renamed; it grows on", extra=extra)
+                _log.error("the audit log is full but cannot be renamed; it keeps growing", extra=extra)
             self._stuck = True
             return False
         finally:
@@ -216,7 +218,7 @@ class _File:
         return True
 
     def _shift(self) -> None:
-        """`.1` becomes `.2`, and so on; what was the last goes."""
+        """Rename `.1` to `.2`, and so on; the last file is dropped."""
         kept = range(1, self._rotation.files + 1)
         names = [str(self._path), *(f"{self._path}.{number}" for number in kept)]
         for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
@@ -224,12 +226,12 @@ class _File:
                 os.replace(newer, older)
 
     def _is_left(self) -> bool:
-        """Whether the file lost its name before the last lines, which were still for it."""
+        """Whether the file was renamed before the previous lines, which still belonged to it."""
         left, self._renamed = self._renamed, self._is_renamed()
         return left and self._renamed
 
     def _is_renamed(self) -> bool:
-        """Whether another file has the name by now, or none."""
+        """Whether another file has the name now, or none."""
         if self._path == STDOUT:
             return False
         try:
@@ -238,10 +240,11 @@ class _File:
             return True
 
     def _write(self, batch: bytes) -> int:
-        """How many of the bytes are in the file: whole lines. Raises OSError when it cannot be asked."""
+        """Append whole lines; return how many bytes are in the file. Raises OSError if the file cannot be
+        inspected."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            return self._append(batch)  # a pipe takes nothing back
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # the other workers write to it, too
+            return self._append(batch)  # a pipe cannot be truncated
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # the other workers write to it too
         try:
             start = os.fstat(self._fd).st_size
             written = self._append(batch)
@@ -253,7 +256,7 @@ class _File:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _append(self, batch: bytes) -> int:
-        """How many bytes were taken; `_why` says what came in the way."""
+        """Return how many bytes were written; `_why` is set if an error occurred."""
         left = memoryview(batch)
         try:
             while left:
@@ -269,14 +272,14 @@ class _File:
 
 
 def open_audit_file(path: Path) -> int:
-    """A descriptor that appends. Raises OSError."""
+    """Open the log for appending and return its descriptor. Raises OSError."""
     if path == STDOUT:
         return os.dup(1)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def format_audit_time(ms: int) -> str:
-    """Milliseconds since 1970, as the lines have them."""
+    """Format milliseconds since 1970 for a line."""
     seconds, rest = divmod(ms, 1000)
     return f"{_second(seconds)}.{rest:03d}Z"
 

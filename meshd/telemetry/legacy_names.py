@@ -1,7 +1,7 @@
-"""Earlier names of metrics, which are exported beside the new ones for one release.
+"""Earlier names of metrics, which are exported next to the new ones for one release.
 
-Law: an old series is a copy of the new one, made when metrics are rendered, so the two never differ. Its
-HELP text begins with "Deprecated" and names the new metric.
+An old series is a copy of the new one, made when metrics are rendered, so the two never differ. Its HELP text
+begins with "Deprecated" and names the new metric.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RenamedMetric:
-    """A metric with an earlier name. `values`: label values that changed with it, new to old."""
+    """A metric with an earlier name. `values`: label values that changed with it, from new to old."""
 
     old: str
     new: str
@@ -52,19 +52,19 @@ RENAMED_METRICS: Final = (
     RenamedMetric("meshd_moves_repaired_total", "meshd_rebalance_repaired_total"),
 )
 RENAMED_ROLES: Final = {"coordinator": "steward", "rebalancer": "mover"}
-"""Values of the label `role` that have changed. Only metrics that nobody sums over roles repeat them."""
+"""Values of the label `role` that have changed. Only metrics that are not summed over roles repeat them."""
 _WITH_ROLES: Final = ("meshd_processes_up", "meshd_process_restarts")
 _BY_FAMILY: Final = {renamed.new.removesuffix("_total"): renamed for renamed in RENAMED_METRICS}
 
 
 class MetricSource(Protocol):
-    """What metrics are collected from: a registry, or the library's collector of several processes."""
+    """A source of metrics: a registry, or the library's collector of several processes."""
 
     def collect(self) -> Iterable[Metric]: ...
 
 
 class LegacyNamesCollector:
-    """Collects from `source`, and adds each renamed metric under its earlier name."""
+    """Collects from `source` and adds each renamed metric under its earlier name."""
 
     def __init__(self, source: MetricSource) -> None:
         self._source = source
@@ -79,7 +79,7 @@ class LegacyNamesCollector:
 
 
 def _repeat_roles(metric: Metric) -> None:
-    """Adds each sample of a renamed role under its earlier name."""
+    """Add each sample of a renamed role under its earlier name."""
     for sample in list(metric.samples):
         if role := RENAMED_ROLES.get(sample.labels.get("role", "")):
             metric.add_sample(sample.name, sample.labels | {"role": role}, sample.value)

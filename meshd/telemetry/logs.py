@@ -1,10 +1,9 @@
 """Log lines (one per event to stderr, text or JSON, without secrets) and the runtime log level.
 
-Law: every line passes `SecretMasker`: known secrets, signatures and session tokens become ***. Use
+Every line passes `SecretMasker`: known secrets, signatures and session tokens become ***. Use
 `logging.getLogger("meshd.…")` with `extra={...}` for fields. The runtime log level is one 64-bit word in
-shared memory, allocated before the first fork, so no process reads it half written. A process reads it
-when it configures logging and at SIGUSR1. It does not outlive the supervisor, which also ends a
-temporary level.
+shared memory, allocated before the first fork, so no process reads it half written. A process reads it when
+it configures logging and on SIGUSR1. It does not outlive the supervisor, which also ends a temporary level.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Set by the web layer for the length of a request; every line then carries it."""
+"""Set by the HTTP server for the duration of a request; every line then carries it."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SIGNATURES = re.compile(
@@ -38,21 +37,21 @@ _SIGNATURES = re.compile(
     (?P<gap> ["']? \s* [=:] \s* ["']? )
     (?P<value> [^\s"'&,;<>]{4,} )"""
 )
-# Secret keys and session tokens that this node made.
+# Secret keys and session tokens that nodes issue.
 _ISSUED_SECRETS = re.compile(r"mss-[\w-]{40}|mesht1\.[\w-]{16,}")
 _MASK = "***"
 _MAX_LINE = 8192
 
 
 class SecretMasker:
-    """Takes secrets out of text: those it was told, and what looks like one by its name."""
+    """Masks secrets in text: registered ones, and values whose name or shape suggests a secret."""
 
     def __init__(self) -> None:
         self._known: re.Pattern[str] | None = None
         self._secrets: set[str] = set()
 
     def add_secrets(self, secrets: Iterable[str]) -> None:
-        """Never show these again. Short ones are left alone, for they would mask ordinary words, and those
+        """Mask these from now on. Short ones are ignored, since they would mask ordinary words, as are those
         that are masked by their shape."""
         new = {secret for secret in secrets if len(secret) >= 6 and not _ISSUED_SECRETS.fullmatch(secret)}
         if new <= self._secrets:
@@ -62,7 +61,7 @@ class SecretMasker:
         self._known = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     def mask_text(self, text: str) -> str:
-        """`text` with secrets masked, on one line, of bounded length."""
+        """Return `text` with secrets masked, on one line, of bounded length."""
         if self._known is not None:
             text = self._known.sub(_MASK, text)
         text = _ISSUED_SECRETS.sub(_MASK, text)
@@ -108,7 +107,7 @@ class TextFormatter(_Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object a line: time, level, process, logger, message, then the fields."""
+    """One JSON object per line: time, level, process, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -137,33 +136,34 @@ def configure(style: str, level: str, process: str, *, stream: TextIO | None = N
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
     logging.getLogger().handlers[:] = [handler]
-    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # bad files are told of by name, by who reads them
+    logging.getLogger("PIL").setLevel(
+        logging.CRITICAL
+    )  # unreadable files are reported, with their name, by the code that reads them
     logging.captureWarnings(capture=True)
     set_level(level)
 
 
 def set_level(level: str) -> None:
-    """Log what is at least as grave as `level`, from now on."""
+    """Log records of at least this level from now on."""
     root = logging.getLogger()
     root.setLevel(level.upper())
-    for noisy in ("asyncio", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
     warnings.simplefilter("default" if level == "debug" else "ignore", DeprecationWarning)
 
 
-_LEVEL_BITS: Final = 3  # of the word; the rest is when it ends, in milliseconds of the monotonic clock
+_LEVEL_BITS: Final = 3  # bits of the level; the others are its end, in milliseconds of the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedLevel:
-    """A level somebody asked for, and the second of the monotonic clock at which that ends."""
+    """A requested level, and the second of the monotonic clock at which it ends."""
 
     level: str
     until: float
 
 
 class RuntimeLogLevel:
-    """The level asked for, as every process of the node sees it."""
+    """The requested level, in memory shared by all processes of the node."""
 
     def __init__(self) -> None:
         self._word = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
@@ -172,18 +172,19 @@ class RuntimeLogLevel:
         return f"<Verbosity {self.requested()}>"
 
     def requested(self) -> RequestedLevel | None:
-        """None while the settings decide."""
+        """Return the requested level; None while the configured one holds."""
         word = self._word[0]
         if not word:
             return None
         return RequestedLevel(LOG_LEVELS[word & ((1 << _LEVEL_BITS) - 1)], (word >> _LEVEL_BITS) / 1000)
 
     def request_level(self, level: str, until: float) -> None:
-        """`level`, one of LOG_LEVELS, until that second of the monotonic clock; nobody is told."""
+        """Request `level`, one of LOG_LEVELS, until that second of the monotonic clock. Notifies no
+        process."""
         self._word[0] = round(until * 1000) << _LEVEL_BITS | LOG_LEVELS.index(level)
 
     def reset_level(self) -> None:
-        """The settings decide again; nobody is told."""
+        """Return to the configured level. Notifies no process."""
         self._word[0] = 0
 
 
@@ -191,8 +192,8 @@ runtime_level: Final = RuntimeLogLevel()
 
 
 def follow_runtime_level(configured: str) -> None:
-    """Have this process log as the settings (`configured`) or whoever asked for another level say, now and at
-    every SIGUSR1. In the main thread."""
+    """Make this process log at the requested level or, without one, at `configured`; checked now and on every
+    SIGUSR1. Call it in the main thread."""
 
     def look(*_: object) -> None:
         asked = runtime_level.requested()

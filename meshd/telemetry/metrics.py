@@ -1,8 +1,7 @@
 """Every metric of the daemon. Names start with `meshd_`; units are seconds and bytes.
 
-Law: labels are bounded and never a key, a bucket or a client. `process.bootstrap` sets
-PROMETHEUS_MULTIPROC_DIR before this module is imported; the processes share their values in that
-directory.
+Labels are bounded and never a key, a bucket or a client. `process.bootstrap` sets PROMETHEUS_MULTIPROC_DIR
+before this module is imported; the processes share their values in that directory.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _names: dict[str, set[str]] = {
     "op": set(),
     "loader": set(),
     "view": set(),
-}  # labels that are users' to choose
+}  # labels whose values users choose
 
 
 class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here
-    """A counter with labels that users choose; `labels` bounds their number."""
+    """A counter with labels whose values users choose; `labels` bounds their number."""
 
     def labels(self, *values: str) -> _BoundedCounter:
         given = zip(self._labelnames, values, strict=True)
@@ -60,7 +59,7 @@ def _gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -
     return Gauge(name, documentation, labels, registry=_registry, multiprocess_mode=mode)
 
 
-# HTTP: operation is the S3 operation's name (or a native route's), status the number as text
+# HTTP: operation is the name of the S3 operation (or of a native route), status is the number as text
 http_requests = _counter("meshd_http_requests_total", "Requests answered.", "operation", "status")
 http_seconds = _histogram("meshd_http_request_seconds", "From request head to last byte.", "operation")
 http_bytes = _counter("meshd_http_bytes_total", "Body bytes; direction is in or out.", "direction")
@@ -72,7 +71,7 @@ http_turned_away = _counter(
 )
 forwarded = _counter(
     "meshd_forwarded_total",
-    "Requests passed on; result is answered, misdirected, unreachable, skewed or broken.",
+    "Requests forwarded; result is answered, misdirected, unreachable, skewed or broken.",
     "result",
 )
 tls_not_after = _gauge(
@@ -170,24 +169,29 @@ replica_facts = _counter(
 
 # batches and transforms
 batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches sent to clients.")
-transform_samples = _counter("meshd_transform_samples_total", "Samples a transform worked on.", "op")
+transform_samples = _counter("meshd_transform_samples_total", "Samples that transforms processed.", "op")
 transform_seconds = _histogram("meshd_transform_seconds", "Transform time of one slice of rows.")
-transform_failures = _counter("meshd_transform_failures_total", "Samples no transform could read.", "op")
-op_calls = _counter("meshd_op_calls_total", "Samples an op (or several in one step) worked on.", "op")
-op_seconds = _counter("meshd_op_seconds_total", "Time an op took.", "op")
-op_bytes = _counter(
-    "meshd_op_bytes_total", "Bytes of the values an op took (in) and made (out).", "op", "direction"
+transform_failures = _counter(
+    "meshd_transform_failures_total", "Samples that transforms could not process.", "op"
 )
-op_cache_hits = _counter("meshd_op_cache_hits_total", "Samples an op was spared: the result was kept.", "op")
+op_calls = _counter("meshd_op_calls_total", "Samples that an op (or several in one step) processed.", "op")
+op_seconds = _counter("meshd_op_seconds_total", "Time spent in an op.", "op")
+op_bytes = _counter(
+    "meshd_op_bytes_total",
+    "Bytes of the values that an op received (in) and returned (out).",
+    "op",
+    "direction",
+)
+op_cache_hits = _counter("meshd_op_cache_hits_total", "Samples whose result of an op was cached.", "op")
 user_op_processes = _counter(
     "meshd_user_op_processes_total",
-    "Processes for users' ops: started, and those that ended by crash, time, memory or nonsense.",
+    "Processes for users' ops: started, or ended by crash, time, memory or nonsense (invalid replies).",
     "event",
 )
 origin_bytes = _counter("meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction")
 origin_errors = _counter(
     "meshd_origin_errors_total",
-    "Requests that an origin did not answer as it should, or was not asked while it is down.",
+    "Requests to an origin that failed, or were not sent because it is down.",
 )
 origin_fetches = _counter("meshd_origin_fetches_total", "Objects and chunks read from origins.")
 peer_cache_bytes = _counter(
@@ -199,8 +203,8 @@ peer_cache_fetches = _counter(
     "Reads of origin data tried in the cache of another node first; hit or miss.",
     "result",
 )
-origin_joined = _counter("meshd_origin_joined_total", "Readers that shared another's fetch.")
-origin_checks = _counter("meshd_origin_checks_total", "Questions to origins whether something changed.")
+origin_joined = _counter("meshd_origin_joined_total", "Reads that shared the fetch of another reader.")
+origin_checks = _counter("meshd_origin_checks_total", "Revalidation requests to origins.")
 origin_passed = _counter(
     "meshd_origin_passed_total",
     "Writes (push) and deletions (remove) received here and written back by the present primary.",
@@ -216,26 +220,26 @@ cache_reads = _counter(
     "result",
 )
 cache_bytes = _gauge("meshd_cache_bytes", "Bytes of the cache, dead ones included.", mode="mostrecent")
-cache_capacity = _gauge("meshd_cache_capacity_bytes", "Bytes the cache may keep.", mode="mostrecent")
+cache_capacity = _gauge("meshd_cache_capacity_bytes", "Capacity of the cache in bytes.", mode="mostrecent")
 cache_evicted = _counter("meshd_cache_evicted_bytes_total", "Bytes evicted.")
-cache_plans = _gauge("meshd_cache_plans", "Plans whose next reads the cache knows.", mode="mostrecent")
-cache_refused = _counter(
-    "meshd_cache_refused_total", "What was read past the cache, which keeps what it has."
-)
+cache_plans = _gauge("meshd_cache_plans", "Plans whose next reads are known to the cache.", mode="mostrecent")
+cache_refused = _counter("meshd_cache_refused_total", "Pieces that the cache did not admit.")
 origin_dirty = _gauge("meshd_origin_dirty_objects", "Objects not at their origin yet.", mode="mostrecent")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
-gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")
+gather_items = _counter(
+    "meshd_gather_items_total", "Items of gather requests; result is ok or the error.", "result"
+)
 archives = _counter(
-    "meshd_archives_total", "Archives looked into; result is indexed, inflated or refused.", "kind", "result"
+    "meshd_archives_total", "Archives opened; result is indexed, inflated or refused.", "kind", "result"
 )
 remote_failures = _counter(
-    "meshd_remote_failures_total", "Calls for what other nodes hold that failed, by how.", "error"
+    "meshd_remote_failures_total", "Failed reads of data of other nodes, by error.", "error"
 )
 remote_bytes = _counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
 reads_continued = _counter(
     "meshd_reads_continued_total",
-    "Answers under way whose bytes ended here: whole by way of another node, of the origin, or of making a "
-    "view's object again, or cut.",
+    "Responses in progress whose local bytes became unreadable: completed from another node, from the origin "
+    "or from a rebuilt view result, or cut.",
     "result",
 )
 near_cache_reads = _counter(
@@ -245,21 +249,23 @@ near_cache_reads = _counter(
     "result",
 )
 near_cache_refused = _counter("meshd_near_cache_refused_total", "Copies that the near cache did not admit.")
-frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
-asset_bytes = _counter("meshd_asset_bytes_total", "Bytes of assets taken in for plans and views.")
+frames = _counter("meshd_frames_total", "Batch frames requested; result is hit, joined or miss.", "result")
+asset_bytes = _counter("meshd_asset_bytes_total", "Bytes of assets stored for plans and views.")
 samples_evaluated = _counter(
-    "meshd_samples_evaluated_total", "Samples an expression of a filter or a join was evaluated on."
+    "meshd_samples_evaluated_total", "Samples on which an expression of a filter or a join was evaluated."
 )
 samples_measured = _counter("meshd_samples_measured_total", "Samples rendered to measure them for packing.")
 view_results = _counter(
-    "meshd_view_results_total", "Results of views asked for; hit or miss.", "result", "view"
+    "meshd_view_results_total", "Results of views requested; hit or miss.", "result", "view"
 )
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")
-view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
+view_result_bytes = _gauge(
+    "meshd_view_result_bytes", "Bytes of results of views on the disks.", mode="mostrecent"
+)
 documents_collected = _counter(
     "meshd_documents_collected_total",
-    "Documents that nobody used any more, removed; kind is snapshots, plans, assets, packs, or, of this node "
-    "alone, bad, lengths, lines, tfrecords, mds or parquet.",
+    "Unused documents that were removed; kind is snapshots, plans, assets, packs or, on this node "
+    "only, bad, lengths, lines, tfrecords, mds or parquet.",
     "kind",
 )
 documents = _gauge(
@@ -269,19 +275,21 @@ documents = _gauge(
     mode="mostrecent",
 )
 documents_cleared = _counter(
-    "meshd_documents_cleared_total", "Copies taken away here of documents that were removed from the mesh."
+    "meshd_documents_cleared_total", "Local copies removed of documents that were removed from the mesh."
 )
-document_bytes = _gauge("meshd_document_bytes", "Their bytes.", "kind", mode="mostrecent")
+document_bytes = _gauge("meshd_document_bytes", "Bytes of these documents.", "kind", mode="mostrecent")
 documents_waiting = _gauge(
     "meshd_documents_waiting",
-    "1 while no document is removed because a node of the mesh cannot be asked when it used which.",
+    "1 while no document is removed because a node cannot report which documents it used.",
     mode="mostrecent",
 )
 view_layouts = _counter(
     "meshd_view_layouts_total", "Scans of the sources of shard views; result is made or same.", "result"
 )
-view_layout_seconds = _counter("meshd_view_layout_seconds_total", "Time that scans and layouts of them took.")
-# what loaders report of themselves; loader is a name of theirs
+view_layout_seconds = _counter(
+    "meshd_view_layout_seconds_total", "Time spent in scans and layouts of shard views."
+)
+# what loaders report about themselves; loader is the name that they choose
 loader_samples = _counter("meshd_loader_samples_total", "Rows handed to training loops.", "loader")
 loader_seconds = _counter("meshd_loader_seconds_total", "Time of training loops.", "loader")
 loader_waited = _counter(
@@ -289,36 +297,39 @@ loader_waited = _counter(
 )
 loader_stalls = _counter(
     "meshd_loader_stall_seconds_total",
-    "The same by what was waited for: network, preprocessing or fetch.",
+    "Time that training loops waited, by cause: network, preprocessing or fetch.",
     "loader",
     "stage",
 )
 frames_handed = _counter(
-    "meshd_frames_handed_total", "Batch frames given to jobs on this host as shared memory, not sent."
+    "meshd_frames_handed_total",
+    "Batch frames handed to jobs on this host as shared memory instead of being sent.",
 )
-frames_handed_bytes = _gauge("meshd_frames_handed_bytes", "Shared memory in the hands of such jobs.")
+frames_handed_bytes = _gauge("meshd_frames_handed_bytes", "Shared memory that such jobs use.")
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
 # jobs; state is done, failed or cancelled
-jobs_running = _gauge("meshd_jobs_running", "Jobs at work.", mode="mostrecent")
-jobs_waiting = _gauge("meshd_jobs_waiting", "Jobs that wait for their turn.", mode="mostrecent")
-jobs_ended = _counter("meshd_jobs_ended_total", "Jobs that came to an end.", "state")
+jobs_running = _gauge("meshd_jobs_running", "Running jobs.", mode="mostrecent")
+jobs_waiting = _gauge("meshd_jobs_waiting", "Jobs that wait to run.", mode="mostrecent")
+jobs_ended = _counter("meshd_jobs_ended_total", "Jobs that ended.", "state")
 job_bytes = _counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.")
 job_outputs = _counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
-job_failures = _counter("meshd_job_failures_total", "Sources that jobs could not read, and skipped.")
+job_failures = _counter("meshd_job_failures_total", "Sources that jobs could not read and skipped.")
 
 # store, as the coordinator measures it
 store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
 store_versions = _gauge("meshd_store_versions", "Older versions and delete markers.", mode="mostrecent")
 store_uploads = _gauge("meshd_store_uploads", "Multipart uploads in progress.", mode="mostrecent")
-store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes in use, versions' too.", mode="mostrecent")
-store_dead_bytes = _gauge("meshd_store_dead_bytes", "Bytes that compaction will win.", mode="mostrecent")
+store_live_bytes = _gauge(
+    "meshd_store_live_bytes", "Bytes in use, including older versions.", mode="mostrecent"
+)
+store_dead_bytes = _gauge("meshd_store_dead_bytes", "Bytes that compaction will free.", mode="mostrecent")
 store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
-store_disk_bytes = _gauge("meshd_store_disk_bytes", "Bytes the disk has.", "disk", mode="mostrecent")
+store_disk_bytes = _gauge("meshd_store_disk_bytes", "Size of the disk in bytes.", "disk", mode="mostrecent")
 
 # store, as each process works on it; kind is full or failed
 store_commits = _counter("meshd_store_commits_total", "Groups of writes made durable together.")
-store_writes = _counter("meshd_store_writes_total", "Requests in those groups, refused ones too.")
+store_writes = _counter("meshd_store_writes_total", "Requests in those groups, including refused ones.")
 store_written_bytes = _counter("meshd_store_written_bytes_total", "Bytes committed to data files.")
 store_sync_seconds = _histogram("meshd_store_sync_seconds", "Time of one fdatasync of a data file.")
 store_corrupt_reads = _counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
@@ -375,30 +386,37 @@ rebalance_repaired = _counter(
 )
 
 # lifecycle; action is expire (a current object), noncurrent, marker or upload
-lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle rules removed.", "action")
+lifecycle_expired = _counter(
+    "meshd_lifecycle_expired_total", "Entries that lifecycle rules removed.", "action"
+)
 
 # processes; role is supervisor, worker, coordinator, transform or rebalancer
 process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
-memory_bytes = _gauge("meshd_memory_bytes", "Memory there is, or the limit set for it.", mode="mostrecent")
-memory_free_bytes = _gauge("meshd_memory_free_bytes", "What of it may still be taken.", mode="mostrecent")
+memory_bytes = _gauge(
+    "meshd_memory_bytes", "Memory of the machine, or the limit set for the node.", mode="mostrecent"
+)
+memory_free_bytes = _gauge(
+    "meshd_memory_free_bytes", "Memory that may still be allocated.", mode="mostrecent"
+)
 process_memory_bytes = _gauge(
-    "meshd_process_memory_bytes", "Memory that processes have for themselves.", "role", mode="mostrecent"
+    "meshd_process_memory_bytes", "Private memory of the processes.", "role", mode="mostrecent"
 )
 processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
 
 
 def op_label(op: str) -> str:
-    """An op's name as a label. Users may bring ops of their own: beyond so many names, the rest is one."""
+    """Return an op's name as a label. Users may push their own ops; names beyond the limit share one
+    label."""
     return _bounded_label("op", op)
 
 
 def loader_label(name: str) -> str:
-    """The same for the names loaders give themselves."""
+    """Like `op_label`, for the names that loaders choose."""
     return _bounded_label("loader", name)
 
 
 def view_label(name: str) -> str:
-    """The same for views."""
+    """Like `op_label`, for views."""
     return _bounded_label("view", name)
 
 
@@ -412,9 +430,8 @@ def _bounded_label(kind: str, name: str) -> str:
 
 
 def render_metrics(*, legacy_names: bool = True) -> bytes:
-    """All metrics as Prometheus text: of every process when a shared directory is set, else of this one.
-
-    With `legacy_names`, renamed metrics also appear under their earlier names (see `legacy_names`)."""
+    """Render all metrics as Prometheus text: of every process if a shared directory is set, otherwise of this
+    one. With `legacy_names`, renamed metrics also appear under their earlier names (see `legacy_names`)."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return _render(_registry, legacy_names)
     with scrape_lock(_directory()):
@@ -428,7 +445,7 @@ def _render(source: MetricSource, legacy_names: bool) -> bytes:
 
 
 def drop_dead_processes() -> None:
-    """Drop the live gauges of processes that are gone; their counters stay in the sums. The supervisor's."""
+    """Drop the live gauges of dead processes; their counters stay in the sums. For the supervisor only."""
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         merge_dead_processes(_directory())
 

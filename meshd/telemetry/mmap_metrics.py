@@ -1,10 +1,10 @@
 """Memory-mapped metric files, one per process and type, and the merging of files of dead processes.
 
-Law: disk space is allocated before it is written to, because a write to unallocated space of a mapped
-file on a full disk kills the process (SIGBUS). A value that finds no space is kept in memory and written
-in full with the first later change that succeeds. Merging gives what a scrape would: counters are
-summed, gauges keep the latest value, live gauges disappear. Invariant: a scrape counts a value once,
-because a lock in the directory excludes merging while it reads.
+Disk space is allocated before it is written to, because a write to unallocated space of a mapped file on a
+full disk kills the process (SIGBUS). A value without space is kept in memory and written in full with the
+first later change that succeeds. Merging returns what a scrape would: counters are summed, gauges keep the
+latest value, live gauges disappear. A scrape counts a value once, because a lock in the directory excludes
+merging while it reads.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 _INITIAL_SIZE: Final = 1 << 16  # bytes of a new file
-_EMPTY: Final = struct.pack("i", 8)  # a file's head: how much of it is used, the head included
+_EMPTY: Final = struct.pack("i", 8)  # a file's head: the number of used bytes, including the head
 _clock = SystemClock()
-_ENTRY_OVERHEAD: Final = 32  # bytes of a series beside its name, at most
+_ENTRY_OVERHEAD: Final = 32  # maximum bytes of a series besides its name
 
 
 class PreallocatedMmapDict(MmapedDict):  # type: ignore[misc]  # the library has no types here
-    """A file of the library's format that grows only by what the disk promised."""
+    """A file in the library's format that grows only into allocated disk space."""
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
         self._path, self._read = Path(filename), read_mode
@@ -43,7 +43,7 @@ class PreallocatedMmapDict(MmapedDict):  # type: ignore[misc]  # the library has
         self._capacity = 0
 
     def _open(self) -> None:
-        """Raises OSError when there is no room."""
+        """Open or create the file. Raises OSError if there is no space."""
         if not self._path.exists():
             draft = self._path.with_suffix(".new")
             try:
@@ -75,8 +75,8 @@ class PreallocatedMmapDict(MmapedDict):  # type: ignore[misc]  # the library has
         return value, stamp
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
-        """The library's times are the wall clock's, which may be set back: the latest value would be one from
-        before, for as long as it was set back by."""
+        """Write a value with the monotonic time. The library uses the wall clock: if that is set back, an
+        older value would count as the latest one."""
         try:
             super().write_value(key, value, _clock.monotonic() if timestamp else 0.0)
         except OSError:
@@ -84,7 +84,7 @@ class PreallocatedMmapDict(MmapedDict):  # type: ignore[misc]  # the library has
 
 
 def install_mmap_dict() -> None:
-    """Have the library use it. Before the first metric is made."""
+    """Make the library use PreallocatedMmapDict. Call it before the first metric is created."""
     values.MmapedDict = PreallocatedMmapDict
 
 
@@ -95,15 +95,16 @@ _log = logging.getLogger("meshd.metrics")
 
 @contextmanager
 def scrape_lock(directory: Path) -> Iterator[None]:
-    """Nobody folds meanwhile. Waits for one that does: milliseconds."""
+    """Exclude merging while files are read. Waits milliseconds for a merge in progress."""
     with _locked(directory, fcntl.LOCK_SH):
         yield
 
 
 def merge_dead_processes(directory: Path) -> None:
-    """Make the files of all processes that are gone one a kind. For one process alone, the supervisor.
+    """Merge the files of dead processes into one file per type. Only one process, the supervisor, may call
+    it.
 
-    Does not wait for those who read: what is left is folded the next time.
+    Does not wait for readers: the files are then merged at the next call.
     """
     try:
         with _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -117,8 +118,8 @@ def merge_dead_processes(directory: Path) -> None:
         ValueError,
         struct.error,
     ) as error:
-        # A full disk, say: they stay, and nothing is lost.
-        _log.warning("files of metrics stay as they are", extra={"why": str(error)})
+        # A full disk, for example: the files stay, and nothing is lost.
+        _log.warning("metric files of dead processes could not be merged", extra={"why": str(error)})
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def _locked(directory: Path, how: int) -> Iterator[None]:
 
 
 def _dead_files(directory: Path) -> dict[str, list[Path]]:
-    """The files of processes that are gone, by kind."""
+    """Return the files of dead processes, by type."""
     found: dict[str, list[Path]] = {}
     for path in directory.glob("*.db"):
         kind, _, pid = path.stem.rpartition("_")
@@ -147,7 +148,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # somebody else's, that has its number by now: another time
+        return True  # another user's process has the number now: retry later
     return True
 
 
@@ -164,7 +165,7 @@ def _merge_files(target: Path, paths: list[Path]) -> None:
 
 
 def _sums(paths: list[Path], *, latest: bool) -> dict[str, tuple[float, float]]:
-    """(value, time) by the name of the series."""
+    """Return (value, time) by the name of the series."""
     found: dict[str, tuple[float, float]] = {}
     for path in paths:
         for key, value, stamp, _ in MmapedDict.read_all_values_from_file(path):
@@ -177,7 +178,7 @@ def _sums(paths: list[Path], *, latest: bool) -> dict[str, tuple[float, float]]:
 
 
 def _write_merged(path: Path, values: dict[str, tuple[float, float]]) -> None:
-    """By way of memory: on a full disk writing to a mapped file would end the process (SIGBUS), not fail."""
+    """Write by way of memory: on a full disk, a write to a mapped file would kill the process (SIGBUS)."""
     draft = os.memfd_create("metrics")
     try:
         file = MmapedDict(f"/proc/self/fd/{draft}")
