@@ -36,7 +36,7 @@ _OTHERWISE: Final = "application/octet-stream"
 
 
 class MaterializeJob:
-    """One a node (the steward's)."""
+    """Writes the objects of a view. One instance per node, in the coordinator."""
 
     def __init__(self, tools: JobServices, views: ViewDispatcher) -> None:
         self._tools, self._views = tools, views

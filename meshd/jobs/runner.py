@@ -59,7 +59,7 @@ _SERVING: Final = ("up", "draining", "joining", "returning")
 
 
 class JobRunner:
-    """One a node (the steward's)."""
+    """Runs the jobs of a node. One instance per node, in the coordinator."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ def scratch_prefix(running: JobRun) -> str:
 
 
 class PlanStore:
-    """One a node (the steward's)."""
+    """Stores the plans of jobs. One instance per node, in the coordinator."""
 
     def __init__(self, store: ObjectStore, catalog: DocumentStore) -> None:
         self._store, self._catalog = store, catalog
@@ -98,7 +98,7 @@ def unpacked_name(etag: str, size: int) -> str:
 
 
 class ArchiveDecompressor:
-    """One a node (the steward's)."""
+    """Decompresses archives for jobs. One instance per node, in the coordinator."""
 
     def __init__(self, store: ObjectStore, catalog: DocumentStore, archives: ArchiveService) -> None:
         self._store, self._catalog, self._archives = store, catalog, archives

@@ -99,7 +99,7 @@ _PAGE: Final = 1000
 
 
 class SourceInventory:
-    """Makes them. One a node (the steward's)."""
+    """Lists the sources of jobs. One instance per node, in the coordinator."""
 
     def __init__(
         self, store: ObjectStore, catalog: DocumentStore, archives: ArchiveService, objects: RemoteObjects

@@ -194,7 +194,7 @@ def eviction_cutoff(used: Mapping[int, int], limit: int) -> int:
 
 
 class ResultEvictor:
-    """One a node (the steward's)."""
+    """Evicts results of views. One instance per node, in the coordinator."""
 
     def __init__(self, store: ObjectStore, uses: UsageRecorder, limit: int) -> None:
         self._store, self._uses, self._limit = store, uses, limit

@@ -66,8 +66,8 @@ class IndexQueue:
 
 
 class BackgroundIndexer:
-    """The working side: one a node (the steward's). `buckets`: the names of all there are; `room`: bytes of
-    copies that can be made without another result having to go, None as long as that is not known."""
+    """Indexes queued archives. One instance per node, in the coordinator. `buckets` returns the names of all
+    buckets; `room` the bytes of copies that fit without evicting another result, None while unknown."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ _OTHERWISE: Final = "application/octet-stream"
 
 
 class ExtractJob:
-    """One a node (the steward's)."""
+    """Extracts archives to objects. One instance per node, in the coordinator."""
 
     def __init__(self, tools: JobServices, inventories: SourceInventory, shelf: PlanStore) -> None:
         self._tools, self._inventories, self._shelf = tools, inventories, shelf

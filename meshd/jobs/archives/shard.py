@@ -38,7 +38,7 @@ _AT_A_TIME: Final = 2
 
 
 class ShardJob:
-    """One a node (the steward's)."""
+    """Packs samples into shards. One instance per node, in the coordinator."""
 
     def __init__(self, tools: JobServices, inventories: SourceInventory, shelf: PlanStore) -> None:
         self._tools, self._inventories, self._shelf = tools, inventories, shelf
