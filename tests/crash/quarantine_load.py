@@ -30,7 +30,7 @@ async def _rest(size: int) -> None:
 
 
 async def scrub_and_restore(store: Store) -> None:
-    """As the steward does, with the bytes of another node."""
+    """Repair a version as the coordinator does, with the bytes of another node."""
     await store.scrub.start_pass()
     while await store.scrub.scrub_next_file(_rest):
         pass

@@ -97,8 +97,8 @@ def test_a_store_is_a_world_of_its_own(kubeconfig: Path, namespace: str) -> None
             assert await q.get("topic/a") is None
             assert await q.list_all("topic/") == {}
             assert q.cached_entries("topic") == {}
-            assert await p.acquire_lease("mover", "n1", 10) is not None
-            assert await q.acquire_lease("mover", "n2", 10) is not None
+            assert await p.acquire_lease("rebalancer", "n1", 10) is not None
+            assert await q.acquire_lease("rebalancer", "n2", 10) is not None
 
     asyncio.run(main())
 

@@ -180,36 +180,36 @@ class ControlSuite:
     def test_a_lease_excludes_until_it_runs_out(self) -> None:
         async def check(control: ControlStore, clock: ManualClock) -> None:
             ttl = self.ttl
-            lease = await control.acquire_lease("mover", "n1", ttl)
+            lease = await control.acquire_lease("rebalancer", "n1", ttl)
             assert lease is not None
-            assert await control.acquire_lease("mover", "n2", ttl) is None
+            assert await control.acquire_lease("rebalancer", "n2", ttl) is None
             await self.elapse(clock, 0.5 * ttl)
             lease = await control.renew_lease(lease)
             await self.elapse(clock, 0.7 * ttl)
-            assert await control.acquire_lease("mover", "n2", ttl) is None
+            assert await control.acquire_lease("rebalancer", "n2", ttl) is None
             await self.elapse(clock, 0.8 * ttl)
-            assert await control.acquire_lease("mover", "n2", ttl) is not None
+            assert await control.acquire_lease("rebalancer", "n2", ttl) is not None
             await _fails(LeaseLostError, control.renew_lease(lease))
 
         self._run_with_clock(check)
 
     def test_a_released_lease_is_free_and_only_its_holder_releases_it(self) -> None:
         async def check(control: ControlStore) -> None:
-            first = await control.acquire_lease("mover", "n1", 10)
+            first = await control.acquire_lease("rebalancer", "n1", 10)
             assert first is not None
             await control.release_lease(first)
-            second = await control.acquire_lease("mover", "n2", 10)
+            second = await control.acquire_lease("rebalancer", "n2", 10)
             assert second is not None
             await control.release_lease(first)  # void by now
-            assert await control.acquire_lease("mover", "n1", 10) is None
+            assert await control.acquire_lease("rebalancer", "n1", 10) is None
 
         self._run(check)
 
     def test_a_holder_takes_its_own_lease_again(self) -> None:
         async def check(control: ControlStore) -> None:
-            before = await control.acquire_lease("mover", "n1", 10)
+            before = await control.acquire_lease("rebalancer", "n1", 10)
             assert before is not None
-            assert await control.acquire_lease("mover", "n1", 10) is not None
+            assert await control.acquire_lease("rebalancer", "n1", 10) is not None
             await _fails(LeaseLostError, control.renew_lease(before))
 
         self._run(check)
@@ -229,7 +229,9 @@ class ControlSuite:
 
     def test_one_of_many_racing_holders_gets_the_lease(self) -> None:
         async def check(control: ControlStore) -> None:
-            leases = await asyncio.gather(*(control.acquire_lease("mover", f"n{n}", 10) for n in range(8)))
+            leases = await asyncio.gather(
+                *(control.acquire_lease("rebalancer", f"n{n}", 10) for n in range(8))
+            )
             assert sum(lease is not None for lease in leases) == 1
 
         self._run(check)

@@ -180,8 +180,8 @@ def test_botocore_gets_them_from_the_command_by_itself(
         (b'{"duration_seconds": "900"}', "$.duration_seconds"),
         (b'{"duration": 900}', "unknown field"),
         (b'{"policy": {"Statement": []}}', "Statement"),
-        (b"no json", "does not fit"),
-        (b"\xff\xfe", "does not fit"),
+        (b"no json", "the body is not valid"),
+        (b"\xff\xfe", "the body is not valid"),
     ],
 )
 def test_bad_wishes_are_refused_with_the_place(node: Daemon, body: bytes, told: str) -> None:
@@ -208,4 +208,4 @@ def test_unsigned_presigned_and_unsigned_bodies_get_none(node: Daemon) -> None:
         put = f"PUT {target} HTTP/1.1\r\nHost: {wire.host}\r\nContent-Length: 0\r\n\r\n"
         answer = wire.exchange(put.encode())
         assert answer.status == 403
-        assert b"presigned URLs are not taken here" in answer.body
+        assert b"presigned URLs are not accepted here" in answer.body

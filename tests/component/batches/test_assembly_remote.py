@@ -1,4 +1,4 @@
-"""The assembler behind its Unix socket: frames, errors, cancellation, a steward that goes away."""
+"""The assembler behind its Unix socket: frames, errors, cancellation, a coordinator that goes away."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_cancelled_request_is_forgotten_on_the_other_side(tmp_path: Path) -> N
     asyncio.run(run())
 
 
-def test_a_steward_that_goes_away_means_come_back(tmp_path: Path) -> None:
+def test_a_coordinator_that_goes_away_means_come_back(tmp_path: Path) -> None:
     async def run() -> None:
         path = tmp_path / "s.sock"
         remote = AssemblerClient(path)

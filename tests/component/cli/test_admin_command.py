@@ -263,7 +263,7 @@ def test_refusals_say_what_to_do(command: Command, node: Daemon, tmp_path: Path)
     for words, options, told in (
         (("user", "rm", "root", "--yes"), {}, "the user root is the node's own"),
         (("user", "rm", "root"), {}, "Add --yes"),
-        (("user", "add", "root"), {}, "there is a user root already"),
+        (("user", "add", "root"), {}, "the user root exists already"),
         (("user", "add", "a/b"), {}, "letters, digits or"),
         (("key", "add", "nobody"), {}, "there is no user 'nobody'"),
         (("key", "disable", node.access_key), {}, "is the node's root key"),
@@ -274,9 +274,9 @@ def test_refusals_say_what_to_do(command: Command, node: Daemon, tmp_path: Path)
         (("sts", "--duration", "37h"), {}, "36 hours"),
         (("sts", "--duration", "soon"), {}, "such as 15m"),
         (("user", "ls"), {"env": none}, "set MESHD_ROOT_ACCESS_KEY"),
-        (("user", "ls", "--endpoint", "ftp://x"), {}, "is no endpoint"),
+        (("user", "ls", "--endpoint", "ftp://x"), {}, "is not an endpoint"),
         (("user", "ls", "--endpoint", "http://127.0.0.1:1"), {}, "is the node running?"),
-        (("user", "ls", "--keys", "keys.json"), {}, "has no key pair"),
+        (("user", "ls", "--keys", "keys.json"), {}, "contains no key pair"),
         (("user", "ls", "--data-dir", "."), {}, "MESHD_ROOT_ACCESS_KEY"),
         (("user", "ls", "--ca-cert", "none.pem"), {}, "no file none.pem"),
         (("user", "ls", "--endpoint", node.endpoint), {"env": wrong}, "SignatureDoesNotMatch"),
@@ -289,9 +289,11 @@ def test_only_root_with_permanent_keys_administers(command: Command, node: Daemo
     key = command.json("key", "add", "finn")
     (command.folder / "finn.json").write_text(json.dumps(key))
     refusal = command.refusal("user", "ls", "--keys", "finn.json")
-    assert "only root may administer" in refusal
+    assert "only root may use the admin API" in refusal
     (command.folder / "pod.json").write_text(command.run("sts").stdout)
-    assert "temporary credentials cannot administer" in command.refusal("user", "ls", "--keys", "pod.json")
+    assert "temporary credentials may not use the admin API" in command.refusal(
+        "user", "ls", "--keys", "pod.json"
+    )
     assert command.json("whoami", "--keys", "finn.json")["user_id"] == "finn"
     assert command.json("whoami", "--keys", "pod.json")["temporary"]
     command.json("user", "rm", "finn", "--yes")

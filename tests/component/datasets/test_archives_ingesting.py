@@ -69,15 +69,15 @@ def daemon_of_its_own() -> Any:
 
 
 @pytest.mark.parametrize("place", ["archives.copy.written", "archives.index.made", "archives.note.settled"])
-def test_a_steward_killed_at_any_step_is_made_up_for(place: str) -> None:
+def test_a_coordinator_killed_at_any_step_is_made_up_for(place: str) -> None:
     with Daemon.start(env={"MESHD_FAILPOINTS": f"{place}=kill"}, workers=2) as daemon:
-        steward = daemon.children()["coordinator-0"]
+        coordinator = daemon.children()["coordinator-0"]
         s3 = daemon.client()
         s3.create_bucket(Bucket="box")
         kinds = ("tar.zst", "tgz", "zip")
         for kind in kinds:
             s3.put_object(Bucket="box", Key=f"x.{kind}", Body=archive_of(kind, FILES))
-        until(daemon, lambda: daemon.children().get("coordinator-0") not in (steward, None))
+        until(daemon, lambda: daemon.children().get("coordinator-0") not in (coordinator, None))
         daemon.kill()
         del daemon.env["MESHD_FAILPOINTS"]
         daemon.up()

@@ -113,7 +113,7 @@ def _metric(node: Daemon, name: str) -> float:
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    """What the steward does, or tells, a moment later."""
+    """What the coordinator does, or reports, a moment later."""
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline

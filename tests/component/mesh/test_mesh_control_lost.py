@@ -58,7 +58,7 @@ class Parted:
         return self
 
     def await_failures(self, *node_ids: str) -> None:
-        """Until stewards have failed once more to reach the control store, and have no lease any more."""
+        """Until coordinators have failed once more to reach the control store, and have no lease any more."""
         before = {node_id: self.mesh.metric(node_id, FAILURES) for node_id in node_ids}
         for node_id, failures in before.items():
             self.mesh.await_metric(node_id, FAILURES, failures + 1)

@@ -207,7 +207,9 @@ def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: DaemonClust
     mesh.await_state("n3", "away")
     moved = _disk(place, "two").rename(place / "two-moved")
     try:
-        with pytest.raises(DaemonFailedError, match=r"two is missing, and by the map no other node that is"):
+        with pytest.raises(
+            DaemonFailedError, match=r"two is missing, and by the cluster map no available node"
+        ):
             mesh.up("n2")
     finally:
         shutil.rmtree(_disk(place, "two"))  # made anew, and empty

@@ -103,7 +103,7 @@ def await_drained(mesh: DaemonCluster, node_id: str) -> dict[str, Any]:
     raise AssertionError(f"{node_id} is not empty: {row}\n{mesh.output()}")
 
 
-def await_mover(mesh: DaemonCluster, node_id: str, *, there: bool) -> int:
+def await_rebalancer(mesh: DaemonCluster, node_id: str, *, there: bool) -> int:
     """The process id of the node's rebalancer; 0 when it is gone."""
     for _ in range(1200):
         found = mesh[node_id].children().get("rebalancer-0", 0)
@@ -208,7 +208,7 @@ def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Daemon
         traffic.check()
 
 
-def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: DaemonCluster) -> None:
+def test_a_rebalancer_that_is_killed_again_and_again_gets_there(mesh: DaemonCluster) -> None:
     [new] = new_nodes(mesh, 1)
     count = len(mesh.nodes) + 1
     with Traffic(mesh, BUCKET, keys=80, seed=5) as traffic:
@@ -217,21 +217,23 @@ def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: DaemonCluster) 
         assert {node.state for node in cluster.nodes} == {"up"}
         traffic.check("n1", new)
     assert mesh[new].output().count("rebalancer-0 ended") > 0
-    assert "worker-0 ended" not in mesh[new].output()  # it waits behind its door, and the steward asks again
+    assert (
+        "worker-0 ended" not in mesh[new].output()
+    )  # it waits behind its door, and the coordinator asks again
 
 
 def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh: DaemonCluster) -> None:
-    await_mover(mesh, "n1", there=False)
+    await_rebalancer(mesh, "n1", there=False)
     mesh.stop("n1")
     mesh["n1"].env[FAILPOINTS] = f"{NICE_FAILPOINT}=sleep(0)"  # as where nobody tests
     mesh.up("n1")
     client = mesh["n1"].client()
     for number in range(40):
         client.put_object(Bucket=BUCKET, Key=f"kept/{number}", Body=b"x" * 1000)
-    await_mover(mesh, "n1", there=False)
+    await_rebalancer(mesh, "n1", there=False)
     assert "rebalancer-0 ended" not in mesh["n1"].output()  # nobody ended it
     change(mesh, "n1", "reweigh", weight=2)
-    mover, ordinary = psutil.Process(await_mover(mesh, "n1", there=True)), psutil.Process().nice()
-    while mover.nice() <= min(ordinary, 18):  # it gives way from when it has opened its store
+    rebalancer, ordinary = psutil.Process(await_rebalancer(mesh, "n1", there=True)), psutil.Process().nice()
+    while rebalancer.nice() <= min(ordinary, 18):  # it gives way from when it has opened its store
         threading.Event().wait(0.05)  # NoSuchProcess, should it end as it is
     mesh.await_map(settled)

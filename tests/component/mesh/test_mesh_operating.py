@@ -87,7 +87,7 @@ def control_keys(mesh: DaemonCluster) -> list[str]:
 def test_a_drained_node_is_empty_and_can_be_removed(mesh: DaemonCluster) -> None:
     assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
     mesh.await_map(lambda found: not found.is_rebalancing)
-    for _ in range(60):  # its mover tells a moment later that nothing is left
+    for _ in range(60):  # its rebalancer reports a moment later that nothing is left
         if nodes(mesh)["n2"]["empty"]:
             break
         threading.Event().wait(0.5)
@@ -137,9 +137,9 @@ def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mes
     [
         (("drain", "n9"), "there is no node 'n9'"),
         (("undrain", "n1"), "nobody drains it"),
-        (("lost", "n1"), "still answers"),
+        (("lost", "n1"), "is still running"),
         (("reweigh", "n1", "0"), "drain it instead"),
-        (("remove", "n1"), "still answers"),
+        (("remove", "n1"), "is still running"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_do(

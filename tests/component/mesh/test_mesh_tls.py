@@ -176,6 +176,6 @@ def test_a_certificate_of_another_name_is_counted_before_connections_end(mesh: D
     mesh.authority.issue("n2", ["elsewhere.example"])
     mesh.await_metric("n1", "meshd_cluster_certificates_refused", 1)
     _await_refusal(mesh, "IP address mismatch")
-    assert "another node is not believed node=n2" in mesh["n1"].output()
+    assert "the certificate of another node is refused node=n2" in mesh["n1"].output()
     mesh.authority.issue("n2")
     _await(mesh, lambda: mesh.metric("n1", "meshd_cluster_certificates_refused") == 0)

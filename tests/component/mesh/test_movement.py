@@ -1,4 +1,4 @@
-"""Movers of several nodes over real connections: joins, returns, drains, deaths, repair."""
+"""Rebalancers of several nodes over real connections: joins, returns, drains, deaths, repair."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ NAMES = 60
 
 
 class World:
-    """Nodes, their movers, and the map they share."""
+    """Nodes, their rebalancers, and the map they share."""
 
     def __init__(self, nodes: list[Running]) -> None:
         self.nodes = {one.node.settings.node_id: one for one in nodes}
-        self.movers: dict[str, Rebalancer] = {name: rebalancer(one.node) for name, one in self.nodes.items()}
+        self.rebalancers: dict[str, Rebalancer] = {
+            name: rebalancer(one.node) for name, one in self.nodes.items()
+        }
         self.maps = ClusterMapStore(nodes[0].node.control)
 
     def store(self, node_id: str) -> Store:
@@ -69,9 +71,9 @@ class World:
         await put_object(self.store(decider.node_id), key, data, **about)
 
     async def move(self, rounds: int = 8, without: tuple[str, ...] = ()) -> None:
-        """Every mover in turn, until nobody owes anything."""
+        """Every rebalancer in turn, until nobody owes anything."""
         for _ in range(rounds):
-            for name, one in self.movers.items():
+            for name, one in self.rebalancers.items():
                 if name not in without:
                     await one.run_once()
 
@@ -109,7 +111,7 @@ def run(doing: Callable[[World], Coroutine[Any, Any, None]], number: int = 3) ->
         async with world(number) as found:
             for each in range(NAMES):
                 await found.write(f"k{each}", bytes([each]) * (each * 50))
-            for one in found.movers.values():
+            for one in found.rebalancers.values():
                 await one.run_repair_round()
             await found.check(NAMES)
             await doing(found)
@@ -126,7 +128,7 @@ def test_what_replicas_missed_is_repaired() -> None:
         assert decider is not None
         upload = await found.store(decider.node_id).create_upload("b", "up")
         await put_part(found.store(decider.node_id), upload, 3, b"part" * 1000)
-        for one in found.movers.values():
+        for one in found.rebalancers.values():
             await one.run_repair_round()
         await found.check(NAMES + 2)
 
@@ -142,7 +144,7 @@ def test_a_large_object_and_its_parts_come_over() -> None:
         for number in (1, 2):
             await put_part(store, upload, number, bytes([number]) * (5 << 20))
         record = await store.complete_upload(upload, [1, 2], Meta("whole"))
-        for one in found.movers.values():
+        for one in found.rebalancers.values():
             await one.run_repair_round()
         for name in await owners(found, "big"):
             copy = found.store(name).get("b", "big")
@@ -193,11 +195,11 @@ def test_a_node_that_returns_learns_what_it_missed() -> None:
             assert decider is not None
             await found.store(decider.node_id).delete("b", key)
         for name in ("n1", "n3"):
-            await found.movers[name].run_repair_round()
+            await found.rebalancers[name].run_repair_round()
         back = found.nodes["n2"].member
         await found.change(transitions.join_node, back)
         assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
-        await found.movers["n2"].run_once()
+        await found.rebalancers["n2"].run_once()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
         await found.check(NAMES - len(range(1, NAMES, 3)))
 
@@ -236,7 +238,7 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
         for node_id in ("n2", "n3"):
             await found.change(transitions.join_node, found.nodes[node_id].member)
         before = found.map()
-        await found.movers["n2"].run_once()
+        await found.rebalancers["n2"].run_once()
         me = found.map().node("n2")
         assert me is not None
         assert (me.state, me.complete >= found.map().goal) == ("joining", True)
@@ -245,10 +247,10 @@ def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest
             raise AssertionError("it begins anew")
 
         with monkeypatch.context() as patches:
-            patches.setattr(found.movers["n2"], "_sync_until_complete", anew)
-            await found.movers["n2"].run_once()
+            patches.setattr(found.rebalancers["n2"], "_sync_until_complete", anew)
+            await found.rebalancers["n2"].run_once()
             patches.setattr(found.nodes["n2"].node.mesh, "current_map", lambda: before)  # not here yet
-            await found.movers["n2"].run_once()
+            await found.rebalancers["n2"].run_once()
         await found.move()
         await found.check(NAMES)
 
@@ -262,10 +264,10 @@ def test_an_owner_that_cannot_be_asked_is_waited_for() -> None:
         unreachable = replace(found.map().node("n1"), endpoint="http://127.0.0.1:9")  # type: ignore[type-var]
         await found.change(transitions.join_node, unreachable)
         with pytest.raises(SyncPeerLostError):
-            await found.movers["n2"].run_once()
+            await found.rebalancers["n2"].run_once()
         assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
         await found.change(transitions.join_node, found.nodes["n1"].member)
-        await found.movers["n2"].run_once()
+        await found.rebalancers["n2"].run_once()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
 
     run(doing, 2)
@@ -306,7 +308,7 @@ def test_a_node_that_was_away_for_too_long_brings_nothing_back(
 
 def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_back() -> None:
     async def doing(found: World) -> None:
-        for one in found.movers.values():
+        for one in found.rebalancers.values():
             await one.run_once()
         for each in range(NAMES):
             decider = routes(found.map(), 2).route_of_key("b", f"k{each}").primary
@@ -314,12 +316,12 @@ def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_ba
             if decider.node_id == "n2":
                 await put_object(found.store("n2"), f"k{each}", b"told nobody")
         await found.change(transitions.mark_node_away, "n2")
-        await found.movers["n1"].run_once()
+        await found.rebalancers["n1"].run_once()
         await found.change(transitions.join_node, found.nodes["n2"].member)
-        await found.movers["n2"].run_once()
+        await found.rebalancers["n2"].run_once()
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
         for name in ("n1", "n3"):
-            await found.movers[name].run_once()
+            await found.rebalancers[name].run_once()
         await found.check(NAMES)
 
     run(doing)
@@ -338,7 +340,7 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
         async def keep(names: Sequence[str]) -> None:
             asked.extend(names)
 
-        one = found.movers["n2"]
+        one = found.rebalancers["n2"]
         assert one._deps.shared_documents is not None
         one._deps = replace(one._deps, shared_documents=(one._deps.shared_documents[0], keep))
         await found.change(transitions.mark_node_away, "n2")
@@ -347,7 +349,7 @@ def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_ever
         assert sorted(asked) == ["plans/abc", "snapshots/def"]
         assert catalogs["n2"].read_document("results/one") is None
         assert catalogs["n1"].read_document("results/one") == b"mine"
-        assert all(each.reporter.progress.kept == 0 for each in found.movers.values())
+        assert all(each.reporter.progress.kept == 0 for each in found.rebalancers.values())
 
     run(doing)
 
@@ -358,7 +360,7 @@ def test_what_owners_have_not_got_stays() -> None:
         owners = {node.node_id for node in table.route_of_key("b", "odd").write_set}
         [other] = set(found.nodes) - owners
         record = await put_object(found.store(other), "odd", b"only here")
-        one = found.movers[other]
+        one = found.rebalancers[other]
         await one.run_once()
         assert b"b\0odd" in await found.held(other)
         assert (one.reporter.progress.kept, one.reporter.progress.clear) == (1, 0)
@@ -377,17 +379,17 @@ def test_what_owners_have_not_got_stays() -> None:
 def test_nothing_goes_while_a_process_of_the_node_answers_by_an_earlier_map() -> None:
     async def doing(found: World) -> None:
         cluster, known = found.map(), [0]
-        sources = replace(found.movers["n1"]._deps, adopted_version=lambda: known[0])
-        found.movers["n1"]._deps = sources
+        sources = replace(found.rebalancers["n1"]._deps, adopted_version=lambda: known[0])
+        found.rebalancers["n1"]._deps = sources
         await found.change(transitions.drain_node, "n1")
         await found.move()
         assert not found.map().is_rebalancing
         assert await found.held("n1")
         known[0] = cluster.version
-        await found.movers["n1"].run_once()
+        await found.rebalancers["n1"].run_once()
         assert await found.held("n1")
         known[0] = found.map().version
-        await found.movers["n1"].run_once()
+        await found.rebalancers["n1"].run_once()
         assert await found.held("n1") == {}
 
     run(doing)
@@ -397,7 +399,7 @@ def test_whoever_was_compared_with_decides_by_no_earlier_map() -> None:
     async def doing(found: World) -> None:
         await found.change(transitions.set_node_weight, "n1", 2)
         version = found.map().version
-        await found.movers["n2"].run_repair_round()
+        await found.rebalancers["n2"].run_repair_round()
         with epoch_scope(version - 1), pytest.raises(StaleEpochError):
             await put_object(found.store("n1"), "late", b"x")
         with epoch_scope(version):
@@ -406,14 +408,14 @@ def test_whoever_was_compared_with_decides_by_no_earlier_map() -> None:
     run(doing, 2)
 
 
-def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
+def test_a_rebalancer_that_is_broken_off_goes_on_where_it_was() -> None:
     async def doing(found: World) -> None:
         await found.change(transitions.mark_node_away, "n2")
         await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
         await found.store("n2").drop_unowned(list((await found.held("n2")).values()))
         await found.change(transitions.join_node, found.nodes["n2"].member)
-        one, seen = found.movers["n2"], 0
+        one, seen = found.rebalancers["n2"], 0
 
         async def break_off(size: int) -> None:
             nonlocal seen
@@ -425,7 +427,7 @@ def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
         with pytest.raises(ConnectionAbortedError):
             await one.run_once()
         assert await found.held("n2")
-        found.movers["n2"] = rebalancer(found.nodes["n2"].node)
+        found.rebalancers["n2"] = rebalancer(found.nodes["n2"].node)
         await found.move()
         await found.check(NAMES)
 

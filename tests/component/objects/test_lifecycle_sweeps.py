@@ -1,4 +1,4 @@
-"""The steward's sweep on real stores: what goes, what stays, and how it goes on where it was."""
+"""The coordinator's sweep on real stores: what goes, what stays, and how it goes on where it was."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_listings_without_end_are_given_up(
         {"url": "s3://far/endless", "endpoint": origin.endpoint, "credentials": ANONYMOUS}
     )
     opened = open_origin("endless", described, tmp_path)
-    with pytest.raises(OriginDownError, match="does not end a listing within 1 s"):
+    with pytest.raises(OriginDownError, match="did not finish a listing within 1 s"):
         asyncio.run(opened.list("z", delimiter, "", 10))
 
 

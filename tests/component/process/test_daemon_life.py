@@ -145,7 +145,7 @@ def test_a_taken_port_is_refused_though_ports_are_shared(daemon: Daemon, tmp_pat
         (("--data-dir", "{tmp}", "--workers", "none"), "workers: "),
         (("--data-dir", "{tmp}", "--listen", "9000"), "expected HOST:PORT"),
         (("--data-dir", "{tmp}", "--frame-cache", "lots"), "expected a size such as 64MiB"),
-        (("--data-dir", "/proc/nothing/here"), "cannot make the directory"),
+        (("--data-dir", "/proc/nothing/here"), "cannot create the directory"),
         (("--data-dir", "{tmp}", "--config", "{tmp}/none.yaml"), "cannot read the configuration file"),
         (("--data-dir", "{tmp}", "--users", "{tmp}/none.yaml"), "cannot read the users file"),
         (("--data-dir", "{tmp}", "--listen", "203.0.113.1:80"), "cannot listen on 203.0.113.1:80"),

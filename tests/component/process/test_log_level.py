@@ -180,9 +180,9 @@ def test_a_signal_asks_for_debug_and_once_more_for_its_end(node: Daemon) -> None
         ("PUT", "log-level/verbose", b"", 400, "one of debug, info, warning, error"),
         ("PUT", "log-level/debug", b'{"seconds": 0}', 400, "from 1 to 86400"),
         ("PUT", "log-level/debug", b'{"seconds": 86401}', 400, "from 1 to 86400"),
-        ("PUT", "log-level/debug", b'{"minutes": 5}', 400, "does not fit"),
+        ("PUT", "log-level/debug", b'{"minutes": 5}', 400, "the body is not valid"),
         ("PUT", "log-level/debug?seconds=5", b"", 400, "unknown query parameter"),
-        ("POST", "log-level/debug", b"", 405, "takes PUT"),
+        ("POST", "log-level/debug", b"", 405, "supports PUT"),
     ],
 )
 def test_what_is_refused_says_what_is_taken(

@@ -1,4 +1,4 @@
-"""The steward's chores on a real store."""
+"""The coordinator's periodic tasks on a real store."""
 
 from __future__ import annotations
 

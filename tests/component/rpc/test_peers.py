@@ -389,7 +389,9 @@ def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.L
         await peers.aclose()
 
     asyncio.run(run())
-    assert [record.message for record in caplog.records] == ["another node is not believed"]  # once a minute
+    assert [record.message for record in caplog.records] == [
+        "the certificate of another node is refused"  # once a minute
+    ]
 
 
 def test_broken_pieces_are_noticed() -> None:

@@ -132,7 +132,7 @@ def expired(daemon: Daemon) -> float:
     return sum(map(float, found))
 
 
-def test_the_steward_removes_what_is_due(eager: Daemon) -> None:
+def test_the_coordinator_removes_what_is_due(eager: Daemon) -> None:
     client, before, plain = eager.client(), expired(eager), f"plain-{secrets.token_hex(4)}"
     client.create_bucket(Bucket=plain)
     for key in ("tmp/a", "tmp/b", "kept"):

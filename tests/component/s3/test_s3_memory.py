@@ -57,7 +57,7 @@ def test_an_idle_node_is_small() -> None:
     """All its processes together; what they share counts once (proportional set size)."""
     with Daemon.start(workers=2) as daemon:
         pids = [daemon.pid, *daemon.children().values()]
-        assert len(pids) >= 5  # supervisor, workers, steward, transforms
+        assert len(pids) >= 5  # supervisor, workers, coordinator, transforms
         assert sum(psutil.Process(pid).memory_full_info().pss for pid in pids) < 250 * MIB
 
 

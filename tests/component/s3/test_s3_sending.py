@@ -154,7 +154,7 @@ def test_a_client_that_takes_nothing_is_given_up(
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             return await given_up
 
-    assert "took nothing" in run(new_loop, stall())
+    assert "read nothing" in run(new_loop, stall())
 
 
 # --- through the daemon ----------------------------------------------------------------------------------

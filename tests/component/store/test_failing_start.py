@@ -166,9 +166,11 @@ def test_a_node_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ConfigError, match=r"is on a full disk: a node needs 2 MiB there to start; remove"):
+    with pytest.raises(
+        ConfigError, match=r"is on a full file system: a node needs 2 MiB there to start; remove"
+    ):
         prepare_data_dir(NodeSettings("n", StoreSettings.at(tmp_path)))
     assert not list(tmp_path.glob("room.*"))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot make the directory .*file: it is a file"):
+    with pytest.raises(ConfigError, match=r"cannot create the directory .*file: it is a file"):
         prepare_data_dir(NodeSettings("n", StoreSettings.at(tmp_path / "file")))

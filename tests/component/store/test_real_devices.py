@@ -184,7 +184,7 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: DaemonCluster, p
     mesh.up("n3")
     mesh.await_state("n3", "up")
     _read_everywhere(mesh, bodies)
-    _await(mesh, lambda: "has the index" not in _status(mesh))
+    _await(mesh, lambda: "holds the index" not in _status(mesh))
 
 
 def test_an_index_that_cannot_be_read(mesh: DaemonCluster, place: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_index_that_cannot_be_read(mesh: DaemonCluster, place: Path) -> None:
     _read_everywhere_but(mesh, bodies)
     mesh.stop("n3")
     assert "killed by SIGBUS" in mesh["n3"].output()
-    _await(mesh, lambda: "has the index, and cannot be read: the node has ended" in _status(mesh))
+    _await(mesh, lambda: "holds the index and cannot be read; the node has stopped" in _status(mesh))
     said = r"cannot be read from its device .* meshd fsck --rebuild"
     with pytest.raises(DaemonFailedError, match=said):
         mesh.up("n3")  # it does not go round

@@ -126,5 +126,5 @@ def test_a_full_file_that_cannot_be_renamed_grows_on(
     asyncio.run(scenario())
     assert ids(path) == list(range(6))
     assert [record.message for record in caplog.records].count(
-        "the audit log is full and cannot be renamed; it grows on"
+        "the audit log is full but cannot be renamed; it keeps growing"
     ) == 1

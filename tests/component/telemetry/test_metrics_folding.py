@@ -146,7 +146,7 @@ def test_a_node_whose_workers_die_keeps_its_counts_and_a_bounded_number_of_files
         assert counted(node) == asked
         owners = {path.stem.rpartition("_")[2] for path in directory.glob("*.db")} - {"gone"}
         assert [pid for pid in owners if not os.path.exists(f"/proc/{pid}")] == []
-        assert "stay as they are" not in node.output()
+        assert "could not be merged" not in node.output()
 
 
 def replaced(node: Daemon, name: str, victim: int) -> bool:

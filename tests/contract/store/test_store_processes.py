@@ -198,13 +198,13 @@ def test_compaction_goes_on_beside_writers_and_readers(tmp_path: Path) -> None:
             *[put_object(store, f"k{number}", b"%d" % number * 3000) for number in range(60)]
         )
 
-    with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "s") as steward:
+    with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "s") as coordinator:
         asyncio.run(fill(store))
         asyncio.run(put_object(store, "seals", b"the full segment"))
         held = {key: record for key, record in store.list("b").entries}
-        steward.tell(do="compact")
+        coordinator.tell(do="compact")
         asyncio.run(increment(store, "n", 50))
-        assert steward.answer()
+        assert coordinator.answer()
         for key, record in held.items():
             assert store.read_range(record, 0, record.size) == value(store, key)
     report = check_store(settings_at(tmp_path))

@@ -1,7 +1,7 @@
 """What routes promise over every history of a mesh that its transitions allow: nothing acknowledged is lost.
 
 The world here is a few slots: who has which write, who goes by which map, who is cut off. A write is
-acknowledged by the rule of `meshwire.cluster.routes`; nodes compare as movers do.
+acknowledged by the rule of `meshwire.cluster.routes`; nodes compare as rebalancers do.
 """
 
 from __future__ import annotations

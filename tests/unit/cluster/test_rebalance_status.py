@@ -1,4 +1,4 @@
-"""What movers say of their work, added up; which map all processes of a node go by."""
+"""What rebalancers report of their work, added up; which map all processes of a node go by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steward's jobs: whatever order its looks come in, each job ends, and each run gives back its place."""
+"""The coordinator's jobs: in whatever order its looks come, each job ends and each run gives back its place."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_what_is_not_that_piece_is_not_taken_and_who_fails_is_left_alone(answer:
 
 def test_an_answer_that_is_cut_is_an_origin_that_is_down() -> None:
     others = Others({"b": [lent(), b"a", PeerUnreachableError("reset")]})
-    with pytest.raises(OriginDownError, match="b stopped giving"):
+    with pytest.raises(OriginDownError, match="b stopped sending"):
         ask(borrower(others, "ab"), bucket("ab"))
 
 

@@ -12,8 +12,8 @@ from meshd.process.child_process import describe_exit
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (signal.SIGKILL, "killed by SIGKILL (if nobody did, the kernel: memory ran out, see dmesg)"),
-        (signal.SIGBUS, "killed by SIGBUS (what it reads as memory cannot be read: the index)"),
+        (signal.SIGKILL, "killed by SIGKILL (perhaps by the kernel, out of memory: see dmesg)"),
+        (signal.SIGBUS, "killed by SIGBUS (a memory-mapped file could not be read: the index)"),
         (signal.SIGSEGV, "killed by SIGSEGV"),
         (3 << 8, "exit code 3"),
     ],

@@ -42,13 +42,16 @@ def test_an_empty_file_has_no_users() -> None:
     [
         (b"user_id: ann", "line 1: expected a list"),
         (b"- ann", "line 1: expected a user with user_id"),
-        (b"\n- user_id: ann\n  secret_key: hidden-secret", "line 2: the user lacks access_key"),
+        (b"\n- user_id: ann\n  secret_key: hidden-secret", "line 2: the user has no access_key"),
         (b"- user_id: ann\n  acess_key: A", "line 2: unknown field 'acess_key'; did you mean access_key?"),
         (b"- user_id: ann\n  user_id: bob", "line 2: user_id is given twice"),
         (b"- user_id: [a]", "line 1: user_id must be a plain value"),
         (b"- {user_id: a, access_key: AAA, secret_key: short}", "line 1: a secret key has 8 to 128"),
         (b"- {user_id: a, access_key: 'A/A', secret_key: hidden-secret}", "line 1: an access key has"),
-        (b"- {user_id: root, access_key: AAA, secret_key: hidden-secret}", "root is the node's own"),
+        (
+            b"- {user_id: root, access_key: AAA, secret_key: hidden-secret}",
+            "root is reserved for the node's root user",
+        ),
         (b'- {user_id: "a\\nb", access_key: AAA, secret_key: hidden-secret}', "all of them printable"),
         (
             b"- {user_id: %s, access_key: AAA, secret_key: hidden-secret}" % (b"a" * 257),

@@ -114,7 +114,7 @@ def test_a_disk_that_fails_costs_lines_and_not_the_node(
         failing = False
         session(path, lines(3, 2))
     assert written(path) == ["R3", "R4"]
-    assert [record.message for record in caplog.records] == ["the audit log cannot be written"]
+    assert [record.message for record in caplog.records] == ["cannot write to the audit log"]
 
 
 def test_a_line_is_written_soon_without_being_asked(tmp_path: Path) -> None:
