@@ -103,6 +103,7 @@ class BulkAccess:
 
     @property
     def cache_key(self) -> Hashable | None:
+        """A key under which the answers may be cached; None if they hold for this request only."""
         return None if self._fast is None or not self.policies_only else self._fast.cache_key
 
     def allows_key(self, key: str) -> bool:

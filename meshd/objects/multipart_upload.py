@@ -209,9 +209,8 @@ class UploadService:
             return PartList(owner=self._owner(upload.owner))
         with store_errors():
             page = self._store.list_parts(upload, operation.part_number_marker, limit)
-        self.require_upload(
-            operation.bucket, operation.key, operation.upload_id
-        )  # the end of the upload removes its parts
+        # The end of the upload removes its parts.
+        self.require_upload(operation.bucket, operation.key, operation.upload_id)
         parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
         return PartList(
             parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type

@@ -139,9 +139,8 @@ class BackedListings:
         self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
     ) -> OriginListing:
         """Return a page in order of UTF-8 bytes, including dirty objects. Raises OriginError."""
-        dirty = await self._dirty(
-            bucket, prefix, delimiter, after, limit
-        )  # read first: it may be written back meanwhile
+        # Read first: it may be written back meanwhile.
+        dirty = await self._dirty(bucket, prefix, delimiter, after, limit)
         page = await self._remote(bucket, prefix, delimiter, after, limit)
         return _merged(page, dirty, limit) if dirty else page
 

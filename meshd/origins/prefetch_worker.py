@@ -192,9 +192,8 @@ class PrefetchWorker:
     async def run_request(self, ask: PrefetchRequest) -> AsyncGenerator[list[PrefetchOutcome], None]:
         """Yield the outcomes of a request as they come; each name has one final outcome."""
         bucket = self._backed.cache_store.backed_bucket(ask.bucket)
-        if (
-            bucket is None or bucket.created_ms != ask.created_ms
-        ):  # the bucket is not known here yet, or was deleted
+        # The bucket is not known here yet, or was deleted.
+        if bucket is None or bucket.created_ms != ask.created_ms:
             yield [PrefetchOutcome(number, "elsewhere") for number in range(len(ask.wanted))]
             return
         question = _RequestRun(self._backed, self._mesh, bucket, ask)
@@ -261,9 +260,8 @@ class _RequestRun:
             self._backed.cache_store.mark_fresh(bucket, key, wanted.etag)
             return PrefetchOutcome(number, "there", wanted.size)
         await self._fetch(number, key, wanted.facts(), missing)
-        self._backed.cache_store.mark_fresh(
-            self._bucket, key, wanted.etag
-        )  # also if a peer sent it: the origin listed this ETag
+        # Also if a peer sent it: the origin listed this ETag.
+        self._backed.cache_store.mark_fresh(self._bucket, key, wanted.etag)
         return PrefetchOutcome(number, "fetched", wanted.size)
 
     def _missing(self, key: str, facts: ObjectFacts) -> list[int]:

@@ -284,9 +284,8 @@ class _FetchHandlers:
         flight = await self._worker.fetch_piece(bucket, request.key, request.number, request.etag)
         try:
             facts = await flight.wait_for_facts()
-            have = await flight.wait_for_bytes(
-                min(flight.length, 1)
-            )  # the facts are sent with the first bytes
+            # The facts are sent with the first bytes.
+            have = await flight.wait_for_bytes(min(flight.length, 1))
             started = FetchStarted(facts, flight.length, flight.base, have)
             if have == flight.length:
                 call.attach(os.dup(flight.fd))

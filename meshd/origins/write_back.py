@@ -159,9 +159,8 @@ class OriginWriter:
             while self._store.get_stored(bucket.name, key) is not None:
                 await self._fetcher.forget_object(bucket, key)
                 await self._barrier.wait_until_exclusive(bucket.name, key)
-                record = self._store.get_stored(
-                    bucket.name, key
-                )  # another node may have written it back meanwhile
+                # Another node may have written it back meanwhile.
+                record = self._store.get_stored(bucket.name, key)
                 if record is not None:
                     with suppress(ExtentGoneError), self._at_origin(bucket, key):  # compaction moved it
                         etag = await self._push(bucket, key, record)

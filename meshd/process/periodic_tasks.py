@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.chores")
 _ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
-_COMPACTION_SHARE = 0.5  # above this share of live bytes, a rewrite costs more than the space it frees
+_COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,9 +258,8 @@ class ProcessClient:
         call = self._calls.get(response.number) if is_update else self._forget(response.number)
         if call is None or call.answer.done():
             close_all(fds)  # it was cancelled
-            if (
-                call is not None and not is_update
-            ):  # cancelled in this turn of the loop: `cancel` found it forgotten
+            # Cancelled in this turn of the loop: `cancel` found it forgotten.
+            if call is not None and not is_update:
                 self._release(stream, response.number)
         elif is_update:
             assert isinstance(call.method, StreamMethod)

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
     from meshd.server.connection import MeshServer
 
-_LOOK, _LOOKS = (
-    0.002,
-    5,
-)  # seconds between looks, and looks, for which a worker with fewer connections has priority
+# Seconds between looks, and looks, during which a worker with fewer connections has priority.
+_LOOK, _LOOKS = 0.002, 5
 _TURN = 4  # connections accepted in a row before the loop runs other work
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HANDSHAKES_SHARE = 8  # 1/8 of a worker's connections may be in their TLS handshake

@@ -197,9 +197,8 @@ class RequestDispatcher:
 
     async def _handle_native(self, request: MeshRequest, path: str) -> Reply:
         route = next((route for route in self._native if route.matches(request.method, path)), None)
-        audit = (
-            self._deps.audit if route is None or route.auth else None
-        )  # probes and scrapes are not audited
+        # Probes and scrapes are not audited.
+        audit = self._deps.audit if route is None or route.auth else None
         request.trace = trace = RequestTrace(self._deps.clock, audit, request.remote)
         trace.target = path
         try:

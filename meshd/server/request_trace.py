@@ -37,13 +37,8 @@ CLIENT_GONE = 499
 # A smaller unread body is read and dropped to keep the connection; a larger one closes it.
 _DRAINABLE = 64 << 10
 _LATER = 0.01  # seconds
-_BACKGROUND = (
-    "/-/peer/moves/",
-    "/-/healthy",
-    "/-/ready",
-    "/-/map",
-    "/metrics",
-)  # not counted as client activity
+# Not counted as client activity.
+_BACKGROUND = ("/-/peer/moves/", "/-/healthy", "/-/ready", "/-/map", "/metrics")
 
 _log = logging.getLogger("meshd.requests")
 _received = metrics.http_bytes.labels("in")

@@ -136,9 +136,8 @@ def configure(style: str, level: str, process: str, *, stream: TextIO | None = N
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
     logging.getLogger().handlers[:] = [handler]
-    logging.getLogger("PIL").setLevel(
-        logging.CRITICAL
-    )  # unreadable files are reported, with their name, by the code that reads them
+    # Unreadable files are reported, with their name, by the code that reads them.
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     logging.captureWarnings(capture=True)
     set_level(level)
 

@@ -29,11 +29,12 @@ _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 OTHER: Final = "other"
 _MAX_NAMES: Final = 200
+# Labels whose values users choose.
 _names: dict[str, set[str]] = {
     "op": set(),
     "loader": set(),
     "view": set(),
-}  # labels whose values users choose
+}
 
 
 class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here

@@ -170,9 +170,8 @@ class CredentialService:
 
     def __init__(self, table: IdentityTable, secret: ClusterSecret, use: KeyLastUsed, clock: Clock) -> None:
         self._table, self._use, self._clock, self._seal = table, use, clock, TokenSeal(secret)
-        self._open = lru_cache(_CACHE_ENTRIES)(
-            self._read
-        )  # a training pod shows the same one a million times
+        # A training pod shows the same one a million times.
+        self._open = lru_cache(_CACHE_ENTRIES)(self._read)
         self._known: dict[str, tuple[Signer, ResolvedCredential]] = {}
 
     def __repr__(self) -> str:
@@ -214,9 +213,8 @@ class CredentialService:
         if parent is None:
             raise AdminError("AccessDenied", "the key that signed the request is no longer valid")
         now = self._clock.now_ms() // 1000
-        issued = max(
-            now, parent.sessions_from
-        )  # this clock may lag behind that of the node that revoked earlier sessions
+        # This clock may lag behind that of the node that revoked earlier sessions.
+        issued = max(now, parent.sessions_from)
         expires = now + _duration(wanted.duration_seconds)
         policies = (*(session.policies if session else ()), *_policy_texts(bytes(wanted.policy)))
         if not _NAME.fullmatch(wanted.name):

@@ -152,9 +152,8 @@ class IdentityAdmin:
         def remove(old: User | None) -> None:
             require_admin_user(old, user_id)
 
-        await self._table.update_entry(
-            User, user_id, remove
-        )  # the user first: this invalidates all the keys at once
+        # The user first: this invalidates all the keys at once.
+        await self._table.update_entry(User, user_id, remove)
         await self._drop_keys(user_id)
         _log.info("user removed", extra={"user": user_id})
 

@@ -227,9 +227,8 @@ class Fetcher:
                 raise
             except OriginDownError:
                 lent = None
-                if (
-                    attempt == _TRIES - 1 or flight.facts is None
-                ):  # failures before the first response are retried by obstore
+                # Failures before the first response are retried by obstore.
+                if attempt == _TRIES - 1 or flight.facts is None:
                     raise
                 await asyncio.sleep(_PAUSE * 2**attempt)
             else:

@@ -68,9 +68,8 @@ class RequestAdmission:
     ) -> Admitted:
         """Identify, then authorize. `resolve` determines what the operation means, which only an
         authenticated client may learn."""
-        if isinstance(
-            operation, Preflight
-        ):  # browsers do not sign preflights: the bucket's CORS rules decide
+        # Browsers do not sign preflights: the bucket's CORS rules decide.
+        if isinstance(operation, Preflight):
             return Admitted(operation, ANONYMOUS, request_context(origin, head, ANONYMOUS))
         signer, context = self.identify(head, origin, trace)
         if resolve is not None:

@@ -304,9 +304,8 @@ class OperationDispatcher:
         operation = cast("ops.PutObjectTagging", call.operation)
         document = await self._document(call, operation.digests)
         tags = parse_tagging(document)
-        self._deps.access.authorize(
-            call.identity, operation, call.context, tags
-        )  # now that the tags are known
+        # Now that the tags are known.
+        self._deps.access.authorize(call.identity, operation, call.context, tags)
         return await self._deps.tagging.put_tags(operation, tags)
 
     async def _delete_tags(self, call: S3Call) -> Result:

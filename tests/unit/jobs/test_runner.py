@@ -1,4 +1,4 @@
-"""The coordinator's jobs: in whatever order its looks come, each job ends and each run gives back its place."""
+"""The coordinator's jobs: in whatever order its looks come, each job ends and each run frees its place."""
 
 from __future__ import annotations
 
