@@ -310,8 +310,8 @@ async def _no_peers() -> None:
 
 
 async def watch_disks(node: NodeContext) -> None:
-    """Take failing disks out of service. A node of a cluster whose disks or whose index's device have all
-    failed stops, so that the other nodes take over its share."""
+    """Take failing disks out of service. A node of a cluster stops when all of its disks, or the device
+    of its index, have failed, so that the other nodes take over its share."""
     disks = node.store.disk_health
     watched = [disks] if node.cache_store is None else [disks, node.cache_store.cache.disk_health]
     for _ in range(_DISK_PROBES):
