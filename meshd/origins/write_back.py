@@ -124,7 +124,7 @@ class HandoverBarrier:
         if self._clock.monotonic() > deadline:
             raise NotReplicatedError(
                 f"node {node.node_id} does not report whether it still writes this name to its origin; "
-                "retry later"
+                "try again"
             )
         await self._mesh.wait_for_newer_map(version, _PAUSE)
 

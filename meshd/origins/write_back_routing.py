@@ -35,7 +35,7 @@ _PATIENCE: Final = 15.0  # seconds without a reachable primary before the reques
 _TURN: Final = 10.0  # seconds after which a node answers that it is still working
 _NEWS: Final = 1.0  # seconds to wait for a map that another node already has
 _PAUSE: Final = 0.05
-_UNKNOWN: Final = "the origin may or may not have the change; retry"
+_UNKNOWN: Final = "the origin may or may not have the change; try again"
 WriteBackAction = Literal["push", "remove"]
 
 

@@ -229,9 +229,7 @@ class ControlSuite:
 
     def test_one_of_many_racing_holders_gets_the_lease(self) -> None:
         async def check(control: ControlStore) -> None:
-            leases = await asyncio.gather(
-                *(control.acquire_lease("fetcher", f"n{n}", 10) for n in range(8))
-            )
+            leases = await asyncio.gather(*(control.acquire_lease("fetcher", f"n{n}", 10) for n in range(8)))
             assert sum(lease is not None for lease in leases) == 1
 
         self._run(check)

@@ -158,7 +158,7 @@ def test_nobody_who_decides_ends_it() -> None:
     with pytest.raises(NotReplicatedError, match="try again"):
         push(world)
     assert 15 <= world.now < 16
-    with pytest.raises(NotReplicatedError, match="could not"):
+    with pytest.raises(NotReplicatedError, match="is the primary of this name now, and failed"):
         push(World("c", there=[PeerRefusedError(500, "InternalError", "broken")]))
 
 
