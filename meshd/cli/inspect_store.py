@@ -116,7 +116,7 @@ class ReadOnlyStore:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @store_options
 def record(settings: StoreSettings, bucket: str, key: str, version: str | None, as_json: bool) -> None:
-    """Show an object's record in the index, and where its bytes are stored.
+    """Show an object's record, and where its bytes are.
 
     \b
     meshd inspect record photos train/cat/1.jpg --data-dir ./data

@@ -27,7 +27,7 @@ Create a user and credentials for a training pod that may read only one prefix:
 \b
 Keys are taken from the first of: --keys FILE, --data-dir DIR (its root-credentials.json),
 MESHD_ROOT_ACCESS_KEY and MESHD_ROOT_SECRET_KEY, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
-The node is: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else http://127.0.0.1:9000.
+The node is the first of: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else http://127.0.0.1:9000.
 """
 
 

@@ -108,7 +108,7 @@ def show(node: AdminClient, access_key: str, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def disable(node: AdminClient, access_key: str, as_json: bool) -> None:
-    """Disable a key at once, with the temporary credentials created with it.
+    """Disable a key at once. Its temporary credentials are refused too.
 
     \b
     meshd admin key disable MESH0GO8111SCTDGVYCF
@@ -135,7 +135,7 @@ def enable(node: AdminClient, access_key: str, as_json: bool) -> None:
 @as_json
 @admin_client_options()
 def rm(node: AdminClient, access_key: str, yes: bool, as_json: bool) -> None:
-    """Remove a key permanently, with the temporary credentials created with it.
+    """Remove a key permanently. Its temporary credentials end with it.
 
     \b
     meshd admin key rm MESH0GO8111SCTDGVYCF

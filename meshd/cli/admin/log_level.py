@@ -37,10 +37,10 @@ def log_level(
     everywhere: bool,
     as_json: bool,
 ) -> None:
-    """Show the log level of a node, or change it for a limited time without a restart.
+    """Show or change the log level of a node.
 
-    All processes of the node follow at once. The change ends by itself; for a permanent level use --log-level
-    of `meshd serve`.
+    A change needs no restart, applies to all processes of the node at once, and ends by itself. For a
+    permanent level use --log-level of `meshd serve`.
 
     \b
     meshd admin log-level

@@ -67,7 +67,7 @@ def cluster() -> None:
 )
 @shared_options
 def status(session: Session, watch: bool, every: float) -> None:
-    """Shows every node: its state, its share, and what its rebalancer does.
+    """Shows every node: its state, its share, and its rebalancing.
 
     \b
     mesh cluster status --watch
