@@ -205,7 +205,7 @@ def test_it_is_roots_alone(node: Daemon) -> None:
             node, "debug", env={"MESHD_ENDPOINT": node.endpoint, **dict(zip(names, own, strict=True))}
         )
         assert done.returncode == 1
-        assert "administer (AccessDenied)" in done.stderr
+        assert "use the admin API (AccessDenied)" in done.stderr
     with pytest.raises(HTTPError) as refused:
         urlopen(node.endpoint + "/-/admin/log-level")
     assert refused.value.code == 403

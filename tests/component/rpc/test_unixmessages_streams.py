@@ -292,7 +292,7 @@ def test_broken_framing_is_refused(data: bytes) -> None:
 def test_promised_descriptors_must_come() -> None:
     assembly = MessageDecoder()
     assembly.feed(struct.pack("!IH", 2, 1) + b"{}", [])
-    with pytest.raises(MessageError, match="1 descriptors, 0 came"):
+    with pytest.raises(MessageError, match="1 descriptors, and 0 arrived"):
         assembly.next_message()
 
 
